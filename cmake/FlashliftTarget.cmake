@@ -1,0 +1,23 @@
+# flashlift_library(NAME SOURCES ... DEPS ...): the one CMake target of a source folder, as a static library with the
+# project's warnings. Headers are found from src/ ("score/builder.h") and include/ ("flashlift/program.h").
+function(flashlift_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(flashlift_${name} STATIC ${ARG_SOURCES})
+  target_include_directories(flashlift_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(flashlift_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  flashlift_warnings(flashlift_${name})
+endfunction()
+
+function(flashlift_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wswitch -Werror)
+endfunction()
+
+# flashlift_test(NAME SOURCES ... DEPS ...): a GoogleTest program, registered with ctest as NAME.
+function(flashlift_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gtest_main)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  flashlift_warnings(${name})
+  add_test(NAME ${name} COMMAND ${name})
+endfunction()

@@ -1,0 +1,80 @@
+// One attention problem: shapes, types, programs and everything else that a kernel is compiled for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlift/program.h"
+#include "flashlift/result.h"
+#include "flashlift/tensor.h"
+
+namespace flashlift {
+
+// What a query row gives that has no key left (no sink either).
+enum class EmptyRows : uint8_t {
+  kZero,     // 0, lse = -inf (FlexAttention, GoMLX)
+  kUniform,  // the mean of all values (a large negative finite constant added as a mask)
+  kNan,      // NaN (softmax over -inf)
+};
+const char* to_string(EmptyRows rows);
+
+// softmax(score_mod(scale * q k^T) where mask_mod) v. See docs/design.md, "What one attention is".
+struct Problem {
+  int64_t batch = 1;
+  int64_t q_heads = 1;   // a multiple of kv_heads; query head h reads key-value head h * kv_heads / q_heads
+  int64_t kv_heads = 1;
+  int64_t q_len = 1;
+  int64_t kv_len = 1;
+  int64_t head_dim = 64;   // of q and k: 1 to 256
+  int64_t value_dim = 64;  // of v and the output: 1 to 256
+
+  DType dtype = DType::kF32;      // of q, k, v: f32, bf16 or f16
+  DType out_dtype = DType::kF32;  // of the output: f32, bf16 or f16
+  float scale = 1.0f;             // multiplies <q, k> before score_mod
+
+  std::optional<Program> score_mod;
+  std::optional<Program> mask_mod;
+  // What the programs read. Each program's captures name entries of this list; both may name the same one.
+  std::vector<Capture> captures;
+
+  int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks] beside the captures
+  EmptyRows empty_rows = EmptyRows::kZero;
+  bool want_lse = false;  // f32 [batch, q_heads, q_len]
+  bool normalize = true;  // false: the output is not divided by the row sum
+};
+
+// The tensors of one call. Logical orders, whatever the strides:
+//   q [batch, q_heads, q_len, head_dim]     k [batch, kv_heads, kv_len, head_dim]
+//   v [batch, kv_heads, kv_len, value_dim]  out [batch, q_heads, q_len, value_dim]
+// The last dimension may have any stride too. out must not overlap the inputs.
+struct AttentionArguments {
+  TensorView q;
+  TensorView k;
+  TensorView v;
+  TensorView out;
+  std::vector<TensorView> captures;      // in the order of Problem::captures
+  std::optional<TensorView> sinks;       // f32 [q_heads, sinks], if Problem::sinks > 0
+  std::optional<TensorView> lse;         // f32 [batch, q_heads, q_len], if Problem::want_lse
+};
+
+// Checks a problem by itself: ranges, types, programs, capture names.
+Status verify(const Problem& problem);
+// Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come.
+Status verify(const Problem& problem, const AttentionArguments& arguments);
+
+// The one-line text form, used alike by the command line, tests, benchmarks and bug reports:
+//   attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30
+// Words (each optional unless noted):
+//   b<N> h<N> | hq<N> hkv<N>   s<N> | sq<N> skv<N>   d<N> | dqk<N> dv<N>   f32|bf16|f16 (required: h or hq, s or sq, d)
+//   out=f32|bf16|f16   scale=<x>   causal | causal=bottom_right   window=<left>[,<right>]   softcap=<x>   alibi
+//   prefix=<N>   sinks=<N>   empty_rows=zero|uniform|nan   lse   unnormalized
+//   score_mod={...}   mask_mod={...}    programs in their text form, between braces
+Result<Problem> parse_problem(std::string_view text);
+// Prints every field, the named features as the programs they became; parse_problem(print(p)) is p.
+std::string print(const Problem& problem);
+
+}  // namespace flashlift

@@ -1,0 +1,107 @@
+// Score programs: small typed SSA programs over scalars that say what happens to one attention score.
+//
+// A score_mod maps (score, b, h, q, kv) to an f32 score; a mask_mod maps (b, h, q, kv) to i1, true where the key is
+// kept. Both may read captured tensors at computed indices. Text form (whitespace is free, ';' equals a newline):
+//
+//   score_mod(slopes: f32[8]) {
+//     %0 = load slopes[h]
+//     %1 = sub kv, q
+//     %2 = to_f32 %1
+//     %3 = mul %0, %2
+//     %4 = add score, %3
+//     return %4
+//   }
+//
+// Inputs stand by their names; constants are typed by their look or by a suffix: 3 (i32), 3:i64, 0.5 (f32), -inf, nan,
+// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`: then any size is taken at run time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlift/result.h"
+#include "flashlift/tensor.h"
+
+namespace flashlift {
+
+enum class Type : uint8_t { kI1, kI32, kI64, kF32 };
+const char* to_string(Type type);
+
+enum class Op : uint8_t {
+#define FLASHLIFT_OP(name, arity, rule, doc) k_##name,
+#include "flashlift/ops.def"
+};
+
+enum class TypeRule : uint8_t {
+  kInputF32,    // () -> f32
+  kInputI32,    // () -> i32
+  kConstant,    // () -> any
+  kLoad,        // (i32|i64 ...) -> the captured tensor's scalar type
+  kNumeric,     // (T ...) -> T        with T in i32, i64, f32
+  kInteger,     // (T ...) -> T        with T in i32, i64
+  kBits,        // (T ...) -> T        with T in i1, i32, i64
+  kFloat,       // (f32 ...) -> f32
+  kCompare,     // (T, T) -> i1        with T in i32, i64, f32
+  kCompareAny,  // (T, T) -> i1        with T in i1, i32, i64, f32
+  kPredicate,   // (f32) -> i1
+  kSelect,      // (i1, T, T) -> T
+  kConvert,     // (any) -> the target
+  kBitcast,     // (f32) -> i32 or (i32) -> f32
+};
+
+struct OpInfo {
+  const char* name;
+  int arity;
+  TypeRule rule;
+  const char* doc;
+};
+const OpInfo& info(Op op);
+inline constexpr int kOpCount = 0
+#define FLASHLIFT_OP(name, arity, rule, doc) +1
+#include "flashlift/ops.def"
+    ;
+
+using ValueId = uint32_t;  // index into Program::nodes
+
+struct Node {
+  Op op;
+  Type type;
+  std::vector<ValueId> operands;  // all smaller than the node's own id
+  // constant: the value (i1 as 0 or 1, f32 as its bits); load: index into Program::captures; otherwise 0.
+  int64_t payload = 0;
+};
+
+// A tensor that a program reads. The scalar type of a load is f32 for every float dtype, i1 for bool, i32 for integers
+// of up to 32 signed (16 unsigned) bits and u8, i64 for u32 and i64.
+struct Capture {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;  // -1: any size
+  bool operator==(const Capture&) const = default;
+};
+Type scalar_type(DType dtype);
+
+enum class ProgramKind : uint8_t { kScoreMod, kMaskMod };
+
+struct Program {
+  ProgramKind kind = ProgramKind::kScoreMod;
+  std::vector<Capture> captures;
+  std::vector<Node> nodes;
+  ValueId result = 0;
+};
+
+// Limits on what is accepted from outside.
+inline constexpr size_t kMaxProgramNodes = 4096;
+inline constexpr size_t kMaxCaptures = 32;
+inline constexpr size_t kMaxProgramText = 1 << 20;
+
+// Reads the text form. Errors carry line and column.
+Result<Program> parse_program(std::string_view text);
+// Prints the text form; parse_program(print(p)) is p.
+std::string print(const Program& program);
+// The same on one line, with ';' instead of newlines.
+std::string print_one_line(const Program& program);
+
+}  // namespace flashlift

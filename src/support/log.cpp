@@ -1,0 +1,73 @@
+#include "support/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <mutex>
+
+#include "support/environment.h"
+
+namespace flashlift {
+namespace {
+
+struct LogState {
+  std::mutex mutex;
+  std::shared_ptr<const LogSink> sink;  // null: the default
+};
+
+LogState& state() {
+  static LogState* instance = new LogState;  // outlives every static destructor that may still log
+  return *instance;
+}
+
+std::shared_ptr<const LogSink> current_sink() {
+  const std::lock_guard lock(state().mutex);
+  return state().sink;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::off;
+}
+
+// A logger of its own, not in spdlog's registry, so that a host that uses spdlog too is left alone.
+spdlog::logger& default_logger() {
+  static spdlog::logger* logger = [] {
+    auto* made = new spdlog::logger("flashlift", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    const auto text = environment_value(EnvironmentVariable::kLog);
+    made->set_level(text ? spdlog::level::from_str(std::string(*text)) : spdlog::level::off);
+    return made;
+  }();
+  return *logger;
+}
+
+}  // namespace
+
+void set_log_sink(LogSink sink) {
+  const std::lock_guard lock(state().mutex);
+  state().sink = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
+}
+
+bool log_enabled(LogLevel level) {
+  return current_sink() != nullptr || default_logger().should_log(to_spdlog(level));
+}
+
+void log_message(LogLevel level, std::string_view message) {
+  if (const auto sink = current_sink()) {
+    (*sink)(level, message);
+    return;
+  }
+  default_logger().log(to_spdlog(level), message);
+}
+
+}  // namespace flashlift
