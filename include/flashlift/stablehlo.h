@@ -1,0 +1,57 @@
+// Finding attention in StableHLO and replacing it by one fused call each. A library of its own (flashlift_stablehlo),
+// so that only its users need MLIR.
+//
+//   Result<FuseResult> fused = stablehlo::fuse(text);
+//   if (fused.ok() && fused->changed) use(fused->module);
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlift/result.h"
+
+namespace flashlift::stablehlo {
+
+// What stands in the module in place of a found attention.
+enum class FuseAs : uint8_t {
+  kCustomCall,  // stablehlo.custom_call @flashlift.attention, typed FFI: runs where Flashlift's handler is registered
+  kComposite,   // stablehlo.composite "flashlift.attention" that keeps the original as its decomposition: runs anywhere
+};
+const char* to_string(FuseAs as);
+
+struct FuseOptions {
+  FuseAs as = FuseAs::kCustomCall;
+  std::string name = "<module>";  // of the module, a file name as a rule, for locations and messages
+};
+
+// One place that looked like attention, fused or not.
+struct Candidate {
+  std::string location;   // "file:line:column", or the source location that the module carries
+  std::string function;   // the function that it stands in, "main" as a rule
+  bool fused = false;
+  std::string reason;     // why not, or for a fused one what was recognised
+  std::string problem;    // fused only: the one-line problem text, programs included
+  std::string score_mod;  // fused only: text of the program, empty if there is none
+  std::string mask_mod;   // fused only: text of the program, empty if there is none
+};
+
+struct FuseResult {
+  std::string module;  // the input, byte for byte, when nothing was fused
+  bool changed = false;
+  std::vector<Candidate> candidates;  // in the order of the text
+
+  size_t fused_count() const;
+};
+
+// Finds attention in a module and replaces it. The text may be StableHLO's pretty form or MLIR's generic form.
+// Errors: kInvalidArgument with line and column for text that is not a valid module; kUnsupported for what cannot be
+// read (bytecode, recursive calls). An attention that cannot be proved is no error: it stays, with a reason.
+Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options = {});
+
+// The candidates as a JSON array, as `flashlift fuse --report` writes it: objects with location, function, fused,
+// reason, and for fused ones problem, score_mod and mask_mod.
+std::string report_json(const FuseResult& result);
+
+}  // namespace flashlift::stablehlo
