@@ -1,0 +1,168 @@
+// Writing score programs in C++: a lambda is run once over symbolic values, and what it does is recorded.
+//
+//   Captured slopes("slopes", DType::kF32, {8});
+//   Result<Program> alibi = trace_score_mod([&](Expr score, Expr b, Expr h, Expr q, Expr kv) {
+//     return score + slopes(h) * (kv - q);
+//   });
+//   Result<Program> causal = trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) { return kv <= q; });
+//
+// Operands of different types are promoted as in C++ and PyTorch: i1 < i32 < i64 < f32.
+#pragma once
+
+#include <concepts>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "flashlift/program.h"
+
+namespace flashlift {
+
+class ProgramBuilder;
+
+// A symbolic scalar. Outside of a trace only constants exist.
+class Expr {
+ public:
+  Expr(int value);
+  Expr(int64_t value);
+  Expr(float value);
+  Expr(double value) : Expr(static_cast<float>(value)) {}
+  Expr(bool value);
+
+  Type type() const { return type_; }
+
+ private:
+  friend class ProgramBuilder;
+  Expr(Type type, ValueId id) : type_(type), id_(id), is_constant_(false) {}
+
+  Type type_;
+  ValueId id_ = 0;
+  int64_t bits_ = 0;  // of a constant
+  bool is_constant_ = true;
+};
+
+// A tensor that programs read. `shape` may have -1 for "any size"; a tensor of rank 0 is read as t().
+class Captured {
+ public:
+  Captured(std::string name, DType dtype, std::vector<int64_t> shape)
+      : capture_{std::move(name), dtype, std::move(shape)} {}
+
+  template <typename... Index>
+  Expr operator()(Index... index) const {
+    return load({Expr(index)...});
+  }
+  const Capture& capture() const { return capture_; }
+
+ private:
+  Expr load(const std::vector<Expr>& indices) const;
+  Capture capture_;
+};
+
+// Records nodes, sharing equal ones. The first error sticks and is what finish() returns.
+class ProgramBuilder {
+ public:
+  explicit ProgramBuilder(ProgramKind kind) { program_.kind = kind; }
+
+  Expr input(Op op);
+  Expr constant(Type type, int64_t bits);
+  // Takes operands as they are: their types must fit the op's rule. Not for inputs, constants and loads.
+  Expr apply(Op op, const std::vector<Expr>& operands);
+  Expr convert(Expr value, Type type);
+  // Declares the captured tensor if it is new.
+  Expr load(const Capture& capture, const std::vector<Expr>& indices);
+
+  Result<Program> finish(Expr result);
+
+  // The builder of the trace that runs on this thread, or null.
+  static ProgramBuilder* current();
+
+  // Makes a builder current while it lives.
+  class Scope {
+   public:
+    explicit Scope(ProgramBuilder& builder);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    ProgramBuilder* previous_;
+  };
+
+ private:
+  ValueId materialize(const Expr& value);
+  Expr add_node(Node node);
+  void fail(Error error);
+
+  Program program_;
+  std::unordered_map<std::string, ValueId> existing_;  // node spelled out -> id
+  std::optional<Error> error_;
+};
+
+Expr operator+(Expr x, Expr y);
+Expr operator-(Expr x, Expr y);
+Expr operator*(Expr x, Expr y);
+Expr operator/(Expr x, Expr y);  // integers truncate towards zero, as in C++
+Expr operator%(Expr x, Expr y);
+Expr operator-(Expr x);
+Expr operator==(Expr x, Expr y);
+Expr operator!=(Expr x, Expr y);
+Expr operator<(Expr x, Expr y);
+Expr operator<=(Expr x, Expr y);
+Expr operator>(Expr x, Expr y);
+Expr operator>=(Expr x, Expr y);
+// On i1 these are the logical operations; && and || would hide the missing short circuit, yet are what people write.
+Expr operator&(Expr x, Expr y);
+Expr operator|(Expr x, Expr y);
+Expr operator^(Expr x, Expr y);
+Expr operator&&(Expr x, Expr y);
+Expr operator||(Expr x, Expr y);
+Expr operator!(Expr x);
+Expr operator<<(Expr x, Expr y);
+Expr operator>>(Expr x, Expr y);
+
+Expr select(Expr condition, Expr x, Expr y);
+Expr min(Expr x, Expr y);
+Expr max(Expr x, Expr y);
+Expr abs(Expr x);
+Expr floor_div(Expr x, Expr y);
+Expr mod(Expr x, Expr y);
+Expr pow(Expr x, Expr y);
+Expr exp(Expr x);
+Expr exp2(Expr x);
+Expr log(Expr x);
+Expr log2(Expr x);
+Expr sqrt(Expr x);
+Expr rsqrt(Expr x);
+Expr tanh(Expr x);
+Expr sigmoid(Expr x);
+Expr sin(Expr x);
+Expr cos(Expr x);
+Expr erf(Expr x);
+Expr to(Type type, Expr x);
+// The number of queries and keys, as run-time values.
+Expr q_len();
+Expr kv_len();
+
+template <typename F>
+  requires std::invocable<F, Expr, Expr, Expr, Expr, Expr>
+Result<Program> trace_score_mod(F&& score_mod) {
+  ProgramBuilder builder(ProgramKind::kScoreMod);
+  const ProgramBuilder::Scope scope(builder);
+  const Expr result = score_mod(builder.input(Op::k_score), builder.input(Op::k_b), builder.input(Op::k_h),
+                                builder.input(Op::k_q), builder.input(Op::k_kv));
+  return builder.finish(result);
+}
+
+template <typename F>
+  requires std::invocable<F, Expr, Expr, Expr, Expr>
+Result<Program> trace_mask_mod(F&& mask_mod) {
+  ProgramBuilder builder(ProgramKind::kMaskMod);
+  const ProgramBuilder::Scope scope(builder);
+  const Expr result =
+      mask_mod(builder.input(Op::k_b), builder.input(Op::k_h), builder.input(Op::k_q), builder.input(Op::k_kv));
+  return builder.finish(result);
+}
+
+}  // namespace flashlift

@@ -1,0 +1,197 @@
+#include "flashlift/builder.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "score/verify.h"
+#include "support/error.h"
+
+namespace flashlift {
+namespace {
+
+thread_local ProgramBuilder* current_builder = nullptr;
+
+// Outside of a trace there is nothing to record into; a throw-away builder keeps such code from crashing.
+ProgramBuilder& active_builder() {
+  thread_local ProgramBuilder scratch(ProgramKind::kScoreMod);
+  return current_builder != nullptr ? *current_builder : scratch;
+}
+
+Expr promote(Expr value, Type type) { return active_builder().convert(value, type); }
+
+Expr binary(Op op, Expr x, Expr y) {
+  const Type type = std::max(x.type(), y.type());
+  return active_builder().apply(op, {promote(x, type), promote(y, type)});
+}
+
+// Arithmetic on booleans counts them, as in C++.
+Expr arithmetic(Op op, Expr x, Expr y) {
+  const Type type = std::max({x.type(), y.type(), Type::kI32});
+  return active_builder().apply(op, {promote(x, type), promote(y, type)});
+}
+
+Expr unary_float(Op op, Expr x) { return active_builder().apply(op, {promote(x, Type::kF32)}); }
+
+}  // namespace
+
+Expr::Expr(int value) : type_(Type::kI32), bits_(value) {}
+Expr::Expr(int64_t value) : type_(Type::kI64), bits_(value) {}
+Expr::Expr(float value) : type_(Type::kF32), bits_(std::bit_cast<uint32_t>(value)) {}
+Expr::Expr(bool value) : type_(Type::kI1), bits_(value ? 1 : 0) {}
+
+Expr Captured::load(const std::vector<Expr>& indices) const { return active_builder().load(capture_, indices); }
+
+ProgramBuilder* ProgramBuilder::current() { return current_builder; }
+
+ProgramBuilder::Scope::Scope(ProgramBuilder& builder) : previous_(current_builder) { current_builder = &builder; }
+ProgramBuilder::Scope::~Scope() { current_builder = previous_; }
+
+void ProgramBuilder::fail(Error error) {
+  if (!error_) {
+    error_ = std::move(error);
+  }
+}
+
+Expr ProgramBuilder::add_node(Node node) {
+  std::string key = fmt::format("{} {} {}", static_cast<int>(node.op), static_cast<int>(node.type), node.payload);
+  for (const ValueId operand : node.operands) {
+    key += fmt::format(" {}", operand);
+  }
+  const auto [it, is_new] = existing_.emplace(std::move(key), static_cast<ValueId>(program_.nodes.size()));
+  const Type type = node.type;
+  if (is_new) {
+    program_.nodes.push_back(std::move(node));
+  }
+  return Expr(type, it->second);
+}
+
+ValueId ProgramBuilder::materialize(const Expr& value) {
+  return value.is_constant_ ? constant(value.type_, value.bits_).id_ : value.id_;
+}
+
+Expr ProgramBuilder::input(Op op) {
+  return add_node({.op = op, .type = op == Op::k_score ? Type::kF32 : Type::kI32, .operands = {}});
+}
+
+Expr ProgramBuilder::constant(Type type, int64_t bits) {
+  return add_node({.op = Op::k_constant, .type = type, .operands = {}, .payload = bits});
+}
+
+Expr ProgramBuilder::apply(Op op, const std::vector<Expr>& operands) {
+  Node node{.op = op, .type = Type::kF32, .operands = {}};
+  std::vector<Type> types;
+  for (const Expr& operand : operands) {
+    node.operands.push_back(materialize(operand));
+    types.push_back(operand.type());
+  }
+  const Result<Type> type = score::result_type(op, types, Type::kF32);
+  if (!type.ok()) {
+    fail(type.error());
+    return constant(Type::kF32, 0);
+  }
+  node.type = *type;
+  return add_node(std::move(node));
+}
+
+Expr ProgramBuilder::convert(Expr value, Type type) {
+  if (value.type() == type) {
+    return value;
+  }
+  switch (type) {
+    case Type::kI1:
+      return apply(Op::k_to_i1, {value});
+    case Type::kI32:
+      return apply(Op::k_to_i32, {value});
+    case Type::kI64:
+      return apply(Op::k_to_i64, {value});
+    case Type::kF32:
+      return apply(Op::k_to_f32, {value});
+  }
+  return value;
+}
+
+Expr ProgramBuilder::load(const Capture& capture, const std::vector<Expr>& indices) {
+  const auto found = std::find_if(program_.captures.begin(), program_.captures.end(),
+                                  [&](const Capture& other) { return other.name == capture.name; });
+  const int64_t index = found - program_.captures.begin();
+  if (found == program_.captures.end()) {
+    program_.captures.push_back(capture);
+  } else if (!(*found == capture)) {
+    fail(invalid_argument("two different captured tensors are named `{}`", capture.name));
+  }
+  const Type type = scalar_type(capture.dtype);
+  if (indices.size() != capture.shape.size()) {
+    fail(invalid_argument("captured tensor `{}` has {} dimensions, but is read with {} indices", capture.name,
+                          capture.shape.size(), indices.size()));
+    return constant(type, 0);
+  }
+  Node node{.op = Op::k_load, .type = type, .operands = {}, .payload = index};
+  for (const Expr& i : indices) {
+    if (i.type() != Type::kI32 && i.type() != Type::kI64) {
+      fail(invalid_argument("captured tensor `{}` is indexed by {}, expected i32 or i64", capture.name,
+                            to_string(i.type())));
+    }
+    node.operands.push_back(materialize(i));
+  }
+  return add_node(std::move(node));
+}
+
+Result<Program> ProgramBuilder::finish(Expr result) {
+  if (error_) {
+    return *error_;
+  }
+  const Type want = program_.kind == ProgramKind::kScoreMod ? Type::kF32 : Type::kI1;
+  program_.result = materialize(convert(result, want));
+  FLASHLIFT_RETURN_IF_ERROR(score::verify(program_));
+  return program_;
+}
+
+Expr operator+(Expr x, Expr y) { return arithmetic(Op::k_add, x, y); }
+Expr operator-(Expr x, Expr y) { return arithmetic(Op::k_sub, x, y); }
+Expr operator*(Expr x, Expr y) { return arithmetic(Op::k_mul, x, y); }
+Expr operator/(Expr x, Expr y) { return arithmetic(Op::k_div, x, y); }
+Expr operator%(Expr x, Expr y) { return arithmetic(Op::k_rem, x, y); }
+Expr operator-(Expr x) { return active_builder().apply(Op::k_neg, {promote(x, std::max(x.type(), Type::kI32))}); }
+Expr operator==(Expr x, Expr y) { return binary(Op::k_eq, x, y); }
+Expr operator!=(Expr x, Expr y) { return binary(Op::k_ne, x, y); }
+Expr operator<(Expr x, Expr y) { return arithmetic(Op::k_lt, x, y); }
+Expr operator<=(Expr x, Expr y) { return arithmetic(Op::k_le, x, y); }
+Expr operator>(Expr x, Expr y) { return arithmetic(Op::k_gt, x, y); }
+Expr operator>=(Expr x, Expr y) { return arithmetic(Op::k_ge, x, y); }
+Expr operator&(Expr x, Expr y) { return binary(Op::k_and, x, y); }
+Expr operator|(Expr x, Expr y) { return binary(Op::k_or, x, y); }
+Expr operator^(Expr x, Expr y) { return binary(Op::k_xor, x, y); }
+Expr operator&&(Expr x, Expr y) { return promote(x, Type::kI1) & promote(y, Type::kI1); }
+Expr operator||(Expr x, Expr y) { return promote(x, Type::kI1) | promote(y, Type::kI1); }
+Expr operator!(Expr x) { return active_builder().apply(Op::k_not, {promote(x, Type::kI1)}); }
+Expr operator<<(Expr x, Expr y) { return arithmetic(Op::k_shl, x, y); }
+Expr operator>>(Expr x, Expr y) { return arithmetic(Op::k_shr, x, y); }
+
+Expr select(Expr condition, Expr x, Expr y) {
+  const Type type = std::max(x.type(), y.type());
+  return active_builder().apply(Op::k_select, {promote(condition, Type::kI1), promote(x, type), promote(y, type)});
+}
+Expr min(Expr x, Expr y) { return arithmetic(Op::k_min, x, y); }
+Expr max(Expr x, Expr y) { return arithmetic(Op::k_max, x, y); }
+Expr abs(Expr x) { return active_builder().apply(Op::k_abs, {promote(x, std::max(x.type(), Type::kI32))}); }
+Expr floor_div(Expr x, Expr y) { return arithmetic(Op::k_floor_div, x, y); }
+Expr mod(Expr x, Expr y) { return arithmetic(Op::k_mod, x, y); }
+Expr pow(Expr x, Expr y) {
+  return active_builder().apply(Op::k_pow, {promote(x, Type::kF32), promote(y, Type::kF32)});
+}
+Expr exp(Expr x) { return unary_float(Op::k_exp, x); }
+Expr exp2(Expr x) { return unary_float(Op::k_exp2, x); }
+Expr log(Expr x) { return unary_float(Op::k_log, x); }
+Expr log2(Expr x) { return unary_float(Op::k_log2, x); }
+Expr sqrt(Expr x) { return unary_float(Op::k_sqrt, x); }
+Expr rsqrt(Expr x) { return unary_float(Op::k_rsqrt, x); }
+Expr tanh(Expr x) { return unary_float(Op::k_tanh, x); }
+Expr sigmoid(Expr x) { return unary_float(Op::k_sigmoid, x); }
+Expr sin(Expr x) { return unary_float(Op::k_sin, x); }
+Expr cos(Expr x) { return unary_float(Op::k_cos, x); }
+Expr erf(Expr x) { return unary_float(Op::k_erf, x); }
+Expr to(Type type, Expr x) { return promote(x, type); }
+Expr q_len() { return active_builder().input(Op::k_q_len); }
+Expr kv_len() { return active_builder().input(Op::k_kv_len); }
+
+}  // namespace flashlift

@@ -1,0 +1,59 @@
+#include "score/canonical.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "score/simplify.h"
+#include "support/hash.h"
+
+namespace flashlift::score {
+namespace {
+
+constexpr ValueId kUnseen = ~ValueId{0};
+
+}  // namespace
+
+Program canonicalize(const Program& program) {
+  const Program source = simplify(program);
+  Program result{.kind = source.kind, .captures = {}, .nodes = {}, .result = 0};
+  std::vector<ValueId> renamed(source.nodes.size(), kUnseen);
+  std::vector<int64_t> capture_index(source.captures.size(), -1);
+
+  // An explicit stack: text from outside may nest as deeply as its node limit allows.
+  std::vector<std::pair<ValueId, size_t>> stack{{source.result, 0}};
+  while (!stack.empty()) {
+    auto& [id, next_operand] = stack.back();
+    const Node& node = source.nodes[id];
+    if (renamed[id] != kUnseen) {
+      stack.pop_back();
+      continue;
+    }
+    if (next_operand < node.operands.size()) {
+      stack.emplace_back(node.operands[next_operand++], 0);
+      continue;
+    }
+    Node copy = node;
+    for (ValueId& operand : copy.operands) {
+      operand = renamed[operand];
+    }
+    if (copy.op == Op::k_load) {
+      int64_t& index = capture_index[copy.payload];
+      if (index < 0) {
+        index = static_cast<int64_t>(result.captures.size());
+        result.captures.push_back(source.captures[copy.payload]);
+        result.captures.back().name = fmt::format("c{}", index);
+      }
+      copy.payload = index;
+    }
+    renamed[id] = static_cast<ValueId>(result.nodes.size());
+    result.nodes.push_back(std::move(copy));
+    stack.pop_back();
+  }
+  result.result = renamed[source.result];
+  return result;
+}
+
+std::string canonical_hash(const Program& program) { return hash_hex(print_one_line(canonicalize(program))); }
+
+}  // namespace flashlift::score

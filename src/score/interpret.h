@@ -1,0 +1,45 @@
+// Runs a score program in double precision, one score at a time. Slow and obvious: the oracle's half of the truth.
+#pragma once
+
+#include <span>
+
+#include "flashlift/program.h"
+#include "flashlift/tensor.h"
+
+namespace flashlift::score {
+
+struct Coordinates {
+  int32_t b = 0;
+  int32_t h = 0;
+  int32_t q = 0;
+  int32_t kv = 0;
+  int32_t q_len = 0;
+  int32_t kv_len = 0;
+};
+
+// Holds its scratch, so use one interpreter per thread for many calls.
+class Interpreter {
+ public:
+  // `captures` are in the order of program.captures, and outlive the interpreter, as does the program.
+  Interpreter(const Program& program, std::span<const TensorView> captures);
+
+  double score_mod(double score, const Coordinates& at);
+  bool mask_mod(const Coordinates& at);
+
+ private:
+  void evaluate(double score, const Coordinates& at);
+
+  const Program& program_;
+  std::span<const TensorView> captures_;
+  std::vector<int64_t> integers_;
+  std::vector<double> reals_;
+};
+
+// An element of a tensor: integers and bool in `integer`, floats in `real`. Indices are clamped.
+struct Element {
+  int64_t integer = 0;
+  double real = 0;
+};
+Element load_element(const TensorView& tensor, std::span<const int64_t> indices);
+
+}  // namespace flashlift::score

@@ -1,0 +1,43 @@
+// Tokens of the two text forms, with their places for error messages.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "flashlift/result.h"
+
+namespace flashlift::score {
+
+enum class TokenKind { kEnd, kWord, kValueName, kNumber, kPunctuation };
+
+struct Token {
+  TokenKind kind = TokenKind::kEnd;
+  std::string_view text;  // a value name without its '%'
+  size_t offset = 0;
+};
+
+// Splits text into words ([A-Za-z_][A-Za-z0-9_.]*), value names (%12), numbers and single punctuation characters.
+// Whitespace is free, and `//` starts a comment that ends with the line.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view text) : text_(text) { advance(); }
+
+  const Token& token() const { return token_; }
+  void advance();
+  // Takes the token if it is this punctuation or word.
+  bool accept(std::string_view text);
+  Status expect(std::string_view text);
+
+  // An error at the current token: "line 2, column 5: expected ..., got ...".
+  Error error_expected(std::string_view expected) const;
+  Error error_at(size_t offset, std::string_view message) const;
+
+ private:
+  void skip_space();
+
+  std::string_view text_;
+  size_t position_ = 0;
+  Token token_;
+};
+
+}  // namespace flashlift::score

@@ -1,0 +1,17 @@
+// Rewriting score programs to smaller equal ones.
+#pragma once
+
+#include "flashlift/program.h"
+
+namespace flashlift::score {
+
+// Folds constants (in f32), applies identities that hold for every input (NaN and infinities included), shares equal
+// nodes, and drops dead nodes and captured tensors that are no longer read. The result computes the same values.
+Program simplify(const Program& program);
+
+// True if the program gives this constant everywhere.
+bool is_constant(const Program& program, int64_t payload);
+// True for the score_mod that returns its score, and the mask_mod that keeps everything.
+bool is_identity(const Program& program);
+
+}  // namespace flashlift::score

@@ -1,0 +1,49 @@
+#include "flashlift/builder.h"
+
+#include <gtest/gtest.h>
+
+namespace flashlift {
+namespace {
+
+TEST(Builder, TracesALambdaWithCapturedTensors) {
+  const Captured slopes("slopes", DType::kF32, {8});
+  const auto program = trace_score_mod([&](Expr score, Expr, Expr h, Expr q, Expr kv) {
+    const Expr slope = slopes(h);  // a statement of its own: C++ may evaluate the operands of * in any order
+    return score + slope * (kv - q);
+  });
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print_one_line(*program),
+            "score_mod(slopes: f32[8]) { %0 = load slopes[h]; %1 = sub kv, q; %2 = to_f32 %1; %3 = mul %0, %2; "
+            "%4 = add score, %3; return %4 }");
+}
+
+TEST(Builder, TracesAMaskWithLogicalOperators) {
+  const auto program = trace_mask_mod([](Expr, Expr, Expr q, Expr kv) { return kv <= q && q - kv < 128; });
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print_one_line(*program),
+            "mask_mod() { %0 = le kv, q; %1 = sub q, kv; %2 = lt %1, 128; %3 = and %0, %2; return %3 }");
+}
+
+TEST(Builder, ReadsTensorsOfRankZero) {
+  const Captured length("length", DType::kI32, {});
+  const auto program = trace_mask_mod([&](Expr, Expr, Expr, Expr kv) { return kv < length(); });
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print_one_line(*program), "mask_mod(length: i32[]) { %0 = load length[]; %1 = lt kv, %0; return %1 }");
+}
+
+TEST(Builder, ReportsTheFirstError) {
+  const Captured table("table", DType::kF32, {4, 4});
+  const auto wrong_rank = trace_score_mod([&](Expr, Expr, Expr h, Expr, Expr) { return table(h); });
+  ASSERT_FALSE(wrong_rank.ok());
+  EXPECT_EQ(wrong_rank.error().message, "captured tensor `table` has 2 dimensions, but is read with 1 indices");
+  const auto wrong_index = trace_score_mod([&](Expr score, Expr, Expr h, Expr, Expr) { return table(h, score); });
+  ASSERT_FALSE(wrong_index.ok());
+  EXPECT_NE(wrong_index.error().message.find("indexed by f32"), std::string::npos);
+  const auto reads_score = trace_mask_mod([](Expr, Expr, Expr, Expr) {
+    return ProgramBuilder::current()->input(Op::k_score) > 0.0f;
+  });
+  EXPECT_FALSE(reads_score.ok());
+}
+
+}  // namespace
+}  // namespace flashlift

@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+
+#include "flashlift/program.h"
+
+namespace flashlift {
+namespace {
+
+constexpr const char* kAlibi = R"(score_mod(slopes: f32[8], table: bf16[?,4]) {
+  %0 = load slopes[h]
+  %1 = sub kv, q
+  %2 = to_f32 %1
+  %3 = mul %0, %2
+  %4 = add score, %3
+  %5 = load table[%1, 3:i64]
+  %6 = select true, %4, %5
+  %7 = max %6, -inf
+  %8 = mul %7, 0.1
+  return %8
+})";
+
+TEST(ProgramText, RoundTrips) {
+  const auto program = parse_program(kAlibi);
+  ASSERT_TRUE(program.ok()) << program.error().message;
+  EXPECT_EQ(print(*program), kAlibi);
+  const auto one_line = parse_program(print_one_line(*program));
+  ASSERT_TRUE(one_line.ok()) << one_line.error().message;
+  EXPECT_EQ(print(*one_line), kAlibi);
+}
+
+TEST(ProgramText, KeepsTheBitsOfConstants) {
+  for (const char* constant : {"nan", "inf", "-inf", "0x7fc12345:f32", "1e-45", "-0.0", "3.4028235e+38", "0.1"}) {
+    const std::string text = std::string("score_mod() {\n  return ") + constant + "\n}";
+    const auto program = parse_program(text);
+    ASSERT_TRUE(program.ok()) << constant << ": " << program.error().message;
+    EXPECT_EQ(print(*program), text);
+  }
+}
+
+struct BadText {
+  const char* text;
+  const char* message;
+};
+
+class ProgramTextErrors : public testing::TestWithParam<BadText> {};
+
+TEST_P(ProgramTextErrors, NameThePlaceAndTheCause) {
+  const auto program = parse_program(GetParam().text);
+  ASSERT_FALSE(program.ok());
+  EXPECT_EQ(program.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_NE(program.error().message.find(GetParam().message), std::string::npos) << program.error().message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ProgramTextErrors,
+    testing::Values(BadText{"", "expected `score_mod` or `mask_mod`, got the end of the text"},
+                    BadText{"score_mod() { return %9 }", "line 1, column 22: expected a value defined before, got `%9`"},
+                    BadText{"score_mod() { %0 = frobnicate score\n return %0 }", "expected an operation"},
+                    BadText{"score_mod() { %0 = add score return %0 }", "expected `,`"},
+                    BadText{"score_mod() { %0 = add score, q return %0 }", "operands of one type"},
+                    BadText{"mask_mod() { %0 = lt score, 0.0 return %0 }", "cannot read `score`"},
+                    BadText{"mask_mod() { return q }", "a mask_mod returns i1, this one returns i32"},
+                    BadText{"score_mod(t: f32[4]) { %0 = load t[q, kv] return %0 }", "has 1 dimensions"},
+                    BadText{"score_mod(t: f32[4]) { %0 = load t[score] return %0 }", "i32 or i64 indices"},
+                    BadText{"score_mod(t: f31[4]) { return score }", "expected a dtype"},
+                    BadText{"score_mod(t: f32[4], t: f32[4]) { return score }", "two captured tensors"},
+                    BadText{"score_mod() { %0 = neg score %0 = neg score return %0 }", "defined twice"},
+                    BadText{"score_mod() { %0 = add q, 3000000000 return score }", "does not fit i32"},
+                    BadText{"score_mod() { return score } x", "the end of the program"},
+                    BadText{"score_mod() { return 1e999 }", "a constant in range"}));
+
+TEST(ProgramText, LimitsItsSize) {
+  std::string text = "score_mod() {";
+  for (int i = 0; i < 5000; ++i) {
+    text += " %" + std::to_string(i) + " = neg " + (i == 0 ? "score" : "%" + std::to_string(i - 1)) + ";";
+  }
+  const auto program = parse_program(text + " return score }");
+  ASSERT_FALSE(program.ok());
+  EXPECT_NE(program.error().message.find("more than 4096 nodes"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashlift
