@@ -25,7 +25,7 @@ const char* to_string(EmptyRows rows);
 // softmax(score_mod(scale * q k^T) where mask_mod) v. See docs/design.md, "What one attention is".
 struct Problem {
   int64_t batch = 1;
-  int64_t q_heads = 1;   // a multiple of kv_heads; query head h reads key-value head h * kv_heads / q_heads
+  int64_t q_heads = 1;  // a multiple of kv_heads; query head h reads key-value head h * kv_heads / q_heads
   int64_t kv_heads = 1;
   int64_t q_len = 1;
   int64_t kv_len = 1;
@@ -56,9 +56,9 @@ struct AttentionArguments {
   TensorView k;
   TensorView v;
   TensorView out;
-  std::vector<TensorView> captures;      // in the order of Problem::captures
-  std::optional<TensorView> sinks;       // f32 [q_heads, sinks], if Problem::sinks > 0
-  std::optional<TensorView> lse;         // f32 [batch, q_heads, q_len], if Problem::want_lse
+  std::vector<TensorView> captures;  // in the order of Problem::captures
+  std::optional<TensorView> sinks;   // f32 [q_heads, sinks], if Problem::sinks > 0
+  std::optional<TensorView> lse;     // f32 [batch, q_heads, q_len], if Problem::want_lse
 };
 
 // Checks a problem by itself: ranges, types, programs, capture names.

@@ -65,11 +65,11 @@ class [[nodiscard]] Result {
 #define FLASHLIFT_CONCAT_(a, b) FLASHLIFT_CONCAT_IMPL_(a, b)
 
 // Returns the error of a Status from the enclosing function, if there is one.
-#define FLASHLIFT_RETURN_IF_ERROR(expr)                       \
-  do {                                                        \
-    if (auto status_ = (expr); !status_.ok()) {               \
-      return status_.error();                                 \
-    }                                                         \
+#define FLASHLIFT_RETURN_IF_ERROR(expr)         \
+  do {                                          \
+    if (auto status_ = (expr); !status_.ok()) { \
+      return status_.error();                   \
+    }                                           \
   } while (false)
 
 // FLASHLIFT_ASSIGN_OR_RETURN(auto x, f()): x is f()'s value, or the enclosing function returns f()'s error.

@@ -6,7 +6,8 @@ namespace flashlift {
 namespace {
 
 constexpr EnvironmentEntry kTable[] = {
-    {EnvironmentVariable::kLog, "FLASHLIFT_LOG", "log level on standard error: debug, info, warning, error (default: off)"},
+    {EnvironmentVariable::kLog, "FLASHLIFT_LOG",
+     "log level on standard error: debug, info, warning, error (default: off)"},
     {EnvironmentVariable::kIsa, "FLASHLIFT_ISA", "highest CPU instruction set to use: avx2, avx512, avx512_bf16, amx"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR", "folder of the kernel cache (default: ~/.cache/flashlift)"},

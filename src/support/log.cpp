@@ -58,9 +58,7 @@ void set_log_sink(LogSink sink) {
   state().sink = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
 }
 
-bool log_enabled(LogLevel level) {
-  return current_sink() != nullptr || default_logger().should_log(to_spdlog(level));
-}
+bool log_enabled(LogLevel level) { return current_sink() != nullptr || default_logger().should_log(to_spdlog(level)); }
 
 void log_message(LogLevel level, std::string_view message) {
   if (const auto sink = current_sink()) {

@@ -1,0 +1,81 @@
+# `make test` and `make demo` do their whole set-up on a fresh Debian 12; see README.md.
+
+BUILD  := build
+VENV   := $(BUILD)/venv
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+
+SETUP     := $(BUILD)/setup
+SETUP_LOG := $(SETUP)/log.txt
+NINJA_FLAGS := -j$(JOBS) $(shell test -t 1 || echo --quiet)
+
+export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
+# pip's packages of other environments must not leak into ours.
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench build format lint asan fuzz setup system lint-system clean
+
+help: ## show this list
+	@echo "Flashlift: make TARGET"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: build ## find attention in a sentence encoder, run it fused, compare
+	@$(VENV)/bin/python examples/demo.py
+
+test: build ## build everything and run all tests
+	@echo "==> C++ tests"
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS)
+	@echo "==> Python tests"
+	@$(VENV)/bin/python -m pytest -q tests/python
+
+bench: build ## measure Flashlift beside XLA and torch on this machine
+	@$(VENV)/bin/python benchmarks/bench.py
+
+build: $(SETUP)/configured ## build the library and the command line, build/bin/flashlift
+	@echo "==> building in $(BUILD)/"
+	@cmake --build $(BUILD) -- $(NINJA_FLAGS)
+
+asan: setup ## run the C++ tests under AddressSanitizer and UBSan
+	@scripts/configure.sh asan build-asan $(VENV)
+	@cmake --build build-asan -- $(NINJA_FLAGS)
+	@ctest --test-dir build-asan --output-on-failure --no-tests=error -j$(JOBS)
+
+FUZZ_SECONDS ?= 60
+fuzz: setup ## run each fuzzer for FUZZ_SECONDS (60)
+	@scripts/configure.sh fuzz build-fuzz $(VENV)
+	@cmake --build build-fuzz -- $(NINJA_FLAGS)
+	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
+
+format: lint-system ## format the C++ sources
+	@scripts/format.sh
+
+lint: lint-system build ## check format, layer order and clang-tidy
+	@scripts/lint.sh $(BUILD)
+
+clean: ## remove the builds, but keep the Python environment
+	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv ! -name setup -exec rm -rf {} +
+	@rm -rf build-debug build-asan build-fuzz
+
+# --- set-up ---
+
+setup: system $(SETUP)/python
+
+$(SETUP):
+	@mkdir -p $@
+
+# Asked on every call: it takes milliseconds, and a package may be gone since.
+system: | $(SETUP)
+	@scripts/setup_system.sh scripts/debian-packages.txt
+
+lint-system: system
+	@scripts/setup_system.sh scripts/debian-packages-lint.txt
+
+$(SETUP)/python: scripts/setup_python.sh $(wildcard scripts/requirements*.txt) | system
+	@scripts/setup_python.sh $(VENV)
+	@touch $@
+
+# CMake runs itself again when a CMakeLists.txt has changed; this is for the first time only.
+$(SETUP)/configured: CMakePresets.json $(SETUP)/python
+	@scripts/configure.sh release $(BUILD) $(VENV)
+	@touch $@

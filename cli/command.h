@@ -1,0 +1,22 @@
+// The subcommands of `flashlift`, one file each.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "flashlift/result.h"
+
+namespace flashlift::cli {
+
+enum ExitCode : int {
+  kSuccess = 0,
+  kCheckFailed = 1,  // the command ran, and what it checked is wrong
+  kBadInput = 2,     // a wrong call, wrong input, or something that this build cannot do
+};
+
+// What a subcommand gives back to main: its exit code, or the error that main prints.
+using Outcome = Result<ExitCode>;
+
+// Each adds its subcommand to `app`; parsing the command line then runs it and sets `outcome`.
+void add_info(CLI::App& app, Outcome& outcome);
+
+}  // namespace flashlift::cli

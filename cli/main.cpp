@@ -1,0 +1,77 @@
+// The command line: parses the arguments, runs one subcommand, and turns its outcome into an exit code.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <new>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "support/version.h"
+
+namespace flashlift::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 success, 1 a check failed, 2 a wrong call or input.\n"
+    "Each subcommand has a --help of its own.";
+
+// The subcommand that the arguments got to, for "run `flashlift run --help`".
+std::string called_name(const CLI::App& app) {
+  for (const CLI::App* subcommand : app.get_subcommands()) {
+    return app.get_name() + " " + subcommand->get_name();
+  }
+  return app.get_name();
+}
+
+// CLI11 says of an unknown subcommand only that one is required.
+std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  if (app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-') {
+    return fmt::format("{} is not a subcommand", argv[1]);
+  }
+  return error.what();
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app("Finds attention, compiles it and runs it fused.", "flashlift");
+  app.set_version_flag("--version", version());
+  app.footer(kFooter);
+  app.require_subcommand(1);
+
+  Outcome outcome = kSuccess;
+  add_info(app, outcome);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {  // --help and --version arrive this way too
+      app.exit(error);
+      return kSuccess;
+    }
+    print_error(
+        fmt::format("{}\nRun `{} --help` for what it takes.", message_of(error, app, argc, argv), called_name(app)));
+    return kBadInput;
+  }
+  if (!outcome) {
+    print_error(outcome.error());
+    return kBadInput;
+  }
+  return *outcome;
+}
+
+}  // namespace
+}  // namespace flashlift::cli
+
+int main(int argc, char** argv) {
+  int code = flashlift::cli::kBadInput;
+  try {
+    code = flashlift::cli::parse_and_run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    flashlift::cli::print_error("not enough memory; give a smaller problem or module");
+    return flashlift::cli::kBadInput;
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    flashlift::cli::print_error("standard output could not be written in full; is the disk full?");
+    return flashlift::cli::kBadInput;
+  }
+  return code;
+}

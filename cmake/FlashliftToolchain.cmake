@@ -1,0 +1,22 @@
+# What the compiler and the linker are told, beyond the language standard.
+
+set(FLASHLIFT_SANITIZE "" CACHE STRING "sanitizers for everything, as in -fsanitize=: address,undefined")
+
+# Warnings are errors and nobody waits for a linker or compiles a file twice: lld and ccache are used where present.
+find_program(FLASHLIFT_CCACHE ccache)
+if(FLASHLIFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${FLASHLIFT_CCACHE})
+endif()
+
+find_program(FLASHLIFT_LLD ld.lld HINTS /usr/lib/llvm-22/bin)
+if(FLASHLIFT_LLD)
+  # g++ looks for ld.lld beside its other tools, where Debian has it only under a versioned name.
+  cmake_path(GET FLASHLIFT_LLD PARENT_PATH lld_folder)
+  add_link_options(-fuse-ld=lld -B${lld_folder})
+endif()
+
+if(FLASHLIFT_SANITIZE)
+  # A finding ends the program, so that a test cannot pass with one.
+  add_compile_options(-fsanitize=${FLASHLIFT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${FLASHLIFT_SANITIZE})
+endif()

@@ -1,0 +1,125 @@
+"""Checks that each folder includes only folders to its left in the layer order of docs/design.md.
+
+    layers_test.py ROOT
+
+Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
+to. The check itself is checked first, on lines that must and must not pass.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# What each folder may include besides itself and everything those include in turn.
+DIRECT = {
+    "src/support": [],
+    "src/score": ["src/support"],
+    "src/problem": ["src/score"],
+    "src/plan": ["src/problem"],
+    "src/cpu": ["src/plan"],
+    "src/cuda": ["src/plan"],
+    "src/runtime": ["src/cpu", "src/cuda"],
+    "src/stablehlo": ["src/problem"],
+    "src/capi": ["src/runtime", "src/stablehlo"],
+    "src/xla": ["src/capi"],
+    "python": ["src/capi"],
+    "cli": ["src/capi"],
+    "benchmarks": ["src/capi"],
+}
+
+# Third-party headers, and the only folders that may include them.
+CONFINED = {
+    r"(llvm|llvm-c)/": ["src/cpu/jit", "src/stablehlo"],  # MLIR's own interfaces are made of LLVM's value types
+    r"(mlir|mlir-c)/": ["src/stablehlo"],
+    r"xla/": ["src/xla"],
+    r"(Python\.h|nanobind/|pybind11/)": ["python"],
+    r"(cuda|cuda_runtime|cuda_fp16|cuda_bf16|nvrtc|cudaTypedefs)(\.h|_api\.h)": [],
+}
+
+# Sources that a run-time compiler reads, not ours: they include what is beside them when it compiles them.
+NOT_HOST_CODE = ["src/cuda/kernels"]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
+SUFFIXES = {".h", ".hpp", ".def", ".cpp", ".cc", ".cuh", ".cu", ".inc"}
+
+
+def allowed(folder):
+    reached = {folder}
+    for other in DIRECT[folder]:
+        reached |= allowed(other)
+    return reached
+
+
+def layer_of(path):
+    parts = path.split("/")
+    name = "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+    return name if name in DIRECT else None
+
+
+def problem_with(path, included, ours):
+    """Why `path` (relative to the root) must not include `included`, or None."""
+    for pattern, folders in CONFINED.items():
+        if re.match(pattern, included) and not any(path.startswith(f + "/") for f in folders):
+            return f"{included} may be included only under {', '.join(folders) or 'no folder'}"
+    if path.startswith("include/"):
+        if ours(included) and not included.startswith("flashlift/"):
+            return f"a public header includes {included}, which is not installed"
+        return None
+    target = layer_of("src/" + included)
+    if target is None or not ours(included):
+        return None
+    source = layer_of(path)
+    if source is None:
+        return f"{path} is in no layer; add its folder to {Path(__file__).name}"
+    if target not in allowed(source):
+        return f"{source} is left of {target}, so it must not include {included}"
+    return None
+
+
+def check_the_check():
+    everything = lambda name: True
+    must_pass = [
+        ("src/problem/oracle.cpp", "score/interpret.h"),
+        ("src/cpu/jit/engine.cpp", "llvm/IR/Module.h"),
+        ("src/runtime/attention.cpp", "cuda/launch/driver.h"),
+        ("cli/run.cpp", "problem/oracle.h"),
+        ("src/score/text.cpp", "flashlift/program.h"),
+    ]
+    must_fail = [
+        ("src/score/text.cpp", "problem/oracle.h"),
+        ("src/cpu/tile/gemm.cpp", "llvm/IR/Module.h"),
+        ("src/cpu/backend.cpp", "cuda/launch/driver.h"),
+        ("src/stablehlo/lift/lift.cpp", "runtime/cache.h"),
+        ("src/cuda/launch/driver.cpp", "cuda.h"),
+        ("include/flashlift/tensor.h", "support/error.h"),
+    ]
+    for path, included in must_pass:
+        reason = problem_with(path, included, everything)
+        assert reason is None, f"{path} -> {included} should be allowed: {reason}"
+    for path, included in must_fail:
+        assert problem_with(path, included, everything), f"{path} -> {included} should be refused"
+
+
+def main(root):
+    check_the_check()
+    problems, files = [], 0
+    ours = lambda name: (root / "src" / name).exists() or (root / "include" / name).exists()
+    folders = ["include", "src", "cli", "benchmarks", "python"]
+    sources = [p for f in folders if (root / f).exists() for p in sorted((root / f).rglob("*")) if p.suffix in SUFFIXES]
+    for source in sources:
+        path = source.relative_to(root).as_posix()
+        if any(path.startswith(folder + "/") for folder in NOT_HOST_CODE):
+            continue
+        files += 1
+        for number, line in enumerate(source.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            reason = match and problem_with(path, match.group(1), ours)
+            if reason:
+                problems.append(f"{path}:{number}: {reason}")
+    print("\n".join(problems) or f"{files} files keep the layer order")
+    assert files > 0, f"no sources under {root}"
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
