@@ -38,7 +38,7 @@ struct Problem {
 
   std::optional<Program> score_mod;
   std::optional<Program> mask_mod;
-  // What the programs read. Each program's captures name entries of this list; both may name the same one.
+  // What the programs read, each tensor once: collect_captures(score_mod, mask_mod).
   std::vector<Capture> captures;
 
   int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks] beside the captures
@@ -66,13 +66,28 @@ Status verify(const Problem& problem);
 // Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come.
 Status verify(const Problem& problem, const AttentionArguments& arguments);
 
+// The captured tensors of both programs, score_mod's first: what Problem::captures must be.
+// Errors: both declare the same name differently.
+Result<std::vector<Capture>> collect_captures(const std::optional<Program>& score_mod,
+                                              const std::optional<Program>& mask_mod);
+
 // The one-line text form, used alike by the command line, tests, benchmarks and bug reports:
 //   attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30
-// Words (each optional unless noted):
-//   b<N> h<N> | hq<N> hkv<N>   s<N> | sq<N> skv<N>   d<N> | dqk<N> dv<N>   f32|bf16|f16 (required: h or hq, s or sq, d)
-//   out=f32|bf16|f16   scale=<x>   causal | causal=bottom_right   window=<left>[,<right>]   softcap=<x>   alibi
-//   prefix=<N>   sinks=<N>   empty_rows=zero|uniform|nan   lse   unnormalized
-//   score_mod={...}   mask_mod={...}    programs in their text form, between braces
+// Required: heads, lengths and a head dimension. The rest has defaults.
+//   b<N>                         batch (1)
+//   h<N> | hq<N> hkv<N>          heads, or query and key-value heads
+//   s<N> | sq<N> skv<N>          lengths
+//   d<N> | dqk<N> dv<N>          head dimension, or those of q, k and of v
+//   f32 | bf16 | f16             dtype (f32); out=<dtype> of the output (the same)
+//   scale=<x>                    (1 / sqrt(head dimension))
+//   causal | causal=bottom_right kv <= q, aligned at the top left or the bottom right corner
+//   window=<L> | window=<L>,<R>  q - L <= kv <= q + R; one number is both; aligned as causal is
+//   prefix=<N>                   keys below N are always kept (with causal: prefix-LM)
+//   documents=<N>                N documents of equal length, which do not see each other
+//   softcap=<x>                  x * tanh(score / x)
+//   alibi                        score + slope(h) * (kv - q), slopes as in the ALiBi paper
+//   sinks=<N>   lse   unnormalized   empty_rows=zero|uniform|nan
+//   score_mod(...) {...}   mask_mod(...) {...}   programs in their text form, after the named features
 Result<Problem> parse_problem(std::string_view text);
 // Prints every field, the named features as the programs they became; parse_problem(print(p)) is p.
 std::string print(const Problem& problem);

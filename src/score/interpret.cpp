@@ -45,13 +45,15 @@ Element load_element(const TensorView& tensor, std::span<const int64_t> indices)
   return {};
 }
 
-Interpreter::Interpreter(const Program& program, std::span<const TensorView> captures)
+template <typename Real>
+BasicInterpreter<Real>::BasicInterpreter(const Program& program, std::span<const TensorView> captures)
     : program_(program), captures_(captures), integers_(program.nodes.size()), reals_(program.nodes.size()) {}
 
-void Interpreter::evaluate(double score, const Coordinates& at) {
+template <typename Real>
+void BasicInterpreter<Real>::evaluate(Real score, const Coordinates& at) {
   for (ValueId id = 0; id < program_.nodes.size(); ++id) {
     const Node& node = program_.nodes[id];
-    Scalar<double> value;
+    Scalar<Real> value;
     switch (node.op) {
       case Op::k_score:
         value.f = score;
@@ -84,16 +86,16 @@ void Interpreter::evaluate(double score, const Coordinates& at) {
           indices[i] = integers_[node.operands[i]];
         }
         const Element element = load_element(captures_[node.payload], {indices.data(), node.operands.size()});
-        value = {.i = element.integer, .f = element.real};
+        value = {.i = element.integer, .f = static_cast<Real>(element.real)};
         break;
       }
       default: {
-        std::array<Scalar<double>, 3> operands;
+        std::array<Scalar<Real>, 3> operands;
         for (size_t i = 0; i < node.operands.size(); ++i) {
           operands[i] = {.i = integers_[node.operands[i]], .f = reals_[node.operands[i]]};
         }
         const Type operand_type = program_.nodes[node.operands.back()].type;
-        value = apply<double>(node.op, node.type, operand_type, {operands.data(), node.operands.size()});
+        value = apply<Real>(node.op, node.type, operand_type, {operands.data(), node.operands.size()});
       }
     }
     integers_[id] = value.i;
@@ -101,14 +103,19 @@ void Interpreter::evaluate(double score, const Coordinates& at) {
   }
 }
 
-double Interpreter::score_mod(double score, const Coordinates& at) {
+template <typename Real>
+Real BasicInterpreter<Real>::score_mod(Real score, const Coordinates& at) {
   evaluate(score, at);
   return reals_[program_.result];
 }
 
-bool Interpreter::mask_mod(const Coordinates& at) {
-  evaluate(0.0, at);
+template <typename Real>
+bool BasicInterpreter<Real>::mask_mod(const Coordinates& at) {
+  evaluate(0, at);
   return integers_[program_.result] != 0;
 }
+
+template class BasicInterpreter<float>;
+template class BasicInterpreter<double>;
 
 }  // namespace flashlift::score

@@ -1,4 +1,5 @@
-// Runs a score program in double precision, one score at a time. Slow and obvious: the oracle's half of the truth.
+// Runs a score program one score at a time. Slow and obvious: in f64 the oracle's half of the truth, in f32 the eager
+// maths that errors are measured against.
 #pragma once
 
 #include <span>
@@ -18,22 +19,26 @@ struct Coordinates {
 };
 
 // Holds its scratch, so use one interpreter per thread for many calls.
-class Interpreter {
+template <typename Real>
+class BasicInterpreter {
  public:
   // `captures` are in the order of program.captures, and outlive the interpreter, as does the program.
-  Interpreter(const Program& program, std::span<const TensorView> captures);
+  BasicInterpreter(const Program& program, std::span<const TensorView> captures);
 
-  double score_mod(double score, const Coordinates& at);
+  Real score_mod(Real score, const Coordinates& at);
   bool mask_mod(const Coordinates& at);
 
  private:
-  void evaluate(double score, const Coordinates& at);
+  void evaluate(Real score, const Coordinates& at);
 
   const Program& program_;
   std::span<const TensorView> captures_;
   std::vector<int64_t> integers_;
-  std::vector<double> reals_;
+  std::vector<Real> reals_;
 };
+extern template class BasicInterpreter<float>;
+extern template class BasicInterpreter<double>;
+using Interpreter = BasicInterpreter<double>;
 
 // An element of a tensor: integers and bool in `integer`, floats in `real`. Indices are clamped.
 struct Element {

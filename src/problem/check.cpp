@@ -1,0 +1,109 @@
+#include "problem/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "problem/eager.h"
+#include "problem/elements.h"
+#include "problem/oracle.h"
+
+namespace flashlift::problem {
+namespace {
+
+double epsilon(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return std::ldexp(1.0, -8);
+    case DType::kF16:
+      return std::ldexp(1.0, -11);
+    default:
+      return std::ldexp(1.0, -24);
+  }
+}
+
+struct ErrorSums {
+  double error = 0;
+  double maximum = 0;
+  double magnitude = 0;
+  int64_t count = 0;
+  std::string mismatch;  // a NaN or an infinity where the oracle has another value
+
+  void add(double got, double want, const std::function<std::string()>& place) {
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      const bool same = (std::isnan(got) && std::isnan(want)) || got == want;
+      if (!same && mismatch.empty()) {
+        mismatch = fmt::format("expected {} at {}, got {}", want, place(), got);
+      }
+      return;
+    }
+    error += std::abs(got - want);
+    maximum = std::max(maximum, std::abs(got - want));
+    magnitude += std::abs(want);
+    ++count;
+  }
+  double mean_error() const { return count > 0 ? error / static_cast<double>(count) : 0; }
+  double mean_magnitude() const { return count > 0 ? magnitude / static_cast<double>(count) : 0; }
+};
+
+void check_lse(const AttentionArguments& arguments, const OracleResult& want, CheckReport& report) {
+  const TensorView& lse = *arguments.lse;
+  const int64_t heads = lse.sizes[1];
+  const int64_t rows = lse.sizes[2];
+  for (size_t i = 0; i < want.lse.size() && report.ok; ++i) {
+    const int64_t index = static_cast<int64_t>(i);
+    const double got =
+        read_float(lse, row_offset(lse, index / (heads * rows), index / rows % heads, index % rows));
+    const double expected = want.lse[i];
+    const bool same = (std::isnan(got) && std::isnan(expected)) || got == expected;
+    // lse is a score plus a logarithm, both of order |lse|: relative to it, with the error of a dot product allowed.
+    if (!same && !(std::abs(got - expected) <= 1e-4 * std::max(1.0, std::abs(expected)))) {
+      report.ok = false;
+      report.reason = fmt::format("lse of row {}: expected {}, got {}", i, expected, got);
+    }
+  }
+}
+
+}  // namespace
+
+Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const OracleResult want, run_oracle(problem, arguments));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<float> eager, run_eager(problem, arguments));
+  ErrorSums ours;
+  ErrorSums theirs;
+  const TensorView& out = arguments.out;
+  const int64_t heads = out.sizes[1];
+  const int64_t rows = out.sizes[2];
+  const int64_t dims = out.sizes[3];
+  for (size_t i = 0; i < want.out.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / dims;
+    const int64_t d = static_cast<int64_t>(i) % dims;
+    const int64_t b = row / (heads * rows);
+    const int64_t h = row / rows % heads;
+    const int64_t s = row % rows;
+    const double got = read_float(out, row_offset(out, b, h, s) + d * out.strides[3]);
+    ours.add(got, want.out[i], [&] { return fmt::format("out[{},{},{},{}]", b, h, s, d); });
+    theirs.add(eager[i], want.out[i], [] { return std::string(); });
+  }
+  CheckReport report;
+  report.mean_error = ours.mean_error();
+  report.max_error = ours.maximum;
+  report.eager_error = theirs.mean_error();
+  // Chance: each element's rounding error is uniform within an ulp, so a mean over n of them wanders by 1/sqrt(n).
+  const double chance = epsilon(problem.out_dtype) / std::sqrt(std::max<double>(1.0, static_cast<double>(ours.count)));
+  report.bound = 1.1 * report.eager_error + (chance + 4 * epsilon(DType::kF32)) * ours.mean_magnitude();
+  report.ok = ours.mismatch.empty() && report.mean_error <= report.bound;
+  if (!ours.mismatch.empty()) {
+    report.reason = ours.mismatch;
+  } else if (!report.ok) {
+    report.reason = fmt::format("mean error {:.3g} is above the bound {:.3g}", report.mean_error, report.bound);
+  }
+  if (report.ok && arguments.lse) {
+    check_lse(arguments, want, report);
+  }
+  return report;
+}
+
+}  // namespace flashlift::problem

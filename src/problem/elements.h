@@ -1,0 +1,29 @@
+// Reading and writing float elements of strided tensors, for the oracle and the eager maths.
+#pragma once
+
+#include <span>
+
+#include "flashlift/tensor.h"
+#include "support/half.h"
+
+namespace flashlift::problem {
+
+inline double read_float(const TensorView& view, int64_t offset) {
+  switch (view.dtype) {
+    case DType::kF16:
+      return f16_to_float(static_cast<const uint16_t*>(view.data)[offset]);
+    case DType::kBF16:
+      return bf16_to_float(static_cast<const uint16_t*>(view.data)[offset]);
+    case DType::kF64:
+      return static_cast<const double*>(view.data)[offset];
+    default:
+      return static_cast<const float*>(view.data)[offset];
+  }
+}
+
+// The offset of [b, h, s] of a rank-4 (or rank-3) tensor; the last dimension follows with its stride.
+inline int64_t row_offset(const TensorView& view, int64_t b, int64_t h, int64_t s) {
+  return b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
+}
+
+}  // namespace flashlift::problem

@@ -1,0 +1,91 @@
+#include "problem/features.h"
+
+#include <bit>
+
+#include "flashlift/builder.h"
+#include "score/compose.h"
+#include "score/simplify.h"
+#include "support/error.h"
+
+namespace flashlift::problem {
+namespace {
+
+Status add_score_mod(Problem& problem, Result<Program> inner) {
+  FLASHLIFT_ASSIGN_OR_RETURN(Program program, std::move(inner));
+  if (problem.score_mod) {
+    FLASHLIFT_ASSIGN_OR_RETURN(program, score::compose(*problem.score_mod, program));
+  }
+  problem.score_mod = score::simplify(program);
+  return {};
+}
+
+Status add_mask_mod(Problem& problem, Result<Program> mask) {
+  FLASHLIFT_ASSIGN_OR_RETURN(Program program, std::move(mask));
+  if (problem.mask_mod) {
+    FLASHLIFT_ASSIGN_OR_RETURN(program, score::conjunction(program, *problem.mask_mod));
+  }
+  problem.mask_mod = score::simplify(program);
+  return {};
+}
+
+Result<Program> softcap_program(float cap) {
+  return trace_score_mod([&](Expr score, Expr, Expr, Expr, Expr) { return cap * tanh(score / cap); });
+}
+
+// Slopes of the ALiBi paper: 2^(-8 (h + 1) / n) for a power of two n; for other head counts the rest are taken from
+// between the slopes of twice as many heads.
+Result<Program> alibi_program(int64_t heads) {
+  const int power = static_cast<int>(std::bit_floor(static_cast<uint64_t>(heads)));
+  return trace_score_mod([&](Expr score, Expr, Expr h, Expr q, Expr kv) {
+    const Expr first = (h + 1) * (-8.0f / static_cast<float>(power));
+    const Expr rest = ((h - power) * 2 + 1) * (-4.0f / static_cast<float>(power));
+    const Expr exponent = power == heads ? first : select(h < power, first, rest);
+    return score + exp2(exponent) * (kv - q);
+  });
+}
+
+Result<Program> band_program(const Features& features) {
+  return trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) {
+    const Expr position = features.bottom_right ? q + (kv_len() - q_len()) : q;
+    Expr keep = true;
+    if (features.causal) {
+      keep = keep && kv <= position;
+    }
+    if (features.window_left) {
+      keep = keep && kv >= position - static_cast<int>(*features.window_left);
+    }
+    if (features.window_right) {
+      keep = keep && kv <= position + static_cast<int>(*features.window_right);
+    }
+    if (features.prefix) {
+      keep = keep || kv < static_cast<int>(*features.prefix);
+    }
+    return keep;
+  });
+}
+
+Result<Program> documents_program(int64_t documents, int64_t length) {
+  const int size = static_cast<int>((length + documents - 1) / documents);
+  return trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) { return floor_div(q, size) == floor_div(kv, size); });
+}
+
+}  // namespace
+
+Status apply_features(const Features& features, Problem& problem) {
+  if (features.alibi) {
+    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, alibi_program(problem.q_heads)));
+  }
+  if (features.softcap) {
+    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, softcap_program(*features.softcap)));
+  }
+  if (features.documents) {
+    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, documents_program(*features.documents, problem.kv_len)));
+  }
+  if (features.causal || features.window_left || features.window_right || features.prefix) {
+    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, band_program(features)));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
+  return {};
+}
+
+}  // namespace flashlift::problem

@@ -1,0 +1,19 @@
+// The fp64 oracle: attention as docs/design.md defines it, written for reading, sharing no code with any backend.
+#pragma once
+
+#include <vector>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::problem {
+
+struct OracleResult {
+  std::vector<double> out;  // [batch, q_heads, q_len, value_dim], dense
+  std::vector<double> lse;  // [batch, q_heads, q_len], dense, whether the problem wants it or not
+};
+
+// Takes lengths and batch from the arguments. Reads only q, k, v, captures and sinks.
+// Errors: what verify(problem) and verify(problem, arguments) say.
+Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments);
+
+}  // namespace flashlift::problem

@@ -1,0 +1,191 @@
+#include "flashlift/problem.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "score/verify.h"
+#include "support/error.h"
+
+namespace flashlift {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+// Coordinates are i32 in programs, and products of two of them are common.
+constexpr int64_t kMaxLength = int64_t{1} << 30;
+
+Status verify_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    return invalid_argument("{} must be {} to {}, got {}", name, low, high, value);
+  }
+  return {};
+}
+
+Status verify_program(const char* name, const Program& program, ProgramKind kind) {
+  if (program.kind != kind) {
+    return invalid_argument("the {} of a problem holds a program of the other kind", name);
+  }
+  const Status status = score::verify(program);
+  if (!status.ok()) {
+    return Error{status.error().kind, fmt::format("{}: {}", name, status.error().message)};
+  }
+  return {};
+}
+
+bool is_data_dtype(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16; }
+
+Status verify_dtype(const char* name, DType dtype) {
+  if (!is_data_dtype(dtype)) {
+    return unsupported("{} has dtype {}, expected f32, bf16 or f16", name, to_string(dtype));
+  }
+  return {};
+}
+
+struct WantedTensor {
+  const char* name;
+  const TensorView& view;
+  DType dtype;
+  std::vector<int64_t> shape;
+};
+
+Status verify_tensor(const WantedTensor& wanted) {
+  const TensorView& view = wanted.view;
+  const bool shape_fits =
+      view.rank == static_cast<int>(wanted.shape.size()) &&
+      std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
+                 [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
+  if (view.dtype != wanted.dtype || !shape_fits) {
+    std::string shape;
+    for (const int64_t size : wanted.shape) {
+      shape += shape.empty() ? "" : ",";
+      shape += size < 0 ? "?" : std::to_string(size);
+    }
+    return invalid_argument("{}: expected {}[{}], got {}", wanted.name, to_string(wanted.dtype), shape,
+                            describe(view));
+  }
+  if (view.data == nullptr && view.element_count() > 0) {
+    return invalid_argument("{}: the data pointer of a {} tensor is null", wanted.name, describe(view));
+  }
+  return {};
+}
+
+Status verify_output(const WantedTensor& wanted) {
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
+  for (int i = 0; i < wanted.view.rank; ++i) {
+    if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0) {
+      return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", wanted.name, i);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const char* to_string(EmptyRows rows) {
+  switch (rows) {
+    case EmptyRows::kZero:
+      return "zero";
+    case EmptyRows::kUniform:
+      return "uniform";
+    case EmptyRows::kNan:
+      return "nan";
+  }
+  return "?";
+}
+
+Result<std::vector<Capture>> collect_captures(const std::optional<Program>& score_mod,
+                                              const std::optional<Program>& mask_mod) {
+  std::vector<Capture> captures;
+  for (const auto* program : {&score_mod, &mask_mod}) {
+    if (!program->has_value()) {
+      continue;
+    }
+    for (const Capture& capture : (*program)->captures) {
+      const auto found = std::find_if(captures.begin(), captures.end(),
+                                      [&](const Capture& other) { return other.name == capture.name; });
+      if (found == captures.end()) {
+        captures.push_back(capture);
+      } else if (!(*found == capture)) {
+        return invalid_argument("score_mod and mask_mod declare the captured tensor `{}` differently; rename one",
+                                capture.name);
+      }
+    }
+  }
+  return captures;
+}
+
+Status verify(const Problem& problem) {
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("batch", problem.batch, 0, kMaxLength));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("q_heads", problem.q_heads, 1, 1 << 20));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("kv_heads", problem.kv_heads, 1, 1 << 20));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("q_len", problem.q_len, 0, kMaxLength));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("kv_len", problem.kv_len, 0, kMaxLength));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("head_dim", problem.head_dim, 1, kMaxHeadDim));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("value_dim", problem.value_dim, 1, kMaxHeadDim));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("sinks", problem.sinks, 0, 1 << 20));
+  if (problem.q_heads % problem.kv_heads != 0) {
+    return invalid_argument("q_heads must be a multiple of kv_heads, got {} and {}", problem.q_heads,
+                            problem.kv_heads);
+  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
+  FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
+  if (!std::isfinite(problem.scale)) {
+    return invalid_argument("scale must be finite, got {}", problem.scale);
+  }
+  if (problem.score_mod) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_program("score_mod", *problem.score_mod, ProgramKind::kScoreMod));
+  }
+  if (problem.mask_mod) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_program("mask_mod", *problem.mask_mod, ProgramKind::kMaskMod));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const auto captures, collect_captures(problem.score_mod, problem.mask_mod));
+  if (captures != problem.captures) {
+    return invalid_argument(
+        "Problem::captures has {} tensors, but the programs read {}, or in another order; "
+        "set it to collect_captures(score_mod, mask_mod)",
+        problem.captures.size(), captures.size());
+  }
+  return {};
+}
+
+Status verify(const Problem& problem, const AttentionArguments& arguments) {
+  const Problem& p = problem;
+  const int64_t batch = arguments.q.rank > 0 ? arguments.q.sizes[0] : -1;
+  const int64_t q_len = arguments.q.rank > 2 ? arguments.q.sizes[2] : -1;
+  const int64_t kv_len = arguments.k.rank > 2 ? arguments.k.sizes[2] : -1;
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"q", arguments.q, p.dtype, {-1, p.q_heads, -1, p.head_dim}}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"k", arguments.k, p.dtype, {batch, p.kv_heads, -1, p.head_dim}}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"v", arguments.v, p.dtype, {batch, p.kv_heads, kv_len, p.value_dim}}));
+  FLASHLIFT_RETURN_IF_ERROR(
+      verify_output({"out", arguments.out, p.out_dtype, {batch, p.q_heads, q_len, p.value_dim}}));
+  if (q_len > kMaxLength || kv_len > kMaxLength) {
+    return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
+  }
+  if (arguments.captures.size() != p.captures.size()) {
+    return invalid_argument("expected {} captured tensors, got {}", p.captures.size(), arguments.captures.size());
+  }
+  for (size_t i = 0; i < p.captures.size(); ++i) {
+    const std::string name = fmt::format("captured tensor `{}`", p.captures[i].name);
+    FLASHLIFT_RETURN_IF_ERROR(
+        verify_tensor({name.c_str(), arguments.captures[i], p.captures[i].dtype, p.captures[i].shape}));
+  }
+  if (arguments.sinks.has_value() != (p.sinks > 0)) {
+    return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,
+                            arguments.sinks ? "gives" : "lacks");
+  }
+  if (arguments.sinks) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"sinks", *arguments.sinks, DType::kF32, {p.q_heads, p.sinks}}));
+  }
+  if (arguments.lse.has_value() != p.want_lse) {
+    return invalid_argument("the problem {} an lse output, but the call {} one", p.want_lse ? "has" : "has not",
+                            arguments.lse ? "gives" : "lacks");
+  }
+  if (arguments.lse) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_output({"lse", *arguments.lse, DType::kF32, {batch, p.q_heads, q_len}}));
+  }
+  return {};
+}
+
+}  // namespace flashlift
