@@ -6,6 +6,7 @@ function(flashlift_library name)
   target_include_directories(flashlift_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(flashlift_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
   flashlift_warnings(flashlift_${name})
+  set_property(GLOBAL APPEND PROPERTY FLASHLIFT_FOLDERS ${name})
 endfunction()
 
 function(flashlift_warnings target)

@@ -13,6 +13,8 @@
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
@@ -86,3 +88,5 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
                                int64_t kv_tile);
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop

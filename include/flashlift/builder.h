@@ -18,6 +18,8 @@
 
 #include "flashlift/program.h"
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 class ProgramBuilder;
@@ -166,3 +168,5 @@ Result<Program> trace_mask_mod(F&& mask_mod) {
 }
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 // What a query row gives that has no key left (no sink either).
@@ -93,3 +95,5 @@ Result<Problem> parse_problem(std::string_view text);
 std::string print(const Problem& problem);
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop

@@ -24,6 +24,8 @@
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 enum class Type : uint8_t { kI1, kI32, kI64, kF32 };
@@ -105,3 +107,5 @@ std::string print(const Program& program);
 std::string print_one_line(const Program& program);
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop

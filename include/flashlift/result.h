@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 // Whose fault it is, which decides the exit code and the exception type of a front end.
@@ -60,6 +62,8 @@ class [[nodiscard]] Result {
 };
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop
 
 #define FLASHLIFT_CONCAT_IMPL_(a, b) a##b
 #define FLASHLIFT_CONCAT_(a, b) FLASHLIFT_CONCAT_IMPL_(a, b)

@@ -12,6 +12,8 @@
 
 #include "flashlift/result.h"
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift::stablehlo {
 
 // What stands in the module in place of a found attention.
@@ -55,3 +57,5 @@ Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options
 std::string report_json(const FuseResult& result);
 
 }  // namespace flashlift::stablehlo
+
+#pragma GCC visibility pop

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)  // this is what the shared library exports
+
 namespace flashlift {
 
 enum class DType : uint8_t { kBool, kI8, kU8, kI16, kI32, kU32, kI64, kF16, kBF16, kF32, kF64 };
@@ -43,3 +45,5 @@ TensorView transposed(TensorView view, int i, int j);
 std::string describe(const TensorView& view);
 
 }  // namespace flashlift
+
+#pragma GCC visibility pop

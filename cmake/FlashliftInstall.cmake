@@ -1,0 +1,54 @@
+# What `cmake --install` lays down: two shared libraries, their headers, the command line, and a CMake package.
+#
+#   find_package(flashlift)                        flashlift::flashlift
+#   find_package(flashlift COMPONENTS stablehlo)   flashlift::stablehlo, in a library of its own: it brings MLIR in
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/flashlift)
+
+# flashlift_shared_library(EXPORT_NAME OUTPUT_NAME FOLDERS...): one shared library from the objects of source folders.
+# From objects, because a linker takes from a static library only what something refers to, and nothing refers to an
+# interface that waits for its users.
+function(flashlift_shared_library export_name output_name)
+  set(target flashlift_shared_${export_name})
+  add_library(${target} SHARED)
+  foreach(folder IN LISTS ARGN)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:flashlift_${folder}>)
+    target_link_libraries(${target} PRIVATE flashlift_${folder})
+  endforeach()
+  target_include_directories(${target} INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${target} INTERFACE cxx_std_20)
+  target_link_options(${target} PRIVATE -Wl,--no-undefined)
+  set_target_properties(${target} PROPERTIES
+    EXPORT_NAME ${export_name} OUTPUT_NAME ${output_name} LINKER_LANGUAGE CXX
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+  add_library(flashlift::${export_name} ALIAS ${target})
+  install(TARGETS ${target} EXPORT flashliftTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endfunction()
+
+get_property(folders GLOBAL PROPERTY FLASHLIFT_FOLDERS)
+set(stablehlo_folders ${folders})
+list(FILTER stablehlo_folders INCLUDE REGEX "^stablehlo")
+list(FILTER folders EXCLUDE REGEX "^(stablehlo|xla)")
+
+flashlift_shared_library(flashlift flashlift ${folders})
+if(stablehlo_folders)
+  flashlift_shared_library(stablehlo flashlift_stablehlo ${stablehlo_folders})
+endif()
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashlift DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(FLASHLIFT_CLI)
+  install(TARGETS flashlift_cli)
+endif()
+
+install(EXPORT flashliftTargets NAMESPACE flashlift:: DESTINATION ${package_folder})
+configure_package_config_file(cmake/flashliftConfig.cmake.in ${CMAKE_BINARY_DIR}/flashliftConfig.cmake
+  INSTALL_DESTINATION ${package_folder})
+# Before version 1 every minor version may change the interface.
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/flashliftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/flashliftConfig.cmake ${CMAKE_BINARY_DIR}/flashliftConfigVersion.cmake
+  DESTINATION ${package_folder})

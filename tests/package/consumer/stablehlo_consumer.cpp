@@ -1,0 +1,7 @@
+// A program of somebody who fuses modules: text that is not a module is an error, not a crash.
+#include "flashlift/stablehlo.h"
+
+int main() {
+  const auto fused = flashlift::stablehlo::fuse("this is no module");
+  return !fused && fused.error().kind == flashlift::ErrorKind::kInvalidArgument ? 0 : 1;
+}
