@@ -1,0 +1,79 @@
+// Which tiles of the score plane a kernel has to visit, derived from the programs by intervals: nothing of size
+// N x N is built.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "flashlift/problem.h"
+#include "score/interval.h"
+
+namespace flashlift::plan {
+
+// A box of the score plane within one batch; all ranges are half open and not empty, and lie within the lengths.
+struct TileBox {
+  int64_t b = 0;
+  int64_t h_begin = 0;
+  int64_t h_end = 0;
+  int64_t q_begin = 0;
+  int64_t q_end = 0;
+  int64_t kv_begin = 0;
+  int64_t kv_end = 0;
+};
+
+enum class TileKind : uint8_t {
+  kSkipped,  // no score of the box is kept
+  kFull,     // every score is kept: mask_mod need not run (score_mod still does)
+  kPartial,  // both occur, or it could not be proved otherwise
+};
+
+// Neighbouring tiles [begin, end) of one kind.
+struct TileRun {
+  int64_t begin = 0;
+  int64_t end = 0;
+  TileKind kind = TileKind::kFull;
+  bool operator==(const TileRun&) const = default;
+};
+
+// The visited tiles of one row (or column) of tiles in rising order; skipped ones are absent. Reused from row to row
+// by one thread, so that asking allocates nothing.
+struct VisitRow {
+  std::vector<TileRun> runs;
+  std::vector<score::Interval> scratch;
+};
+
+// Bound to one call's lengths and captured tensors; immutable, safe to ask from any thread.
+//
+// Skipping assumes that scores before score_mod are finite: score + (-inf) is taken as masked.
+class Visits {
+ public:
+  // `captures` are the call's tensors in the order of problem.captures, already verified; their memory must outlive
+  // the object. Costs O(elements) for captured tensors indexed by q or kv in one dimension, nothing for others.
+  Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures);
+
+  TileKind classify(const TileBox& box, std::vector<score::Interval>& scratch) const;
+
+  // The key tiles of size kv_tile that the queries [q_begin, q_end) of these heads visit.
+  void row(int64_t b, int64_t h_begin, int64_t h_end, int64_t q_begin, int64_t q_end, int64_t kv_tile,
+           VisitRow& row) const;
+  // The query tiles of size q_tile that visit the keys [kv_begin, kv_end): what a backward kernel walks.
+  void column(int64_t b, int64_t h_begin, int64_t h_end, int64_t kv_begin, int64_t kv_end, int64_t q_tile,
+              VisitRow& row) const;
+
+  // False: all batches (heads) have the same tiles.
+  bool depends_on_b() const { return depends_on_b_; }
+  bool depends_on_h() const { return depends_on_h_; }
+  // True: every tile is full, so there is nothing to ask.
+  bool all_full() const { return !masked_; }
+
+ private:
+  int64_t q_len_ = 0;
+  int64_t kv_len_ = 0;
+  bool masked_ = false;
+  bool depends_on_b_ = false;
+  bool depends_on_h_ = false;
+};
+
+}  // namespace flashlift::plan
