@@ -1,0 +1,71 @@
+#include "stablehlo/reader/dialect.h"
+
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Quant/IR/Quant.h"
+#include "mlir/Dialect/Shape/IR/Shape.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/BuiltinAttributes.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "mlir/IR/Dialect.h"
+#include "mlir/IR/DialectImplementation.h"
+#include "mlir/IR/DialectRegistry.h"
+#include "stablehlo/reader/attributes.h"
+#include "stablehlo/reader/syntax.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+class TextDialect : public mlir::Dialect {
+ public:
+  std::optional<ParseOpHook> getParseOperationHook(mlir::StringRef op_name) const override {
+    const OpInfo* op = find_op(std::string_view(op_name.data(), op_name.size()));
+    // Without a pretty form the hook still stands in, for a better message than "unknown operation".
+    return parse_hook(op);
+  }
+
+  mlir::Attribute parseAttribute(mlir::DialectAsmParser& parser, mlir::Type type) const override {
+    const mlir::StringRef text = parser.getFullSymbolSpec();
+    return mlir::OpaqueAttr::get(mlir::StringAttr::get(getContext(), getNamespace()),
+                                 canonical_attribute({text.data(), text.size()}),
+                                 type ? type : mlir::NoneType::get(getContext()));
+  }
+
+  mlir::Type parseType(mlir::DialectAsmParser& parser) const override {
+    const mlir::StringRef text = parser.getFullSymbolSpec();
+    return mlir::OpaqueType::get(mlir::StringAttr::get(getContext(), getNamespace()),
+                                 canonical_attribute({text.data(), text.size()}));
+  }
+
+ protected:
+  TextDialect(mlir::StringRef dialect_name, mlir::MLIRContext* owner, mlir::TypeID id)
+      : Dialect(dialect_name, owner, id) {
+    allowUnknownOperations();
+    allowUnknownTypes();
+  }
+};
+
+class StablehloDialect : public TextDialect {
+ public:
+  MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(StablehloDialect)
+  static constexpr llvm::StringLiteral getDialectNamespace() { return llvm::StringLiteral("stablehlo"); }
+  explicit StablehloDialect(mlir::MLIRContext* owner)
+      : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<StablehloDialect>()) {}
+};
+
+class ChloDialect : public TextDialect {
+ public:
+  MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(ChloDialect)
+  static constexpr llvm::StringLiteral getDialectNamespace() { return llvm::StringLiteral("chlo"); }
+  explicit ChloDialect(mlir::MLIRContext* owner)
+      : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<ChloDialect>()) {}
+};
+
+}  // namespace
+
+void register_dialects(mlir::DialectRegistry& registry) {
+  registry.insert<StablehloDialect, ChloDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,
+                  mlir::tensor::TensorDialect, mlir::shape::ShapeDialect, mlir::quant::QuantDialect>();
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,38 @@
+// What is known of each operation of stablehlo and chlo. No MLIR here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace flashlift::stablehlo {
+
+enum class OpKind : uint8_t {
+  kOther,  // an operation of another dialect, or one that is newer than the table
+#define FLASHLIFT_HLO_OP(kind, name, effects, operands, syntax, attributes) kind,
+#include "stablehlo/reader/ops.def"
+};
+
+enum class Effects : uint8_t {
+  kPure,        // may be removed when unused, duplicated and moved
+  kNested,      // as pure as what its regions hold
+  kEffects,     // stays
+  kTerminator,  // ends a region
+};
+
+struct OpInfo {
+  OpKind kind = OpKind::kOther;
+  std::string_view name;    // with its dialect: "stablehlo.add"
+  Effects effects = Effects::kEffects;
+  int operands = -1;        // -1: any number
+  const char* syntax = "";  // of the pretty form, see syntax.h; "" if there is none
+  std::vector<std::string_view> attributes;  // its own, sorted
+};
+
+// Null for an unknown name.
+const OpInfo* find_op(std::string_view name);
+const OpInfo& info(OpKind kind);
+std::span<const OpInfo> all_ops();
+
+}  // namespace flashlift::stablehlo

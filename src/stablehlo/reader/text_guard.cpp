@@ -1,0 +1,278 @@
+#include "stablehlo/reader/text_guard.h"
+
+#include <charconv>
+#include <optional>
+#include <vector>
+
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+constexpr std::string_view kHexConstant = "dense<\"0x";
+
+struct Position {
+  size_t line = 1;
+  size_t column = 1;
+};
+
+Position position_of(std::string_view text, size_t offset) {
+  Position at;
+  for (const char c : text.substr(0, offset)) {
+    if (c == '\n') {
+      ++at.line;
+      at.column = 0;
+    }
+    ++at.column;
+  }
+  return at;
+}
+
+// The end of the string or comment that begins at `i`, or `i` where none begins.
+size_t skip_string_or_comment(std::string_view text, size_t i) {
+  if (text[i] == '/' && i + 1 < text.size() && text[i + 1] == '/') {
+    return std::min(text.find('\n', i), text.size());
+  }
+  if (text[i] != '"') {
+    return i;
+  }
+  for (size_t end = i + 1; end < text.size(); ++end) {
+    end = text.find_first_of("\"\\\n", end);
+    if (end == std::string_view::npos) {
+      return text.size();
+    }
+    if (text[end] != '\\') {
+      return end + 1;
+    }
+  }
+  return text.size();
+}
+
+// Brackets and runs of minus signs are where MLIR's recursive descent goes deeper. '<' and '>' also compare and point,
+// so that only the others close what stands inside them.
+class NestingMeter {
+ public:
+  // False at the bracket that is one too deep.
+  bool step(char previous, char c, char next) {
+    minus_ = c == '-' ? minus_ + 1 : (c == ' ' ? minus_ : 0);
+    switch (c) {
+      case '(': case '[': case '{':
+        outer_.push_back(angles_);
+        angles_ = 0;
+        ++depth_;
+        break;
+      case ')': case ']': case '}':
+        depth_ -= angles_ + (outer_.empty() ? 0 : 1);
+        angles_ = outer_.empty() ? 0 : outer_.back();
+        if (!outer_.empty()) {
+          outer_.pop_back();
+        }
+        break;
+      case '<':
+        if (next != '=') {
+          ++angles_;
+          ++depth_;
+        }
+        break;
+      case '>':
+        if (previous != '-' && next != '=' && angles_ > 0) {
+          --angles_;
+          --depth_;
+        }
+        break;
+      default:
+        break;
+    }
+    return depth_ <= kMaxNesting && minus_ <= kMaxNesting;
+  }
+
+ private:
+  std::vector<int> outer_;  // open '<' outside each open bracket
+  int angles_ = 0;          // open '<' in the innermost bracket
+  int depth_ = 0;
+  int minus_ = 0;
+};
+
+// A constant "dense<"0x...">: tensor<...xi1>" found in a text.
+struct BoolConstant {
+  std::string_view digits;      // in the text
+  size_t begin = 0;             // of dense
+  size_t close = 0;             // of the closing '>'
+  std::vector<int64_t> shape;
+  int64_t elements = 1;
+};
+
+std::optional<BoolConstant> read_bool_constant(std::string_view text, size_t begin) {
+  BoolConstant constant;
+  constant.begin = begin;
+  const size_t digits = begin + kHexConstant.size();
+  const size_t quote = text.find('"', digits);
+  if (quote == std::string_view::npos) {
+    return std::nullopt;
+  }
+  constant.digits = text.substr(digits, quote - digits);
+  size_t at = quote + 1;
+  const auto take = [&](std::string_view word) {
+    while (at < text.size() && (text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r')) {
+      ++at;
+    }
+    const bool found = text.substr(at).starts_with(word);
+    at += found ? word.size() : 0;
+    return found;
+  };
+  constant.close = quote + 1;
+  if (!take(">")) {
+    return std::nullopt;
+  }
+  constant.close = at - 1;
+  if (!take(":") || !(take("tensor<") || take("vector<"))) {
+    return std::nullopt;
+  }
+  while (true) {
+    int64_t size = 0;
+    const auto [end, error] = std::from_chars(text.data() + at, text.data() + text.size(), size);
+    if (error != std::errc() || end == text.data() + text.size() || *end != 'x' || size < 0) {
+      break;
+    }
+    if (__builtin_mul_overflow(constant.elements, size, &constant.elements)) {
+      return std::nullopt;
+    }
+    constant.shape.push_back(size);
+    at = static_cast<size_t>(end - text.data()) + 1;
+  }
+  if (!take("i1") || !(take(">") || take(","))) {
+    return std::nullopt;
+  }
+  return constant;
+}
+
+int hex_value(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// Element `i` of digits that hold one byte an element; -1 for a character that is no digit.
+int byte_element(std::string_view digits, size_t i) {
+  const int high = hex_value(digits[2 * i]);
+  const int low = hex_value(digits[2 * i + 1]);
+  return high < 0 || low < 0 ? -1 : (high | low) != 0;
+}
+
+// Packed bits, the first element lowest, for digits of one byte an element. Empty for a bad digit.
+std::string packed_digits(std::string_view digits, size_t elements) {
+  static constexpr char kHex[] = "0123456789ABCDEF";
+  std::string packed;
+  packed.reserve((elements + 7) / 8 * 2);
+  for (size_t base = 0; base < elements; base += 8) {
+    int byte = 0;
+    for (size_t bit = 0; bit < 8 && base + bit < elements; ++bit) {
+      const int element = byte_element(digits, base + bit);
+      if (element < 0) {
+        return {};
+      }
+      byte |= element << bit;
+    }
+    packed += kHex[byte >> 4];
+    packed += kHex[byte & 15];
+  }
+  return packed;
+}
+
+void append_list(std::string& out, const BoolConstant& constant, size_t dim, size_t& element) {
+  if (dim == constant.shape.size()) {
+    const int byte = (hex_value(constant.digits[element / 8 * 2]) << 4) | hex_value(constant.digits[element / 8 * 2 + 1]);
+    out += (byte >> (element % 8)) & 1 ? "true" : "false";
+    ++element;
+    return;
+  }
+  out += '[';
+  for (int64_t i = 0; i < constant.shape[dim]; ++i) {
+    out += i == 0 ? "" : ", ";
+    append_list(out, constant, dim + 1, element);
+  }
+  out += ']';
+}
+
+}  // namespace
+
+Status check_module_text(std::string_view text, std::string_view name) {
+  // Bytecode begins with "MLïR".
+  if (text.starts_with("ML\xefR")) {
+    return unsupported("{}: this is MLIR bytecode, which Flashlift does not read yet; give the module as text: in "
+                       "JAX, jax.jit(f).lower(...).as_text(), or exported.mlir_module() of a jax.export.Exported; "
+                       "elsewhere, stablehlo-translate --deserialize",
+                       name);
+  }
+  if (text.size() > kMaxModuleText) {
+    return unsupported("{}: the module's text has {} bytes, more than the {} that can be read; give large constants "
+                       "as arguments instead",
+                       name, text.size(), kMaxModuleText);
+  }
+  NestingMeter meter;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const size_t end = skip_string_or_comment(text, i);
+    if (end != i) {
+      i = end - 1;
+      continue;
+    }
+    if (!meter.step(i > 0 ? text[i - 1] : '\0', text[i], i + 1 < text.size() ? text[i + 1] : '\0')) {
+      const Position at = position_of(text, i);
+      return invalid_argument("{}:{}:{}: brackets nested more than {} deep", name, at.line, at.column, kMaxNesting);
+    }
+  }
+  return {};
+}
+
+bool pack_bool_constants(std::string_view text, std::string& storage) {
+  bool copied = false;
+  for (size_t at = text.find(kHexConstant); at != std::string_view::npos; at = text.find(kHexConstant, at + 1)) {
+    const std::optional<BoolConstant> constant = read_bool_constant(text, at);
+    // A single byte is read alike in both spellings, apart from one element, whose byte may be 1.
+    if (!constant || constant->digits.size() != 2 * static_cast<size_t>(constant->elements) || constant->elements == 0) {
+      continue;
+    }
+    const auto elements = static_cast<size_t>(constant->elements);
+    // A tensor of which all elements are one byte long but that byte count also fits packed bits: only one element.
+    std::string packed = elements == 1 ? (byte_element(constant->digits, 0) > 0 ? "FF" : "00")
+                                       : packed_digits(constant->digits, elements);
+    if (packed.empty()) {
+      continue;
+    }
+    if (!copied) {
+      storage.assign(text);
+      copied = true;
+    }
+    packed = std::string(kHexConstant) + packed + "\">";
+    const size_t room = constant->close + 1 - constant->begin;
+    packed.resize(room, ' ');
+    storage.replace(constant->begin, room, packed);
+  }
+  return copied;
+}
+
+std::string spell_bool_constants(std::string text) {
+  std::string out;
+  size_t done = 0;
+  const std::string_view view = text;
+  for (size_t at = view.find(kHexConstant); at != std::string_view::npos; at = view.find(kHexConstant, at + 1)) {
+    const std::optional<BoolConstant> constant = read_bool_constant(view, at);
+    if (!constant || constant->digits.size() != 2 * ((static_cast<size_t>(constant->elements) + 7) / 8)) {
+      continue;
+    }
+    out += view.substr(done, at - done);
+    out += "dense<";
+    size_t element = 0;
+    append_list(out, *constant, 0, element);
+    out += '>';
+    done = constant->close + 1;
+  }
+  if (done == 0) {
+    return text;
+  }
+  out += view.substr(done);
+  return out;
+}
+
+}  // namespace flashlift::stablehlo

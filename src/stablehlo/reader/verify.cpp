@@ -1,0 +1,62 @@
+#include "stablehlo/reader/verify.h"
+
+#include <numeric>
+
+#include "llvm/ADT/DenseSet.h"
+#include "mlir/IR/Block.h"
+#include "mlir/IR/Region.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/verify_op.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// The order in which values are defined. MLIR checks it only in operations that are registered and say so.
+class OrderCheck {
+ public:
+  Status visit(mlir::Operation& op) {
+    for (const mlir::Value operand : op.getOperands()) {
+      FLASHLIFT_RETURN_IF_ERROR(check_defined(op, operand));
+    }
+    for (mlir::Region& region : op.getRegions()) {
+      FLASHLIFT_RETURN_IF_ERROR(visit_region(op, region));
+    }
+    done_.insert(&op);
+    return verify_op(&op);
+  }
+
+ private:
+  Status visit_region(mlir::Operation& op, mlir::Region& region) {
+    if (!region.empty() && !region.hasOneBlock()) {
+      return unsupported("{}: '{}' has a region of several blocks; StableHLO needs none: lower control flow to "
+                         "stablehlo.if, case or while",
+                         describe(op.getLoc()), op.getName().getStringRef().str());
+    }
+    for (mlir::Block& block : region) {
+      for (mlir::Operation& inner : block) {
+        FLASHLIFT_RETURN_IF_ERROR(visit(inner));
+      }
+    }
+    return {};
+  }
+
+  Status check_defined(mlir::Operation& op, mlir::Value operand) const {
+    mlir::Operation* definition = operand.getDefiningOp();
+    const bool earlier = definition == nullptr || done_.contains(definition);
+    mlir::Region* home = operand.getParentRegion();
+    if (!earlier || home == nullptr || !home->isAncestor(op.getParentRegion())) {
+      return invalid_argument("{}: '{}' uses a value before or outside the place where it is defined",
+                              describe(op.getLoc()), op.getName().getStringRef().str());
+    }
+    return {};
+  }
+
+  llvm::DenseSet<mlir::Operation*> done_;
+};
+
+}  // namespace
+
+Status verify(mlir::ModuleOp module) { return OrderCheck().visit(*module); }
+
+}  // namespace flashlift::stablehlo

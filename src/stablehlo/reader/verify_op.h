@@ -1,0 +1,11 @@
+#pragma once
+
+#include "flashlift/result.h"
+#include "mlir/IR/Operation.h"
+
+namespace flashlift::stablehlo {
+
+// Operands, attributes and shapes of one operation, as far as ops.h gives access to them.
+Status verify_op(mlir::Operation* op);
+
+}  // namespace flashlift::stablehlo
