@@ -52,18 +52,16 @@ struct WantedTensor {
 
 Status verify_tensor(const WantedTensor& wanted) {
   const TensorView& view = wanted.view;
-  const bool shape_fits =
-      view.rank == static_cast<int>(wanted.shape.size()) &&
-      std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
-                 [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
+  const bool shape_fits = view.rank == static_cast<int>(wanted.shape.size()) &&
+                          std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
+                                     [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
   if (view.dtype != wanted.dtype || !shape_fits) {
     std::string shape;
     for (const int64_t size : wanted.shape) {
       shape += shape.empty() ? "" : ",";
       shape += size < 0 ? "?" : std::to_string(size);
     }
-    return invalid_argument("{}: expected {}[{}], got {}", wanted.name, to_string(wanted.dtype), shape,
-                            describe(view));
+    return invalid_argument("{}: expected {}[{}], got {}", wanted.name, to_string(wanted.dtype), shape, describe(view));
   }
   if (view.data == nullptr && view.element_count() > 0) {
     return invalid_argument("{}: the data pointer of a {} tensor is null", wanted.name, describe(view));
@@ -74,7 +72,7 @@ Status verify_tensor(const WantedTensor& wanted) {
 Status verify_output(const WantedTensor& wanted) {
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
   for (int i = 0; i < wanted.view.rank; ++i) {
-    if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0) {
+    if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0 && wanted.view.element_count() > 0) {
       return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", wanted.name, i);
     }
   }
@@ -126,8 +124,7 @@ Status verify(const Problem& problem) {
   FLASHLIFT_RETURN_IF_ERROR(verify_range("value_dim", problem.value_dim, 1, kMaxHeadDim));
   FLASHLIFT_RETURN_IF_ERROR(verify_range("sinks", problem.sinks, 0, 1 << 20));
   if (problem.q_heads % problem.kv_heads != 0) {
-    return invalid_argument("q_heads must be a multiple of kv_heads, got {} and {}", problem.q_heads,
-                            problem.kv_heads);
+    return invalid_argument("q_heads must be a multiple of kv_heads, got {} and {}", problem.q_heads, problem.kv_heads);
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
@@ -158,8 +155,7 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"q", arguments.q, p.dtype, {-1, p.q_heads, -1, p.head_dim}}));
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"k", arguments.k, p.dtype, {batch, p.kv_heads, -1, p.head_dim}}));
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"v", arguments.v, p.dtype, {batch, p.kv_heads, kv_len, p.value_dim}}));
-  FLASHLIFT_RETURN_IF_ERROR(
-      verify_output({"out", arguments.out, p.out_dtype, {batch, p.q_heads, q_len, p.value_dim}}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_output({"out", arguments.out, p.out_dtype, {batch, p.q_heads, q_len, p.value_dim}}));
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }

@@ -1,0 +1,174 @@
+#include "cpu/forward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "cpu/forward_tile.h"
+#include "cpu/partition.h"
+#include "cpu/workspace.h"
+#include "plan/visits.h"
+#include "support/error.h"
+
+namespace flashlift::cpu {
+namespace {
+
+// Below so many multiply-adds, waking other threads costs more than they save.
+constexpr int64_t kInlineWork = 400'000;
+
+CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) {
+  return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], arguments.k.sizes[2]};
+}
+
+// One workspace per thread and use: a thread that waits inside one call's parallel section may be given work of
+// another.
+Workspace& tile_workspace() {
+  thread_local Workspace workspace;
+  return workspace;
+}
+Workspace& call_workspace() {
+  thread_local Workspace workspace;
+  return workspace;
+}
+
+CaptureView capture_view(const TensorView& tensor) {
+  CaptureView view{tensor.data, {}, {}};
+  std::copy_n(tensor.sizes.begin(), kMaxRank, view.sizes);
+  std::copy_n(tensor.strides.begin(), kMaxRank, view.strides);
+  if (tensor.element_count() == 0) {
+    // Clamping has nowhere to go in an empty tensor: loads give 0, as the interpreter has it.
+    static constexpr int64_t kZeros[1] = {};
+    view.data = kZeros;
+    std::fill_n(view.sizes, kMaxRank, int64_t{1});
+    std::fill_n(view.strides, kMaxRank, int64_t{0});
+  }
+  return view;
+}
+
+// The tasks of one call, taken one after the other by as many workers as there are threads.
+class Work {
+ public:
+  Work(const ForwardCall& call, const Partition& partition, float* partials)
+      : call_(call),
+        partition_(partition),
+        layout_(call.kernel, partition.tile_rows()),
+        task_stride_(partition.tile_rows() * partial_stride(layout_.o_stride)),
+        partials_(partials) {}
+
+  static int64_t partial_floats(const Forward& kernel, const Partition& partition) {
+    const TileLayout layout(kernel, partition.tile_rows());
+    return partition.splits() > 1 ? partition.tasks() * partition.tile_rows() * partial_stride(layout.o_stride) : 0;
+  }
+
+  void work() {
+    std::byte* workspace = tile_workspace().reserve(layout_.bytes);
+    if (workspace == nullptr) {
+      out_of_memory_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < partition_.tasks();
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      if (partials_ != nullptr) {
+        run_split(call_, partition_.task(i), layout_, workspace, partials_ + i * task_stride_);
+      } else {
+        run_task(call_, partition_.task(i), layout_, workspace);
+      }
+    }
+  }
+
+  void combine() {
+    std::byte* workspace = tile_workspace().reserve(layout_.bytes);
+    if (workspace == nullptr) {
+      out_of_memory_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    for (int64_t i = 0; i < partition_.tasks(); i += partition_.splits()) {
+      combine_splits(call_, partition_.task(i), partials_ + i * task_stride_, task_stride_, partition_.splits(),
+                     layout_, workspace);
+    }
+  }
+
+  bool out_of_memory() const { return out_of_memory_.load(std::memory_order_relaxed); }
+
+ private:
+  const ForwardCall& call_;
+  const Partition& partition_;
+  const TileLayout layout_;
+  const int64_t task_stride_;
+  float* partials_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<bool> out_of_memory_{false};
+};
+
+}  // namespace
+
+Result<Forward> Forward::compile(const Problem& problem, Isa isa, const ScoreCompiler& compiler) {
+  Forward forward(problem, tile_kernels(isa));
+  if (problem.score_mod || problem.mask_mod) {
+    FLASHLIFT_ASSIGN_OR_RETURN(forward.score_, compiler(problem, isa));
+  }
+  return forward;
+}
+
+Status Forward::run(const AttentionArguments& arguments, const Parallel& parallel) const {
+  const CallSizes sizes = sizes_of(problem_, arguments);
+  const int64_t work =
+      sizes.batch * sizes.q_heads * sizes.q_len * sizes.kv_len * (problem_.head_dim + problem_.value_dim);
+  const int concurrency = work < kInlineWork ? 1 : std::max(1, parallel.concurrency);
+  const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
+  if (partition.tasks() == 0) {
+    return {};
+  }
+  CaptureView captures[2 * kMaxCaptures];  // of two programs
+  for (size_t i = 0; i < arguments.captures.size(); ++i) {
+    captures[i] = capture_view(arguments.captures[i]);
+  }
+  const plan::Visits visits(problem_, sizes.batch, sizes.q_len, sizes.kv_len, arguments.captures);
+  const ForwardCall call{*this, arguments, sizes, visits, captures};
+  float* partials = nullptr;
+  if (const int64_t floats = Work::partial_floats(*this, partition); floats > 0) {
+    partials = reinterpret_cast<float*>(call_workspace().reserve(static_cast<size_t>(floats) * sizeof(float)));
+    if (partials == nullptr) {
+      return internal_error("no memory for {} bytes of partial results", floats * 4);
+    }
+  }
+  Work shared(call, partition, partials);
+  const int64_t workers = std::min<int64_t>(concurrency, partition.tasks());
+  if (workers == 1) {
+    shared.work();
+  } else {
+    parallel.run(workers, [&shared](int64_t) { shared.work(); });
+  }
+  if (partials != nullptr) {
+    shared.combine();
+  }
+  if (shared.out_of_memory()) {
+    return internal_error("no memory for a thread's tiles; the output is incomplete");
+  }
+  return {};
+}
+
+int64_t Forward::workspace_bytes(int concurrency) const {
+  const CallSizes sizes{problem_.batch, problem_.q_heads, problem_.kv_heads, problem_.q_len, problem_.kv_len};
+  const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
+  if (partition.tasks() == 0) {
+    return 0;
+  }
+  const TileLayout layout(*this, partition.tile_rows());
+  return static_cast<int64_t>(layout.bytes) * std::min<int64_t>(concurrency, partition.tasks()) +
+         Work::partial_floats(*this, partition) * static_cast<int64_t>(sizeof(float));
+}
+
+std::string Forward::describe() const {
+  return fmt::format("{} tiles of {} queries by {} keys, packed keys and values, {}", to_string(kernels_->isa),
+                     config_.q_tile, config_.kv_tile, score_ == nullptr ? "no programs" : "programs compiled by LLVM");
+}
+
+Result<std::string> Forward::code() const {
+  if (score_ == nullptr) {
+    return std::string("; no score or mask program: nothing is generated\n");
+  }
+  return score_assembly(problem_, kernels_->isa);
+}
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,56 @@
+// The fused forward pass on a CPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cpu/jit/score_function.h"
+#include "cpu/tile/kernels.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cpu {
+
+// Runs body(0) ... body(count - 1), possibly at the same time.
+struct Parallel {
+  int concurrency = 1;
+  std::function<void(int64_t count, const std::function<void(int64_t)>& body)> run;
+};
+
+// Tile sizes, and how the work is cut into tasks.
+struct ForwardConfig {
+  int64_t q_tile = 256;   // rows of a task: each packed block of keys serves this many
+  int64_t kv_tile = 128;  // keys of a block; a whole number of panels for every instruction set
+};
+
+// Compiled once per problem class; immutable, so that any thread may run it.
+class Forward {
+ public:
+  // compile_score, or a cache in front of it.
+  using ScoreCompiler = std::function<Result<std::shared_ptr<const CompiledScore>>(const Problem&, Isa)>;
+  static Result<Forward> compile(const Problem& problem, Isa isa, const ScoreCompiler& compiler = compile_score);
+
+  // The arguments have been verified against the problem.
+  // Errors: no memory for the tiles.
+  Status run(const AttentionArguments& arguments, const Parallel& parallel) const;
+
+  // Bytes that a call of the compiled problem's lengths takes on `concurrency` threads.
+  int64_t workspace_bytes(int concurrency) const;
+  std::string describe() const;
+  Result<std::string> code() const;
+
+  const Problem& problem() const { return problem_; }
+  const ForwardConfig& config() const { return config_; }
+  const TileKernels& kernels() const { return *kernels_; }
+  const CompiledScore* score() const { return score_.get(); }
+
+ private:
+  Forward(const Problem& problem, const TileKernels& kernels) : problem_(problem), kernels_(&kernels) {}
+
+  Problem problem_;
+  const TileKernels* kernels_;
+  ForwardConfig config_;
+  std::shared_ptr<const CompiledScore> score_;  // null: no programs
+};
+
+}  // namespace flashlift::cpu

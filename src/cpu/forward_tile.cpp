@@ -1,0 +1,377 @@
+#include "cpu/forward_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/forward_finish.h"
+
+namespace flashlift::cpu {
+namespace {
+
+// Rows that are judged skipped, full or partial together.
+constexpr int64_t kVisitRows = 64;
+
+int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+MatrixView rows_of(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
+  const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
+  return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
+          tensor.dtype, tensor.strides[2], tensor.strides[3]};
+}
+
+// The visited blocks of each group of rows, kept by the thread so that asking allocates nothing once warm.
+struct TaskVisits {
+  static constexpr int64_t kMaxGroups = 16;
+  plan::VisitRow rows[kMaxGroups];
+  size_t next_run[kMaxGroups];
+};
+
+TaskVisits& thread_visits() {
+  thread_local TaskVisits visits;
+  return visits;
+}
+
+class TaskRunner {
+ public:
+  TaskRunner(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace)
+      : call_(call),
+        problem_(call.kernel.problem()),
+        kernels_(call.kernel.kernels()),
+        task_(task),
+        layout_(layout),
+        q_(reinterpret_cast<float*>(workspace + layout.q)),
+        k_(reinterpret_cast<float*>(workspace + layout.k)),
+        v_(reinterpret_cast<float*>(workspace + layout.v)),
+        s_(reinterpret_cast<float*>(workspace + layout.s)),
+        o_(reinterpret_cast<float*>(workspace + layout.o)),
+        maxima_(reinterpret_cast<float*>(workspace + layout.maxima)),
+        state_(reinterpret_cast<RowState*>(workspace + layout.state)),
+        coordinates_(reinterpret_cast<RowCoordinates*>(workspace + layout.coordinates)),
+        kept_(reinterpret_cast<uint8_t*>(workspace + layout.kept)),
+        kv_tile_(call.kernel.config().kv_tile),
+        groups_((task.rows() + kVisitRows - 1) / kVisitRows),
+        visits_(thread_visits()),
+        panel_count_(value_panels(problem_.value_dim, kernels_, panels_)) {}
+
+  void run();
+  void finish();
+  void store_partial(float* partial);
+
+ private:
+  void load_queries();
+  void find_visits();
+  plan::TileKind kind_at(int64_t group, int64_t block);
+  void visit_block(int64_t block);
+  void pack_keys(int64_t kv_begin, int64_t columns);
+  void pack_values(int64_t kv_begin, int64_t columns);
+  void run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
+  void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
+  void multiply_values(int64_t row_begin, int64_t row_end, int64_t columns);
+  void note_kept(int64_t row_begin, int64_t row_end, int64_t columns);
+  void multiply_kept_values(int64_t row_begin, int64_t row_end, int64_t columns);
+
+  const ForwardCall& call_;
+  const Problem& problem_;
+  const TileKernels& kernels_;
+  const Task& task_;
+  const TileLayout& layout_;
+  float* q_;
+  float* k_;
+  float* v_;
+  float* s_;
+  float* o_;
+  float* maxima_;
+  RowState* state_;
+  RowCoordinates* coordinates_;
+  uint8_t* kept_;
+  int64_t kv_tile_;
+  int64_t groups_;
+  TaskVisits& visits_;
+  Panel panels_[32];
+  int panel_count_;
+  bool values_finite_ = true;
+};
+
+void TaskRunner::load_queries() {
+  for (int64_t i = 0; i < task_.h_count; ++i) {
+    const int64_t h = task_.h_begin + i;
+    kernels_.convert_rows(rows_of(call_.arguments.q, task_.b, h, task_.q_begin), task_.q_count, problem_.head_dim,
+                          problem_.scale, q_ + i * task_.q_count * problem_.head_dim, problem_.head_dim);
+    for (int64_t j = 0; j < task_.q_count; ++j) {
+      coordinates_[i * task_.q_count + j] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h),
+                                             static_cast<int32_t>(task_.q_begin + j)};
+    }
+  }
+  std::fill_n(state_, task_.rows(), RowState{});
+  std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
+}
+
+void TaskRunner::find_visits() {
+  for (int64_t i = 0; i < groups_; ++i) {
+    const int64_t row_begin = i * kVisitRows;
+    const int64_t row_last = std::min(row_begin + kVisitRows, task_.rows()) - 1;
+    const int64_t first_head = row_begin / task_.q_count;
+    const int64_t last_head = row_last / task_.q_count;
+    // Rows of several heads: the box around them.
+    const bool one_head = first_head == last_head;
+    const int64_t q_first = one_head ? row_begin % task_.q_count : 0;
+    const int64_t q_last = one_head ? row_last % task_.q_count : task_.q_count - 1;
+    call_.visits.row(task_.b, task_.h_begin + first_head, task_.h_begin + last_head + 1, task_.q_begin + q_first,
+                     task_.q_begin + q_last + 1, kv_tile_, visits_.rows[i]);
+    visits_.next_run[i] = 0;
+  }
+}
+
+// Blocks are asked for in rising order.
+plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
+  const std::vector<plan::TileRun>& runs = visits_.rows[group].runs;
+  size_t& next = visits_.next_run[group];
+  while (next < runs.size() && runs[next].end <= block) {
+    ++next;
+  }
+  return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
+}
+
+void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
+  const int64_t width = kernels_.panel_width;
+  float* to = k_;
+  for (int64_t c = 0; c < columns; c += width) {
+    const int64_t keys = std::min(width, columns - c);
+    const int64_t padded = round_up(keys, kernels_.lanes);
+    kernels_.pack_transposed(rows_of(call_.arguments.k, task_.b, task_.g, kv_begin + c), keys, problem_.head_dim, to,
+                             padded);
+    to += padded * problem_.head_dim;
+  }
+}
+
+void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
+  MatrixView values = rows_of(call_.arguments.v, task_.b, task_.g, kv_begin);
+  const std::byte* base = static_cast<const std::byte*>(values.data);
+  const int64_t element = static_cast<int64_t>(size_in_bytes(values.dtype));
+  values_finite_ = true;
+  for (int i = 0; i < panel_count_; ++i) {
+    const Panel& panel = panels_[i];
+    const int64_t width = panel.vectors * kernels_.lanes;
+    values.data = base + panel.begin * values.column_stride * element;
+    float* to = v_ + panel.begin * columns;
+    kernels_.convert_rows(values, columns, std::min(width, problem_.value_dim - panel.begin), 1.0f, to, width);
+    values_finite_ = values_finite_ && kernels_.all_finite(to, columns * width);
+  }
+}
+
+void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
+  float* scores = s_ + row_begin * kv_tile_;
+  const CompiledScore* score = call_.kernel.score();
+  ScoreFunction function = nullptr;
+  if (score != nullptr) {
+    const bool whole = columns % kernels_.lanes == 0;
+    // On a full tile of a problem without score_mod nothing is left to apply.
+    function = partial || (problem_.score_mod && !whole) ? score->masked : score->unmasked;
+  }
+  if (function == nullptr) {
+    kernels_.row_max(scores, kv_tile_, row_end - row_begin, columns, maxima_ + row_begin);
+    return;
+  }
+  const ScoreArguments arguments{.s = scores,
+                                 .s_stride = kv_tile_,
+                                 .rows = row_end - row_begin,
+                                 .kv_begin = kv_begin,
+                                 .columns = columns,
+                                 .coordinates = coordinates_ + row_begin,
+                                 .captures = call_.captures,
+                                 .maxima = maxima_ + row_begin,
+                                 .q_len = static_cast<int32_t>(call_.sizes.q_len),
+                                 .kv_len = static_cast<int32_t>(call_.sizes.kv_len)};
+  function(&arguments);
+}
+
+void TaskRunner::multiply_values(int64_t row_begin, int64_t row_end, int64_t columns) {
+  for (int i = 0; i < panel_count_; ++i) {
+    kernels_.multiply(row_end - row_begin, panels_[i].vectors, columns, s_ + row_begin * kv_tile_, kv_tile_,
+                      v_ + panels_[i].begin * columns, o_ + row_begin * layout_.o_stride + panels_[i].begin,
+                      layout_.o_stride, true);
+  }
+}
+
+// A masked key takes no part even if its value is infinite or NaN, where 0 times the value would give NaN. Such blocks
+// are rare (values that were never written, behind a padding mask), so they pay for it alone.
+void TaskRunner::note_kept(int64_t row_begin, int64_t row_end, int64_t columns) {
+  for (int64_t r = row_begin; r < row_end; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t row_end, int64_t columns) {
+  for (int i = 0; i < panel_count_; ++i) {
+    const int64_t width = panels_[i].vectors * kernels_.lanes;
+    const float* panel = v_ + panels_[i].begin * columns;
+    for (int64_t r = row_begin; r < row_end; ++r) {
+      float* out = o_ + r * layout_.o_stride + panels_[i].begin;
+      for (int64_t c = 0; c < columns; ++c) {
+        if (kept_[r * kv_tile_ + c]) {
+          const float p = s_[r * kv_tile_ + c];
+          for (int64_t d = 0; d < width; ++d) {
+            out[d] = std::fma(p, panel[c * width + d], out[d]);
+          }
+        }
+      }
+    }
+  }
+}
+
+void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
+  const int64_t rows = row_end - row_begin;
+  const int64_t width = kernels_.panel_width;
+  const float* panel = k_;
+  for (int64_t c = 0; c < columns; c += width) {
+    const int64_t padded = round_up(std::min(width, columns - c), kernels_.lanes);
+    kernels_.multiply(rows, static_cast<int>(padded / kernels_.lanes), problem_.head_dim,
+                      q_ + row_begin * problem_.head_dim, problem_.head_dim, panel, s_ + row_begin * kv_tile_ + c,
+                      kv_tile_, false);
+    panel += padded * problem_.head_dim;
+  }
+  finalize_scores(row_begin, row_end, kv_begin, columns, partial);
+  if (!values_finite_) {
+    note_kept(row_begin, row_end, columns);
+  }
+  kernels_.softmax(s_ + row_begin * kv_tile_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin,
+                   state_ + row_begin, o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
+  if (values_finite_) {
+    multiply_values(row_begin, row_end, columns);
+  } else {
+    multiply_kept_values(row_begin, row_end, columns);
+  }
+}
+
+void TaskRunner::visit_block(int64_t block) {
+  const int64_t kv_begin = block * kv_tile_;
+  const int64_t columns = std::min(kv_tile_, task_.kv_end - kv_begin);
+  bool packed = false;
+  for (int64_t begin = 0; begin < groups_;) {
+    const plan::TileKind kind = kind_at(begin, block);
+    int64_t end = begin + 1;
+    while (end < groups_ && kind_at(end, block) == kind) {
+      ++end;
+    }
+    if (kind != plan::TileKind::kSkipped) {
+      if (!packed) {
+        pack_keys(kv_begin, columns);
+        pack_values(kv_begin, columns);
+        packed = true;
+      }
+      run_rows(begin * kVisitRows, std::min(end * kVisitRows, task_.rows()), kv_begin, columns,
+               kind == plan::TileKind::kPartial);
+    }
+    begin = end;
+  }
+}
+
+void TaskRunner::run() {
+  load_queries();
+  find_visits();
+  // A split begins at a whole block.
+  for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
+    visit_block(block);
+  }
+}
+
+void TaskRunner::finish() {
+  for (int64_t r = 0; r < task_.rows(); ++r) {
+    finish_row(call_,
+               {task_.b, task_.g, task_.h_begin + r / task_.q_count, task_.q_begin + r % task_.q_count, state_[r],
+                o_ + r * layout_.o_stride},
+               s_);
+  }
+}
+
+void TaskRunner::store_partial(float* partial) {
+  for (int64_t r = 0; r < task_.rows(); ++r) {
+    float* to = partial + r * partial_stride(layout_.o_stride);
+    to[0] = state_[r].max;
+    to[1] = state_[r].sum;
+    std::memcpy(to + 16, o_ + r * layout_.o_stride, static_cast<size_t>(layout_.o_stride) * sizeof(float));
+  }
+}
+
+}  // namespace
+
+TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
+  const Problem& problem = kernel.problem();
+  const int64_t kv_tile = kernel.config().kv_tile;
+  o_stride = round_up(problem.value_dim, kernel.kernels().lanes);
+  bytes = 0;
+  const auto take = [&](int64_t count, size_t size) {
+    const size_t at = bytes;
+    bytes += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
+    return at;
+  };
+  q = take(rows * problem.head_dim, sizeof(float));
+  k = take(kv_tile * problem.head_dim, sizeof(float));
+  v = take(kv_tile * o_stride, sizeof(float));
+  // finish() borrows the scores for one row of output.
+  s = take(std::max(rows * kv_tile, o_stride), sizeof(float));
+  o = take(rows * o_stride, sizeof(float));
+  maxima = take(rows, sizeof(float));
+  state = take(rows, sizeof(RowState));
+  coordinates = take(rows, sizeof(RowCoordinates));
+  kept = take(rows * kv_tile, 1);
+}
+
+int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]) {
+  const int64_t vectors = round_up(value_dim, kernels.lanes) / kernels.lanes;
+  const int64_t most = kernels.panel_width / kernels.lanes;
+  const int64_t count = (vectors + most - 1) / most;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t end = vectors * (i + 1) / count;
+    panels[i] = {begin * kernels.lanes, static_cast<int>(end - begin)};
+    begin = end;
+  }
+  return static_cast<int>(count);
+}
+
+void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace) {
+  TaskRunner runner(call, task, layout, workspace);
+  runner.run();
+  runner.finish();
+}
+
+void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace,
+               float* partial) {
+  TaskRunner runner(call, task, layout, workspace);
+  runner.run();
+  runner.store_partial(partial);
+}
+
+void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
+                    int64_t splits, const TileLayout& layout, std::byte* workspace) {
+  float* sum = reinterpret_cast<float*>(workspace + layout.o);
+  float* scratch = reinterpret_cast<float*>(workspace + layout.s);
+  for (int64_t r = 0; r < task.rows(); ++r) {
+    const float* first = partials + r * partial_stride(layout.o_stride);
+    RowState state;
+    for (int64_t i = 0; i < splits; ++i) {
+      state.max = std::max(state.max, first[i * task_stride]);
+    }
+    std::fill_n(sum, layout.o_stride, 0.0f);
+    const double base = exponent_base(state.max);
+    for (int64_t i = 0; i < splits; ++i) {
+      const float* part = first + i * task_stride;
+      // A part whose maximum is -inf has only zeros, or NaN, which must stay.
+      const bool neutral = part[0] == state.max || part[0] == -std::numeric_limits<float>::infinity();
+      const float weight = neutral ? 1.0f : static_cast<float>(std::exp(exponent_base(part[0]) - base));
+      state.sum += part[1] * weight;
+      for (int64_t d = 0; d < layout.o_stride; ++d) {
+        sum[d] += part[16 + d] * weight;
+      }
+    }
+    finish_row(call, {task.b, task.g, task.h_begin + r / task.q_count, task.q_begin + r % task.q_count, state, sum},
+               scratch);
+  }
+}
+
+}  // namespace flashlift::cpu

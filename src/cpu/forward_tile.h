@@ -1,0 +1,49 @@
+// The flash-attention loop over the keys of one task.
+#pragma once
+
+#include <cstddef>
+
+#include "cpu/forward.h"
+#include "cpu/partition.h"
+#include "plan/visits.h"
+
+namespace flashlift::cpu {
+
+// What all tasks of one call share.
+struct ForwardCall {
+  const Forward& kernel;
+  const AttentionArguments& arguments;
+  CallSizes sizes;
+  const plan::Visits& visits;
+  const CaptureView* captures;
+};
+
+// Where a thread's tile buffers lie.
+struct TileLayout {
+  TileLayout(const Forward& kernel, int64_t rows);
+
+  int64_t o_stride;  // floats in a row of the accumulated output: value_dim in whole vectors
+  size_t q, k, v, s, o, maxima, state, coordinates, kept;
+  size_t bytes;
+};
+
+// Floats of a partial result: maximum, sum, then the accumulated output.
+inline int64_t partial_stride(int64_t o_stride) { return o_stride + 16; }
+
+// Columns of the value panels, each a whole number of vectors, as even as possible.
+struct Panel {
+  int64_t begin;
+  int vectors;
+};
+int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]);
+
+void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace);
+// For one split of the keys: leaves a partial_stride() of floats per row instead of the output.
+void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace,
+               float* partial);
+// Puts the partial results of one group of rows together, in the order of their keys. `task` is any of its splits;
+// `task_stride` the floats between two of them.
+void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
+                    int64_t splits, const TileLayout& layout, std::byte* workspace);
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,133 @@
+#include <llvm/ExecutionEngine/Orc/CompileUtils.h>
+#include <llvm/ExecutionEngine/Orc/JITTargetMachineBuilder.h>
+#include <llvm/ExecutionEngine/Orc/LLJIT.h>
+#include <llvm/IR/LegacyPassManager.h>
+#include <llvm/IR/Verifier.h>
+#include <llvm/Support/SmallVectorMemoryBuffer.h>
+#include <llvm/Support/TargetSelect.h>
+#include <llvm/Support/raw_ostream.h>
+#include <llvm/Target/TargetMachine.h>
+
+#include <mutex>
+
+#include "cpu/jit/emitter.h"
+#include "cpu/jit/math_library.h"
+#include "cpu/jit/score_function.h"
+#include "support/error.h"
+
+namespace flashlift::cpu {
+namespace {
+
+Error llvm_error(llvm::Error error, const char* what) {
+  return internal_error("LLVM could not {}: {}", what, llvm::toString(std::move(error)));
+}
+
+class OrcScore : public CompiledScore {
+ public:
+  std::unique_ptr<llvm::orc::LLJIT> jit;
+};
+
+llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
+  });
+  llvm::Expected<llvm::orc::JITTargetMachineBuilder> builder = llvm::orc::JITTargetMachineBuilder::detectHost();
+  if (builder && isa == Isa::kAvx2) {
+    // The host's own features would bring wider vectors back in.
+    builder->getFeatures() = llvm::SubtargetFeatures();
+    builder->setCPU("x86-64-v3");
+  }
+  if (builder) {
+    builder->setCodeGenOptLevel(llvm::CodeGenOptLevel::Default);
+  }
+  return builder;
+}
+
+// A module that the verifier refuses would crash the code generator; it is a defect of the emitter.
+Status check(const llvm::Module& module) {
+  std::string message;
+  llvm::raw_string_ostream stream(message);
+  if (llvm::verifyModule(module, &stream)) {
+    return internal_error("the code made for a score program is malformed: {}", message);
+  }
+  return {};
+}
+
+llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
+  llvm::orc::SymbolMap symbols;
+  for (const LibraryFunction& function : math_library(isa)) {
+    symbols[jit.mangleAndIntern(function.name)] = {llvm::orc::ExecutorAddr::fromPtr(function.address),
+                                                   llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+  }
+  return jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
+  auto machine = target_machine(isa);
+  if (!machine) {
+    return llvm_error(machine.takeError(), "find out what this processor is");
+  }
+  auto jit = llvm::orc::LLJITBuilder()
+                 .setJITTargetMachineBuilder(std::move(*machine))
+                 .setPlatformSetUp(llvm::orc::setUpInactivePlatform)
+                 .create();
+  if (!jit) {
+    return llvm_error(jit.takeError(), "start its just-in-time compiler");
+  }
+  if (llvm::Error error = define_library(**jit, isa)) {
+    return llvm_error(std::move(error), "define the library of elementary functions");
+  }
+  auto context = std::make_unique<llvm::LLVMContext>();
+  std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
+  module->setDataLayout((*jit)->getDataLayout());
+  module->setTargetTriple((*jit)->getTargetTriple());
+  FLASHLIFT_RETURN_IF_ERROR(check(*module));
+  if (llvm::Error error = (*jit)->addIRModule({std::move(module), std::move(context)})) {
+    return llvm_error(std::move(error), "take the code made for a score program");
+  }
+  auto compiled = std::make_shared<OrcScore>();
+  const auto find = [&](const char* name, ScoreFunction& function) -> Status {
+    auto symbol = (*jit)->lookup(name);
+    if (!symbol) {
+      return llvm_error(symbol.takeError(), "compile a score program");
+    }
+    function = symbol->toPtr<ScoreFunction>();
+    return {};
+  };
+  FLASHLIFT_RETURN_IF_ERROR(find(kMaskedName, compiled->masked));
+  if (problem.score_mod) {
+    FLASHLIFT_RETURN_IF_ERROR(find(kUnmaskedName, compiled->unmasked));
+  }
+  compiled->jit = std::move(*jit);
+  return std::shared_ptr<const CompiledScore>(std::move(compiled));
+}
+
+Result<std::string> score_assembly(const Problem& problem, Isa isa) {
+  auto builder = target_machine(isa);
+  if (!builder) {
+    return llvm_error(builder.takeError(), "find out what this processor is");
+  }
+  auto machine = builder->createTargetMachine();
+  if (!machine) {
+    return llvm_error(machine.takeError(), "make a code generator");
+  }
+  llvm::LLVMContext context;
+  std::unique_ptr<llvm::Module> module = emit_score_module(context, problem, isa);
+  module->setDataLayout((*machine)->createDataLayout());
+  module->setTargetTriple((*machine)->getTargetTriple());
+  FLASHLIFT_RETURN_IF_ERROR(check(*module));
+  llvm::SmallVector<char, 0> text;
+  llvm::raw_svector_ostream stream(text);
+  llvm::legacy::PassManager passes;
+  if ((*machine)->addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile)) {
+    return internal_error("LLVM cannot print assembly for this processor");
+  }
+  passes.run(*module);
+  return std::string(text.data(), text.size());
+}
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,176 @@
+#include "cpu/jit/load_emitter.h"
+
+#include <llvm/IR/Intrinsics.h>
+
+#include <cstddef>
+
+#include "cpu/jit/score_function.h"
+
+namespace flashlift::cpu {
+
+using llvm::Value;
+namespace intrinsic = llvm::Intrinsic;
+
+void LoadEmitter::declare(const Capture& capture, Value* captures, size_t position) {
+  const auto field = [&](llvm::Type* type, size_t offset) {
+    Value* at = ir_.CreateConstInBoundsGEP1_64(ir_.getInt8Ty(), captures, position * sizeof(CaptureView) + offset);
+    return ir_.CreateLoad(type, at);
+  };
+  Tensor tensor{capture, field(ir_.getPtrTy(), offsetof(CaptureView, data)), {}, {}};
+  for (size_t d = 0; d < capture.shape.size(); ++d) {
+    const bool known = capture.shape[d] > 0;  // the caller turns an empty tensor into one zero
+    tensor.sizes.push_back(known ? static_cast<Value*>(ir_.getInt64(static_cast<uint64_t>(capture.shape[d])))
+                                 : field(ir_.getInt64Ty(), offsetof(CaptureView, sizes) + d * sizeof(int64_t)));
+    tensor.strides.push_back(field(ir_.getInt64Ty(), offsetof(CaptureView, strides) + d * sizeof(int64_t)));
+  }
+  tensors_.push_back(std::move(tensor));
+}
+
+llvm::Type* LoadEmitter::memory_type(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+    case DType::kI8:
+    case DType::kU8:
+      return ir_.getInt8Ty();
+    case DType::kI16:
+    case DType::kBF16:
+      return ir_.getInt16Ty();
+    case DType::kF16:
+      return ir_.getHalfTy();
+    case DType::kI32:
+    case DType::kU32:
+      return ir_.getInt32Ty();
+    case DType::kI64:
+      return ir_.getInt64Ty();
+    case DType::kF32:
+      return ir_.getFloatTy();
+    case DType::kF64:
+      return ir_.getDoubleTy();
+  }
+  return nullptr;
+}
+
+Value* LoadEmitter::widen(const Tensor& tensor, Value* x) {
+  const auto as = [&](llvm::Type* scalar) { return x->getType()->getWithNewType(scalar); };
+  switch (tensor.capture.dtype) {
+    case DType::kBool:
+      return ir_.CreateICmpNE(x, llvm::Constant::getNullValue(x->getType()));
+    case DType::kI8:
+    case DType::kI16:
+      return ir_.CreateSExt(x, as(ir_.getInt32Ty()));
+    case DType::kU8:
+      return ir_.CreateZExt(x, as(ir_.getInt32Ty()));
+    case DType::kU32:
+      return ir_.CreateZExt(x, as(ir_.getInt64Ty()));
+    case DType::kBF16: {
+      Value* bits = ir_.CreateShl(ir_.CreateZExt(x, as(ir_.getInt32Ty())), 16);
+      return ir_.CreateBitCast(bits, as(ir_.getFloatTy()));
+    }
+    case DType::kF16:
+      return ir_.CreateFPExt(x, as(ir_.getFloatTy()));
+    case DType::kF64:
+      return ir_.CreateFPTrunc(x, as(ir_.getFloatTy()));
+    case DType::kI32:
+    case DType::kI64:
+    case DType::kF32:
+      return x;
+  }
+  return nullptr;
+}
+
+// To [0, size - 1], as i64. An i32 index stays narrow until it is in range: half the vector instructions.
+Value* LoadEmitter::clamp(Value* index, Value* size) {
+  const bool narrow = index->getType()->getScalarSizeInBits() == 32;
+  Value* last = ir_.CreateSub(size, ir_.getInt64(1));
+  if (narrow) {
+    last = ir_.CreateTrunc(ir_.CreateBinaryIntrinsic(intrinsic::smin, last, ir_.getInt64(INT32_MAX)), ir_.getInt32Ty());
+  }
+  if (index->getType()->isVectorTy()) {
+    last = ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), last);
+  }
+  Value* clamped = ir_.CreateBinaryIntrinsic(intrinsic::smax, index, llvm::Constant::getNullValue(index->getType()));
+  clamped = ir_.CreateBinaryIntrinsic(intrinsic::smin, clamped, last);
+  return narrow ? ir_.CreateSExt(clamped, clamped->getType()->getWithNewType(ir_.getInt64Ty())) : clamped;
+}
+
+Value* LoadEmitter::gather(const Tensor& tensor, Value* offset, const std::vector<LoadIndex>& indices) {
+  Value* offsets = ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), offset);
+  for (size_t d = 0; d < indices.size(); ++d) {
+    if (indices[d].value->getType()->isVectorTy()) {
+      Value* stride = ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), tensor.strides[d]);
+      offsets = ir_.CreateAdd(offsets, ir_.CreateMul(clamp(indices[d].value, tensor.sizes[d]), stride));
+    }
+  }
+  llvm::Type* element = memory_type(tensor.capture.dtype);
+  Value* pointers = ir_.CreateGEP(element, tensor.data, offsets);
+  auto* vector = llvm::FixedVectorType::get(element, static_cast<unsigned>(lanes_));
+  return ir_.CreateMaskedGather(vector, pointers, llvm::Align(size_in_bytes(tensor.capture.dtype)));
+}
+
+// For one varying index that moves by one from key to key along a dimension of stride 1: if this vector's indices are
+// all in range, one vector load, otherwise the gather.
+Value* LoadEmitter::contiguous(const Tensor& tensor, Value* offset, size_t varying, const LoadIndex& index) {
+  llvm::Function* function = ir_.GetInsertBlock()->getParent();
+  llvm::LLVMContext& context = ir_.getContext();
+  auto* fast = llvm::BasicBlock::Create(context, "contiguous", function);
+  auto* slow = llvm::BasicBlock::Create(context, "gather", function);
+  auto* join = llvm::BasicBlock::Create(context, "loaded", function);
+
+  const bool down = index.direction < 0;
+  const uint64_t lowest_lane = down ? static_cast<uint64_t>(lanes_ - 1) : 0;
+  Value* begin = ir_.CreateSExt(ir_.CreateExtractElement(index.value, lowest_lane), ir_.getInt64Ty());
+  // Unsigned: a negative begin is out of range too. A tensor smaller than a vector gives a limit of 0.
+  Value* room = ir_.CreateSub(tensor.sizes[varying], ir_.getInt64(static_cast<uint64_t>(lanes_ - 1)));
+  room = ir_.CreateBinaryIntrinsic(intrinsic::smax, room, ir_.getInt64(0));
+  Value* in_range = ir_.CreateICmpULT(begin, room);
+  Value* unit = ir_.CreateICmpEQ(tensor.strides[varying], ir_.getInt64(1));
+  ir_.CreateCondBr(ir_.CreateAnd(in_range, unit), fast, slow);
+
+  llvm::Type* element = memory_type(tensor.capture.dtype);
+  auto* vector = llvm::FixedVectorType::get(element, static_cast<unsigned>(lanes_));
+  ir_.SetInsertPoint(fast);
+  Value* address = ir_.CreateGEP(element, tensor.data, ir_.CreateAdd(offset, begin));
+  Value* loaded = ir_.CreateAlignedLoad(vector, address, llvm::Align(size_in_bytes(tensor.capture.dtype)));
+  loaded = down ? ir_.CreateVectorReverse(loaded) : loaded;
+  auto* fast_end = ir_.GetInsertBlock();
+  ir_.CreateBr(join);
+
+  ir_.SetInsertPoint(slow);
+  std::vector<LoadIndex> indices(tensor.sizes.size(), LoadIndex{ir_.getInt64(0), 0});
+  indices[varying] = index;
+  Value* gathered = gather(tensor, offset, indices);
+  auto* slow_end = ir_.GetInsertBlock();
+  ir_.CreateBr(join);
+
+  ir_.SetInsertPoint(join);
+  llvm::PHINode* result = ir_.CreatePHI(vector, 2);
+  result->addIncoming(loaded, fast_end);
+  result->addIncoming(gathered, slow_end);
+  return result;
+}
+
+Value* LoadEmitter::emit(size_t capture, const std::vector<LoadIndex>& indices) {
+  const Tensor& tensor = tensors_[capture];
+  Value* offset = ir_.getInt64(0);
+  size_t varying_count = 0;
+  size_t varying = 0;
+  for (size_t d = 0; d < indices.size(); ++d) {
+    if (indices[d].value->getType()->isVectorTy()) {
+      ++varying_count;
+      varying = d;
+    } else {
+      offset = ir_.CreateAdd(offset, ir_.CreateMul(clamp(indices[d].value, tensor.sizes[d]), tensor.strides[d]));
+    }
+  }
+  if (varying_count == 0) {
+    llvm::Type* element = memory_type(tensor.capture.dtype);
+    Value* address = ir_.CreateGEP(element, tensor.data, offset);
+    return widen(tensor, ir_.CreateAlignedLoad(element, address, llvm::Align(size_in_bytes(tensor.capture.dtype))));
+  }
+  if (varying_count == 1 && indices[varying].direction != 0) {
+    return widen(tensor, contiguous(tensor, offset, varying, indices[varying]));
+  }
+  return widen(tensor, gather(tensor, offset, indices));
+}
+
+}  // namespace flashlift::cpu

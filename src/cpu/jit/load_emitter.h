@@ -1,0 +1,47 @@
+// Loads from captured tensors: clamped indices, and the cheapest access that the strides and the indices allow.
+#pragma once
+
+#include <llvm/IR/IRBuilder.h>
+
+#include <vector>
+
+#include "flashlift/program.h"
+
+namespace flashlift::cpu {
+
+// An index operand of a load.
+struct LoadIndex {
+  llvm::Value* value = nullptr;  // scalar where the index is uniform along the keys, otherwise a vector
+  int direction = 0;             // +1 or -1: known to go up or down by one from key to key; 0: not known
+};
+
+class LoadEmitter {
+ public:
+  LoadEmitter(llvm::IRBuilder<>& builder, int lanes) : ir_(builder), lanes_(lanes) {}
+
+  // Reads the captured tensor's data pointer, sizes and strides; to be called once, where the function begins.
+  void declare(const Capture& capture, llvm::Value* captures, size_t position);
+  // The element(s) at these indices as the scalar type of the capture; a scalar if all indices are uniform. `capture`
+  // counts in the order of declare(). May open new basic blocks.
+  llvm::Value* emit(size_t capture, const std::vector<LoadIndex>& indices);
+
+ private:
+  struct Tensor {
+    Capture capture;
+    llvm::Value* data;
+    std::vector<llvm::Value*> sizes;
+    std::vector<llvm::Value*> strides;
+  };
+
+  llvm::Value* clamp(llvm::Value* index, llvm::Value* size);
+  llvm::Value* gather(const Tensor& tensor, llvm::Value* offset, const std::vector<LoadIndex>& indices);
+  llvm::Value* contiguous(const Tensor& tensor, llvm::Value* offset, size_t varying, const LoadIndex& index);
+  llvm::Value* widen(const Tensor& tensor, llvm::Value* element);
+  llvm::Type* memory_type(DType dtype);
+
+  llvm::IRBuilder<>& ir_;
+  int lanes_;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace flashlift::cpu

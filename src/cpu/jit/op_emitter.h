@@ -1,0 +1,49 @@
+// One score-program operation as LLVM IR, on scalars or on vectors.
+#pragma once
+
+#include <llvm/IR/IRBuilder.h>
+
+#include <span>
+
+#include "cpu/jit/math.h"
+#include "cpu/tile/isa.h"
+#include "flashlift/program.h"
+
+namespace flashlift::cpu {
+
+class OpEmitter {
+ public:
+  OpEmitter(llvm::IRBuilder<>& builder, Isa isa, int lanes) : ir_(builder), math_(builder), isa_(isa), lanes_(lanes) {}
+
+  // Operands are all scalars, or all vectors of `lanes`. Not for inputs, constants and loads.
+  llvm::Value* emit(const Node& node, Type operand_type, std::span<llvm::Value* const> x);
+
+  MathEmitter& math() { return math_; }
+
+ private:
+  llvm::Value* emit_integer(Op op, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_float(Op op, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_compare(Op op, Type type, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_convert(Type target, Type source, llvm::Value* x);
+  llvm::Value* emit_shift(Op op, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_round_bf16(llvm::Value* x);
+  llvm::Value* emit_library(Op op, llvm::Value* x, llvm::Value* y);
+
+  struct Division {
+    llvm::Value* quotient;
+    llvm::Value* remainder;
+  };
+  Division divide(llvm::Value* x, llvm::Value* y);
+  Division floor_divide(llvm::Value* x, llvm::Value* y);
+  // The quotient where y is neither 0 nor (with x the lowest integer) -1.
+  llvm::Value* plain_quotient(llvm::Value* x, llvm::Value* y);
+
+  llvm::Value* zero(llvm::Value* like) { return llvm::Constant::getNullValue(like->getType()); }
+
+  llvm::IRBuilder<>& ir_;
+  MathEmitter math_;
+  Isa isa_;
+  int lanes_;
+};
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,58 @@
+// Score and mask programs compiled into vector code that works on rows of a score tile.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cpu/tile/isa.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cpu {
+
+// Where a row of a tile stands in the problem.
+struct RowCoordinates {
+  int32_t b;
+  int32_t h;
+  int32_t q;
+};
+
+// A captured tensor as compiled code reads it. No size is 0.
+struct CaptureView {
+  const void* data;
+  int64_t sizes[kMaxRank];
+  int64_t strides[kMaxRank];
+};
+
+// What the compiled code is called with. Its layout is known to jit/emitter.cpp.
+struct ScoreArguments {
+  float* s;          // in: scaled dot products; out: final scores, -inf where masked and in the padding
+  int64_t s_stride;  // floats between rows; room for columns rounded up to whole vectors
+  int64_t rows;
+  int64_t kv_begin;  // the key of column 0
+  int64_t columns;
+  const RowCoordinates* coordinates;  // [rows]
+  const CaptureView* captures;        // in the order of Problem::captures
+  float* maxima;                      // [rows] out: each row's largest score (NaN ignored)
+  int32_t q_len;
+  int32_t kv_len;
+};
+using ScoreFunction = void (*)(const ScoreArguments*);
+
+// Owns the code of one pair of programs.
+class CompiledScore {
+ public:
+  virtual ~CompiledScore() = default;
+  // Applies both programs; any number of columns.
+  ScoreFunction masked = nullptr;
+  // Leaves the mask program out: for tiles where it is true throughout. Columns must be whole vectors. Null when there
+  // is no score_mod.
+  ScoreFunction unmasked = nullptr;
+};
+
+// Compiles the programs of a verified problem, of which there is at least one.
+Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa);
+// The same code as assembly text, for people to read.
+Result<std::string> score_assembly(const Problem& problem, Isa isa);
+
+}  // namespace flashlift::cpu

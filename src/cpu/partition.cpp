@@ -1,0 +1,66 @@
+#include "cpu/partition.h"
+
+#include <algorithm>
+
+namespace flashlift::cpu {
+namespace {
+
+// Fewer rows than this leave the packing of the keys poorly amortised.
+constexpr int64_t kMinRows = 32;
+// Enough tasks for the largest sockets when a decode step is split over its keys.
+constexpr int64_t kSplitTasks = 32;
+// Up to so many rows a call counts as decoding.
+constexpr int64_t kSplitMaxRows = 128;
+constexpr int64_t kSplitMinKeys = 512;
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+}  // namespace
+
+Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, int concurrency) : sizes_(sizes) {
+  const int64_t pairs = sizes.batch * sizes.kv_heads;
+  const int64_t rows_per_pair = sizes.group() * sizes.q_len;
+  if (pairs == 0 || rows_per_pair == 0) {
+    return;
+  }
+  // Smaller tiles where there would be too few tasks to keep the threads evenly loaded.
+  const int64_t wanted = concurrency > 1 ? ceil_div(pairs * rows_per_pair, int64_t{4} * concurrency) : max_rows;
+  const int64_t rows = std::clamp(ceil_div(wanted, kMinRows) * kMinRows, kMinRows, max_rows);
+  q_per_tile_ = std::min(sizes.q_len, rows);
+  heads_per_tile_ = std::clamp<int64_t>(rows / sizes.q_len, 1, sizes.group());
+  head_tiles_ = ceil_div(sizes.group(), heads_per_tile_);
+  q_tiles_ = ceil_div(sizes.q_len, q_per_tile_);
+
+  keys_per_split_ = std::max<int64_t>(sizes.kv_len, 1);
+  if (rows_per_pair <= kSplitMaxRows) {
+    const int64_t wanted_splits = std::min(ceil_div(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
+    if (wanted_splits > 1) {
+      keys_per_split_ = ceil_div(ceil_div(sizes.kv_len, wanted_splits), kv_tile) * kv_tile;
+      splits_ = ceil_div(sizes.kv_len, keys_per_split_);
+    }
+  }
+  tasks_ = pairs * head_tiles_ * q_tiles_ * splits_;
+}
+
+Task Partition::task(int64_t index) const {
+  Task task{};
+  task.split = index % splits_;
+  index /= splits_;
+  const int64_t head_tile = index % head_tiles_;
+  index /= head_tiles_;
+  task.g = index % sizes_.kv_heads;
+  index /= sizes_.kv_heads;
+  task.b = index % sizes_.batch;
+  const int64_t q_tile = q_tiles_ - 1 - index / sizes_.batch;
+
+  const int64_t first = head_tile * heads_per_tile_;
+  task.h_begin = task.g * sizes_.group() + first;
+  task.h_count = std::min(heads_per_tile_, sizes_.group() - first);
+  task.q_begin = q_tile * q_per_tile_;
+  task.q_count = std::min(q_per_tile_, sizes_.q_len - task.q_begin);
+  task.kv_begin = task.split * keys_per_split_;
+  task.kv_end = std::min(task.kv_begin + keys_per_split_, sizes_.kv_len);
+  return task;
+}
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,62 @@
+// How a forward call is cut into tasks.
+#pragma once
+
+#include <cstdint>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::cpu {
+
+// Sizes of one call.
+struct CallSizes {
+  int64_t batch;
+  int64_t q_heads;
+  int64_t kv_heads;
+  int64_t q_len;
+  int64_t kv_len;
+
+  int64_t group() const { return q_heads / kv_heads; }
+};
+
+// The rows and keys of one task: queries [q_begin, q_begin + q_count) of heads [h_begin, h_begin + h_count), which
+// share the key-value head g, against keys [kv_begin, kv_end).
+struct Task {
+  int64_t b;
+  int64_t g;
+  int64_t h_begin;
+  int64_t h_count;
+  int64_t q_begin;
+  int64_t q_count;
+  int64_t split;
+  int64_t kv_begin;
+  int64_t kv_end;
+
+  int64_t rows() const { return h_count * q_count; }
+};
+
+// A row's result has the same bits whatever tile the row is in, so the tiles may depend on the number of threads; the
+// splits of the keys change the order of sums, so they depend on the problem alone.
+class Partition {
+ public:
+  Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, int concurrency);
+
+  int64_t tasks() const { return tasks_; }
+  int64_t splits() const { return splits_; }
+  // Rows of the largest task.
+  int64_t tile_rows() const { return heads_per_tile_ * q_per_tile_; }
+  // Tasks of equal index / splits() are the splits of the same rows. With causal masks in mind, the last queries, which
+  // have the most keys, come first.
+  Task task(int64_t index) const;
+
+ private:
+  CallSizes sizes_;
+  int64_t heads_per_tile_ = 1;
+  int64_t q_per_tile_ = 1;
+  int64_t head_tiles_ = 0;
+  int64_t q_tiles_ = 0;
+  int64_t splits_ = 1;
+  int64_t keys_per_split_ = 0;
+  int64_t tasks_ = 0;
+};
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,27 @@
+// The instruction sets that the tile kernels are compiled for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "flashlift/result.h"
+
+namespace flashlift::cpu {
+
+// In ascending order: a machine that has one has all before it.
+enum class Isa : uint8_t {
+  kAvx2,    // AVX2, FMA, F16C
+  kAvx512,  // AVX-512 F, BW, DQ, VL
+};
+
+const char* to_string(Isa isa);
+
+// The best set that this processor and operating system have, whatever the environment says; nothing below AVX2.
+std::optional<Isa> detect_isa();
+
+// detect_isa(), lowered to FLASHLIFT_ISA where that is set. Errors: kUnsupported without AVX2, kInvalidArgument for an
+// unknown FLASHLIFT_ISA.
+Result<Isa> choose_isa();
+
+}  // namespace flashlift::cpu

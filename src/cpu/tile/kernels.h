@@ -1,0 +1,73 @@
+// Vector micro-kernels over tiles, compiled once per instruction set.
+//
+// A score tile is row-major: row r of S has kv along its columns, in blocks of whole panels. Both matrix products are
+// one kernel, C (+)= A B, with A row-major and read by broadcasts and B packed into panels of `panel_width` columns
+// (fewer, in whole vectors, for the last): S = Q K^T with K^T packed, then O += P V with V packed.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/isa.h"
+#include "flashlift/tensor.h"
+
+namespace flashlift::cpu {
+
+// A matrix in the caller's memory: element (row, column) is at data + (row * row_stride + column * column_stride)
+// elements. The dtype is f32, bf16 or f16.
+struct MatrixView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+};
+
+// State of the online softmax of one row. The sum of e^(score) over the keys so far is sum * e^base(max), and the
+// accumulated output row is scaled alike. A maximum of +inf makes the output NaN; sum then only tells whether a NaN
+// score was among them.
+struct RowState {
+  float max = -__builtin_inff();
+  float sum = 0;
+};
+
+// The exponentials are 2^(score * log2(e) - shift) with the shift rounded to a float, one multiply-add; scores so large
+// that their product with log2(e) could overflow (a mask made of the lowest float) take 2^((score - max) * log2(e)).
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline bool is_large_score(float max) { return !(max > -1e38f && max < 1e38f); }
+inline double exponent_base(float max) {
+  return is_large_score(max) ? static_cast<double>(max) : static_cast<double>(max * kLog2E) * 0.69314718055994530942;
+}
+
+struct TileKernels {
+  Isa isa;
+  int lanes;        // floats in a vector
+  int panel_width;  // columns in a full panel
+
+  // dst[r * dst_stride + c] = src(r, c) * scale, for rows x columns elements.
+  void (*convert_rows)(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                       int64_t dst_stride);
+  // The transpose: dst[c * dst_stride + r] = src(r, c) for r < rows, 0 for rows <= r < dst_stride. dst_stride is a
+  // multiple of lanes, rows <= dst_stride.
+  void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride);
+
+  // Whether none of `count` floats, a multiple of lanes, is infinite or NaN.
+  bool (*all_finite)(const float* x, int64_t count);
+
+  // C[rows x vectors * lanes] = A[rows x depth] B[depth x vectors * lanes], added to C when `accumulate`.
+  // B is dense; vectors <= panel_width / lanes.
+  void (*multiply)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+                   int64_t c_stride, bool accumulate);
+
+  // Sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's maximum (NaN ignored).
+  void (*row_max)(float* s, int64_t s_stride, int64_t rows, int64_t columns, float* maxima);
+  // One step of the online softmax: raises state to the block's maxima, replaces s by its exponentials (columns is a
+  // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, where a maximum grew.
+  void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
+                  float* o, int64_t o_stride, int64_t o_columns);
+  // dst[c] = src[c] * factor, converted to dst's dtype (f32, bf16, f16), dst_stride in elements.
+  void (*store_row)(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride);
+};
+
+// The kernels of an instruction set that this machine has.
+const TileKernels& tile_kernels(Isa isa);
+
+}  // namespace flashlift::cpu

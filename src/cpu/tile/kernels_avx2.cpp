@@ -1,0 +1,7 @@
+// Compiled for AVX2, FMA and F16C: called only where CPUID says so.
+#define FLASHLIFT_ISA_NAMESPACE avx2
+#define FLASHLIFT_ISA_VALUE Isa::kAvx2
+
+#include "cpu/tile/vector_avx2.h"
+
+#include "cpu/tile/kernels_impl.h"

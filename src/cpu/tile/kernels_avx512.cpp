@@ -1,0 +1,7 @@
+// Compiled for AVX-512 F, BW, DQ and VL: called only where CPUID says so.
+#define FLASHLIFT_ISA_NAMESPACE avx512
+#define FLASHLIFT_ISA_VALUE Isa::kAvx512
+
+#include "cpu/tile/vector_avx512.h"
+
+#include "cpu/tile/kernels_impl.h"

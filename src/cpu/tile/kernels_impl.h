@@ -1,0 +1,360 @@
+// The kernels of kernels.h over a Vector type. Included by one source file per instruction set, which defines
+// FLASHLIFT_ISA_NAMESPACE and includes the vector type first. Nothing here may call an inline function of another
+// header: the linker could then keep the copy that this instruction set compiled, for everybody.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/kernels.h"
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+using Float = Vector::Float;
+constexpr int kLanes = Vector::kLanes;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// ---- Reading the caller's memory ----------------------------------------------------------------------------------
+
+// The first n of kLanes consecutive elements, the rest 0.
+template <DType kType>
+Float load_elements(const void* p, int64_t n) {
+  if constexpr (kType == DType::kF32) {
+    const float* f = static_cast<const float*>(p);
+    return n >= kLanes ? Vector::load(f) : Vector::load_first(f, n);
+  } else {
+    return n >= kLanes ? Vector::load_half(p, kType) : Vector::load_half_first(p, n, kType);
+  }
+}
+
+template <DType kType>
+constexpr int64_t kElementSize = kType == DType::kF32 ? 4 : 2;
+
+template <DType kType>
+const char* element(const MatrixView& m, int64_t row, int64_t column) {
+  return static_cast<const char*>(m.data) + (row * m.row_stride + column * m.column_stride) * kElementSize<kType>;
+}
+
+// kLanes or fewer elements `stride` apart, the rest 0.
+template <DType kType>
+Float load_strided(const char* p, int64_t stride, int64_t n) {
+  alignas(64) float lanes[kLanes] = {};
+  if constexpr (kType == DType::kF32) {
+    for (int64_t i = 0; i < n; ++i) {
+      lanes[i] = *reinterpret_cast<const float*>(p + i * stride * 4);
+    }
+    return Vector::load(lanes);
+  } else {
+    alignas(64) uint16_t halves[kLanes] = {};
+    for (int64_t i = 0; i < n; ++i) {
+      halves[i] = *reinterpret_cast<const uint16_t*>(p + i * stride * 2);
+    }
+    return Vector::load_half(halves, kType);
+  }
+}
+
+template <DType kType>
+void convert_rows_typed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                        int64_t dst_stride) {
+  const Float factor = Vector::set(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = dst + r * dst_stride;
+    for (int64_t c = 0; c < dst_stride; c += kLanes) {
+      const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+      Float x = Vector::zero();
+      if (n > 0) {
+        x = src.column_stride == 1 ? load_elements<kType>(element<kType>(src, r, c), n)
+                                   : load_strided<kType>(element<kType>(src, r, c), src.column_stride, n);
+      }
+      x = Vector::mul(x, factor);
+      if (dst_stride - c >= kLanes) {
+        Vector::store(out + c, x);
+      } else {
+        Vector::store_first(out + c, x, dst_stride - c);
+      }
+    }
+  }
+}
+
+template <DType kType>
+void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
+  if (src.column_stride != 1) {
+    // Read down the columns: contiguous when the caller holds the transpose, element by element otherwise.
+    const MatrixView t{src.data, src.dtype, src.column_stride, src.row_stride};
+    convert_rows_typed<kType>(t, columns, rows, 1.0f, dst, dst_stride);
+    return;
+  }
+  for (int64_t r = 0; r < dst_stride; r += kLanes) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+      Float block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = r + i < rows ? load_elements<kType>(element<kType>(src, r + i, c), n) : Vector::zero();
+      }
+      Vector::transpose(block);
+      for (int i = 0; i < kLanes; ++i) {
+        if (i < n) {
+          Vector::store(dst + (c + i) * dst_stride + r, block[i]);
+        }
+      }
+    }
+  }
+}
+
+void convert_rows(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst, int64_t dst_stride) {
+  if (src.dtype == DType::kF32) {
+    convert_rows_typed<DType::kF32>(src, rows, columns, scale, dst, dst_stride);
+  } else if (src.dtype == DType::kBF16) {
+    convert_rows_typed<DType::kBF16>(src, rows, columns, scale, dst, dst_stride);
+  } else {
+    convert_rows_typed<DType::kF16>(src, rows, columns, scale, dst, dst_stride);
+  }
+}
+
+void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
+  if (src.dtype == DType::kF32) {
+    pack_transposed_typed<DType::kF32>(src, rows, columns, dst, dst_stride);
+  } else if (src.dtype == DType::kBF16) {
+    pack_transposed_typed<DType::kBF16>(src, rows, columns, dst, dst_stride);
+  } else {
+    pack_transposed_typed<DType::kF16>(src, rows, columns, dst, dst_stride);
+  }
+}
+
+bool all_finite(const float* x, int64_t count) {
+  // 0 times an infinity or NaN is NaN, and stays.
+  Float sum0 = Vector::zero();
+  Float sum1 = Vector::zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    sum0 = Vector::fma(Vector::load(x + i), Vector::zero(), sum0);
+    sum1 = Vector::fma(Vector::load(x + i + kLanes), Vector::zero(), sum1);
+  }
+  if (i < count) {
+    sum0 = Vector::fma(Vector::load(x + i), Vector::zero(), sum0);
+  }
+  return Vector::reduce_add(Vector::add(sum0, sum1)) == 0;
+}
+
+// ---- The matrix product -------------------------------------------------------------------------------------------
+
+template <int kRows, int kVectors>
+void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float* b, float* c, int64_t c_stride,
+                    bool accumulate) {
+  Float acc[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Float column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = Vector::load(b + v * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Float x = Vector::set(a[r * a_stride]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = Vector::fma(x, column[v], acc[r][v]);
+      }
+    }
+    ++a;
+    b += kVectors * kLanes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector::store(c + r * c_stride + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+void multiply_rest(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+                   int64_t c_stride, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      multiply_group<kRows, kVectors>(depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_rest<kRows - 1, kVectors>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
+}
+
+template <int kVectors>
+void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+                    int64_t c_stride, bool accumulate) {
+  // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
+  constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) {
+    multiply_group<kRows, kVectors>(depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride, accumulate);
+  }
+  multiply_rest<kRows - 1, kVectors>(rows - r, depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride,
+                                     accumulate);
+}
+
+void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+              int64_t c_stride, bool accumulate) {
+  if (vectors == 1) {
+    multiply_panel<1>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if (vectors == 2) {
+    multiply_panel<2>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if constexpr (Vector::kPanelVectors > 2) {
+    if (vectors == 3) {
+      multiply_panel<3>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_panel<4>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
+}
+
+// ---- The softmax --------------------------------------------------------------------------------------------------
+
+void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float* maxima) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s + r * s_stride;
+    Float m = Vector::set(kMinusInfinity);
+    int64_t c = 0;
+    for (; c + kLanes <= columns; c += kLanes) {
+      m = Vector::max(Vector::load(row + c), m);
+    }
+    if (c < columns) {
+      const Float x = Vector::keep_first(Vector::load(row + c), columns - c, Vector::set(kMinusInfinity));
+      Vector::store(row + c, x);
+      m = Vector::max(x, m);
+    }
+    maxima[r] = Vector::reduce_max(m);
+  }
+}
+
+float exp2_scalar(float x) { return Vector::reduce_max(Vector::exp2_nonpositive(Vector::set(x))); }
+
+// Replaces a row's scores by exponentials and returns their sum. kLarge: see is_large_score().
+template <bool kLarge>
+float exponentials(float* row, int64_t columns, float offset) {
+  const Float log2e = Vector::set(kLog2E);
+  const Float shift = Vector::set(offset);
+  const auto exponential = [&](Float x) {
+    return Vector::exp2_nonpositive(kLarge ? Vector::mul(Vector::sub(x, shift), log2e) : Vector::fms(x, log2e, shift));
+  };
+  Float sum0 = Vector::zero();
+  Float sum1 = Vector::zero();
+  int64_t c = 0;
+  for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
+    const Float p0 = exponential(Vector::load(row + c));
+    const Float p1 = exponential(Vector::load(row + c + kLanes));
+    Vector::store(row + c, p0);
+    Vector::store(row + c + kLanes, p1);
+    sum0 = Vector::add(sum0, p0);
+    sum1 = Vector::add(sum1, p1);
+  }
+  if (c < columns) {
+    const Float p = exponential(Vector::load(row + c));
+    Vector::store(row + c, p);
+    sum0 = Vector::add(sum0, p);
+  }
+  return Vector::reduce_add(Vector::add(sum0, sum1));
+}
+
+// A row whose maximum is +inf: inf - inf would make every sum NaN, but lse must tell +inf from NaN.
+float sum_of_infinite_row(float* row, int64_t columns) {
+  float sum = 0;
+  for (int64_t c = 0; c < columns; ++c) {
+    sum = row[c] != row[c] ? row[c] : sum;
+    row[c] = 0;
+  }
+  return sum;
+}
+
+void softmax(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state, float* o,
+             int64_t o_stride, int64_t o_columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s + r * s_stride;
+    const float before = state[r].max;
+    const float m = maxima[r] > before ? maxima[r] : before;
+    float sum;
+    float shrink = 1;
+    if (m > -1e38f && m < 1e38f) {
+      sum = exponentials<false>(row, columns, m * kLog2E);
+      if (m != before) {
+        shrink = exp2_scalar(before * kLog2E - m * kLog2E);
+      }
+    } else if (m == -kMinusInfinity) {
+      sum = sum_of_infinite_row(row, columns);
+      shrink = m != before ? 0.0f : 1.0f;
+    } else {
+      // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
+      sum = exponentials<true>(row, columns, m == kMinusInfinity ? 0.0f : m);
+      if (m != before) {
+        shrink = exp2_scalar((before - m) * kLog2E);
+      }
+    }
+    if (m != before) {
+      const Float factor = Vector::set(shrink);
+      float* out = o + r * o_stride;
+      for (int64_t d = 0; d < o_columns; d += kLanes) {
+        Vector::store(out + d, Vector::mul(Vector::load(out + d), factor));
+      }
+      state[r].max = m;
+    }
+    state[r].sum = state[r].sum * shrink + sum;
+  }
+}
+
+void store_row(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride) {
+  const Float scale = Vector::set(factor);
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+    const Float x = Vector::mul(Vector::load(src + c), scale);
+    if (dtype == DType::kF32) {
+      float* out = static_cast<float*>(dst) + c * dst_stride;
+      if (dst_stride == 1) {
+        Vector::store_first(out, x, n);
+        continue;
+      }
+      alignas(64) float lanes[kLanes];
+      Vector::store(lanes, x);
+      for (int64_t i = 0; i < n; ++i) {
+        out[i * dst_stride] = lanes[i];
+      }
+    } else {
+      uint16_t* out = static_cast<uint16_t*>(dst) + c * dst_stride;
+      if (dst_stride == 1) {
+        Vector::store_half_first(out, x, n, dtype);
+        continue;
+      }
+      alignas(64) uint16_t lanes[kLanes];
+      Vector::store_half_first(lanes, x, kLanes, dtype);
+      for (int64_t i = 0; i < n; ++i) {
+        out[i * dst_stride] = lanes[i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Called once this machine is known to have the instruction set.
+const TileKernels& kernels();
+const TileKernels& kernels() {
+  static constexpr TileKernels kKernels = {FLASHLIFT_ISA_VALUE,
+                                           kLanes,
+                                           kLanes * Vector::kPanelVectors,
+                                           convert_rows,
+                                           pack_transposed,
+                                           all_finite,
+                                           multiply,
+                                           row_max,
+                                           softmax,
+                                           store_row};
+  return kKernels;
+}
+
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

@@ -1,0 +1,59 @@
+#include "flashlift/attention.h"
+
+#include "runtime/implementation.h"
+#include "support/error.h"
+#ifdef FLASHLIFT_HAS_CPU
+#include "runtime/cpu_attention.h"
+#endif
+
+namespace flashlift {
+namespace {
+
+Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(const Problem& problem,
+                                                                            const CompileOptions& options) {
+  switch (options.device) {
+    case DeviceKind::kCpu:
+#ifdef FLASHLIFT_HAS_CPU
+      return runtime::compile_cpu(problem, options);
+#else
+      return unsupported("this build has no CPU backend: configure it with FLASHLIFT_CPU=ON");
+#endif
+    case DeviceKind::kCuda:
+      return unsupported("this build has no CUDA backend yet: use device cpu");
+  }
+  return invalid_argument("unknown device");
+}
+
+}  // namespace
+
+const char* to_string(DeviceKind device) {
+  switch (device) {
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kCuda:
+      return "cuda";
+  }
+  return "?";
+}
+
+Attention::Attention(std::shared_ptr<const Implementation> implementation)
+    : implementation_(std::move(implementation)) {}
+
+Result<Attention> Attention::compile(const Problem& problem, const CompileOptions& options) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  FLASHLIFT_ASSIGN_OR_RETURN(auto implementation, compile_for_device(problem, options));
+  return Attention(std::move(implementation));
+}
+
+Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {
+  FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
+  return implementation_->run(arguments, options);
+}
+
+const Problem& Attention::problem() const { return implementation_->problem(); }
+const std::string& Attention::implementation() const { return implementation_->name; }
+const std::vector<Consideration>& Attention::considerations() const { return implementation_->considerations; }
+int64_t Attention::workspace_bytes(int concurrency) const { return implementation_->workspace_bytes(concurrency); }
+Result<std::string> Attention::code() const { return implementation_->code(); }
+
+}  // namespace flashlift

@@ -1,0 +1,42 @@
+#include <algorithm>
+
+#include "flashlift/attention.h"
+#include "plan/visits.h"
+#include "support/error.h"
+
+namespace flashlift {
+
+Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_tile,
+                               int64_t kv_tile) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  if (q_tile < 1 || kv_tile < 1) {
+    return invalid_argument("tiles have at least one query and one key, got {} and {}", q_tile, kv_tile);
+  }
+  if (captures.size() != problem.captures.size()) {
+    return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
+  }
+  const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  const int64_t batches = visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
+  const int64_t heads = visits.depends_on_h() ? problem.q_heads : 1;
+  TileCounts counts{.q_tile = q_tile, .kv_tile = kv_tile};
+  plan::VisitRow row;
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t q = 0; q < problem.q_len; q += q_tile) {
+        visits.row(b, h, h + 1, q, std::min(q + q_tile, problem.q_len), kv_tile, row);
+        for (const plan::TileRun& run : row.runs) {
+          (run.kind == plan::TileKind::kFull ? counts.full : counts.partial) += run.end - run.begin;
+        }
+      }
+    }
+  }
+  const int64_t copies = (visits.depends_on_b() ? 1 : problem.batch) * (visits.depends_on_h() ? 1 : problem.q_heads);
+  counts.full *= copies;
+  counts.partial *= copies;
+  const int64_t rows = (problem.q_len + q_tile - 1) / q_tile;
+  const int64_t columns = (problem.kv_len + kv_tile - 1) / kv_tile;
+  counts.skipped = problem.batch * problem.q_heads * rows * columns - counts.full - counts.partial;
+  return counts;
+}
+
+}  // namespace flashlift

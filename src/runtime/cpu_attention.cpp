@@ -1,0 +1,106 @@
+#include "runtime/cpu_attention.h"
+
+#include <algorithm>
+
+#include "cpu/forward.h"
+#include "runtime/kernel_cache.h"
+#include "runtime/tbb_executor.h"
+#include "score/canonical.h"
+#include "score/simplify.h"
+#include "support/error.h"
+#include "support/log.h"
+
+namespace flashlift::runtime {
+namespace {
+
+constexpr size_t kCachedPrograms = 256;
+
+class CpuAttention : public Attention::Implementation {
+ public:
+  CpuAttention(const Problem& given, cpu::Forward forward) : given_(given), forward_(std::move(forward)) {}
+
+  const Problem& problem() const override { return given_; }
+
+  Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
+    Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+    cpu::Parallel parallel{
+        executor.concurrency(),
+        [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); }};
+    return forward_.run(arguments, parallel);
+  }
+
+  int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
+  Result<std::string> code() const override { return forward_.code(); }
+
+ private:
+  Problem given_;
+  cpu::Forward forward_;
+};
+
+KernelCache<cpu::CompiledScore>& score_cache() {
+  static auto* cache = new KernelCache<cpu::CompiledScore>(kCachedPrograms);
+  return *cache;
+}
+
+// Everything the generated code depends on: programs, the order and types of the captured tensors, instruction set.
+std::string score_key(const Problem& problem, cpu::Isa isa) {
+  std::string key = cpu::to_string(isa);
+  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
+    key += program->has_value() ? "\n" + print_one_line(**program) : "\n-";
+  }
+  for (const Capture& capture : problem.captures) {  // also those that a program no longer reads: they are counted
+    key += "\n" + capture.name;
+  }
+  return key;
+}
+
+// The programs as they are compiled: simplified, and left out where they change nothing.
+Problem simplified(const Problem& problem) {
+  Problem result = problem;
+  for (auto* program : {&result.score_mod, &result.mask_mod}) {
+    if (*program) {
+      **program = score::simplify(**program);
+      if (score::is_identity(**program)) {
+        program->reset();
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Problem& problem,
+                                                                     const CompileOptions& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const cpu::Isa best, cpu::choose_isa());
+  std::vector<Consideration> considerations;
+  std::string reasons;
+  for (const cpu::Isa isa : {cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
+    const std::string name = std::string("cpu_") + cpu::to_string(isa);
+    std::string reason;
+    if (!options.implementation.empty() && options.implementation != name) {
+      reason = "another implementation was asked for by name";
+    } else if (isa > best) {
+      reason = fmt::format("this processor, or FLASHLIFT_ISA, stops at {}", cpu::to_string(best));
+    }
+    if (reason.empty()) {
+      const Problem compiled = simplified(problem);
+      cpu::Forward::ScoreCompiler compile_score = [&](const Problem& p, cpu::Isa i) {
+        return score_cache().get(score_key(p, i), [&] { return cpu::compile_score(p, i); });
+      };
+      FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, cpu::Forward::compile(compiled, isa, compile_score));
+      considerations.push_back({name, true, forward.describe()});
+      log(LogLevel::kInfo, "{}: {}", name, considerations.back().reason);
+      auto implementation = std::make_shared<CpuAttention>(problem, std::move(forward));
+      implementation->name = name;
+      implementation->considerations = std::move(considerations);
+      return std::shared_ptr<const Attention::Implementation>(std::move(implementation));
+    }
+    log(LogLevel::kDebug, "{} rejected: {}", name, reason);
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name, reason);
+    considerations.push_back({name, false, reason});
+  }
+  return unsupported("no CPU implementation takes this problem: {}", reasons);
+}
+
+}  // namespace flashlift::runtime

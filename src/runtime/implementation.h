@@ -1,0 +1,24 @@
+// What a backend provides behind flashlift::Attention.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flashlift/attention.h"
+
+namespace flashlift {
+
+struct Attention::Implementation {
+  virtual ~Implementation() = default;
+
+  virtual const Problem& problem() const = 0;
+  // The arguments have been verified against the problem.
+  virtual Status run(const AttentionArguments& arguments, const RunOptions& options) const = 0;
+  virtual int64_t workspace_bytes(int concurrency) const = 0;
+  virtual Result<std::string> code() const = 0;
+
+  std::string name;
+  std::vector<Consideration> considerations;
+};
+
+}  // namespace flashlift

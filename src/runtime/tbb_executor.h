@@ -1,0 +1,11 @@
+// The default executor of the CPU backend: oneTBB.
+#pragma once
+
+#include "flashlift/attention.h"
+
+namespace flashlift::runtime {
+
+// All cores, or FLASHLIFT_THREADS of them. Lives as long as the process.
+Executor& default_executor();
+
+}  // namespace flashlift::runtime

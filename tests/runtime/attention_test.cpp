@@ -1,0 +1,148 @@
+#include "flashlift/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "problem/check.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+using testing::OwnedArguments;
+using testing::Random;
+
+Problem problem_of(const std::string& text) {
+  Result<Problem> problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << problem.error().message;
+  return *problem;
+}
+
+class Runs : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Runs, AgreesWithTheOracle) {
+  const Problem problem = problem_of(GetParam());
+  Random random(1);
+  OwnedArguments arguments = testing::dense_arguments(problem, random);
+  const Result<Attention> attention = Attention::compile(problem);
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  const Status status = attention->run(arguments.views);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_TRUE(report->ok) << report->reason;
+}
+
+INSTANTIATE_TEST_SUITE_P(Problems, Runs,
+                         ::testing::Values("attn h1 s1 d1 f32", "attn h2 s17 d5 f32 lse",
+                                           "attn b2 hq4 hkv2 sq70 skv300 d64 f32 causal lse",
+                                           "attn h2 s300 d80 bf16 softcap=30", "attn h2 s200 d128 f16 alibi causal",
+                                           "attn hq8 hkv2 sq1 skv3000 d128 f32 lse",
+                                           "attn h2 sq64 skv0 d16 f32 lse empty_rows=zero",
+                                           "attn h2 sq64 skv0 d16 f32 lse empty_rows=uniform",
+                                           "attn h2 sq64 skv0 d16 f32 lse empty_rows=nan", "attn h2 sq0 skv9 d16 f32",
+                                           "attn h2 sq200 skv100 d16 f32 causal=bottom_right lse empty_rows=uniform",
+                                           "attn h1 sq600 skv700 dqk256 dv192 f32 window=64 sinks=2 lse",
+                                           "attn h2 s333 d64 f32 unnormalized lse causal sinks=1"));
+
+TEST(Attention, AskedForByNameRunsOrSaysWhyNot) {
+  const Problem problem = problem_of("attn h1 s8 d8 f32");
+  const Result<Attention> avx2 = Attention::compile(problem, {.implementation = "cpu_avx2"});
+  ASSERT_TRUE(avx2.ok()) << avx2.error().message;
+  EXPECT_EQ(avx2->implementation(), "cpu_avx2");
+  ASSERT_FALSE(avx2->considerations().empty());
+  EXPECT_TRUE(avx2->considerations().back().accepted);
+  const Result<Attention> none = Attention::compile(problem, {.implementation = "cpu_abacus"});
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().kind, ErrorKind::kUnsupported);
+}
+
+TEST(Attention, WrongArgumentsAreErrorsAndWriteNothing) {
+  const Problem problem = problem_of("attn h1 s8 d8 f32");
+  Random random(1);
+  OwnedArguments arguments = testing::dense_arguments(problem, random);
+  const Result<Attention> attention = Attention::compile(problem);
+  ASSERT_TRUE(attention.ok());
+  const float before = static_cast<float*>(arguments.views.out.data)[0];
+  arguments.views.k.sizes[3] = 7;
+  const Status status = attention->run(arguments.views);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_EQ(static_cast<float*>(arguments.views.out.data)[0], before);
+}
+
+TEST(Attention, LengthsMayDifferFromTheCompiledProblem) {
+  const Result<Attention> attention = Attention::compile(problem_of("attn h2 s8 d8 f32 causal"));
+  ASSERT_TRUE(attention.ok());
+  const Problem longer = problem_of("attn b3 h2 sq50 skv190 d8 f32 causal");
+  Random random(1);
+  OwnedArguments arguments = testing::dense_arguments(longer, random);
+  ASSERT_TRUE(attention->run(arguments.views).ok());
+  EXPECT_TRUE(problem::check_output(longer, arguments.views)->ok);
+}
+
+// Counts its threads, and runs the bodies in falling order on this one.
+class BackwardsExecutor : public Executor {
+ public:
+  explicit BackwardsExecutor(int concurrency) : concurrency_(concurrency) {}
+  int concurrency() const override { return concurrency_; }
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    for (int64_t i = count; i-- > 0;) {
+      body(i);
+    }
+    ++calls;
+  }
+  int calls = 0;
+
+ private:
+  int concurrency_;
+};
+
+TEST(Attention, SameBitsForAnyThreadCountAndExecutor) {
+  for (const char* text :
+       {"attn hq4 hkv2 s700 d40 f32 causal lse", "attn hq8 hkv2 sq2 skv5000 d64 f32 softcap=20 lse"}) {
+    const Problem problem = problem_of(text);
+    Random random(1);
+    OwnedArguments arguments = testing::dense_arguments(problem, random);
+    const Result<Attention> attention = Attention::compile(problem);
+    ASSERT_TRUE(attention.ok());
+    ASSERT_TRUE(attention->run(arguments.views).ok());
+    const size_t bytes = static_cast<size_t>(arguments.views.out.element_count()) * sizeof(float);
+    std::vector<std::byte> first(bytes);
+    std::memcpy(first.data(), arguments.views.out.data, bytes);
+    for (const int concurrency : {1, 2, 3, 16, 100}) {
+      BackwardsExecutor executor(concurrency);
+      std::memset(arguments.views.out.data, 0, bytes);
+      ASSERT_TRUE(attention->run(arguments.views, {.executor = &executor}).ok());
+      EXPECT_EQ(std::memcmp(first.data(), arguments.views.out.data, bytes), 0) << text << " with " << concurrency;
+      EXPECT_EQ(executor.calls, concurrency > 1 ? 1 : 0);
+    }
+  }
+}
+
+TEST(Attention, MaskedKeysTakeNoPartEvenIfTheirValuesAreNan) {
+  const Problem problem = problem_of("attn h1 sq40 skv200 d16 f32 mask_mod() { %0 = lt kv, 130; return %0 }");
+  Random random(1);
+  OwnedArguments arguments = testing::dense_arguments(problem, random);
+  for (int64_t i = 130 * 16; i < 200 * 16; ++i) {
+    static_cast<float*>(arguments.views.v.data)[i] = NAN;
+    static_cast<float*>(arguments.views.k.data)[i] = NAN;
+  }
+  const Result<Attention> attention = Attention::compile(problem);
+  ASSERT_TRUE(attention.ok());
+  ASSERT_TRUE(attention->run(arguments.views).ok());
+  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  EXPECT_TRUE(report->ok) << report->reason;
+}
+
+TEST(Attention, GeneratedCodeCanBeRead) {
+  const Result<Attention> attention = Attention::compile(problem_of("attn h1 s8 d8 f32 softcap=5"));
+  ASSERT_TRUE(attention.ok());
+  const Result<std::string> code = attention->code();
+  ASSERT_TRUE(code.ok());
+  EXPECT_NE(code->find("flashlift_score_unmasked"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashlift

@@ -1,0 +1,147 @@
+#include "support/tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "support/half.h"
+
+namespace flashlift::testing {
+namespace {
+
+int64_t draw(Random& random, int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random);
+}
+
+void write_element(DType dtype, std::byte* at, Random& random) {
+  const auto put = [&](auto value) { std::memcpy(at, &value, sizeof(value)); };
+  std::normal_distribution<float> normal;
+  switch (dtype) {
+    case DType::kBool:
+      return put(static_cast<uint8_t>(draw(random, 0, 1)));
+    case DType::kI8:
+      return put(static_cast<int8_t>(draw(random, -8, 7)));
+    case DType::kU8:
+      return put(static_cast<uint8_t>(draw(random, 0, 15)));
+    case DType::kI16:
+      return put(static_cast<int16_t>(draw(random, -8, 7)));
+    case DType::kI32:
+      return put(static_cast<int32_t>(draw(random, -8, 7)));
+    case DType::kU32:
+      return put(static_cast<uint32_t>(draw(random, 0, 15)));
+    case DType::kI64:
+      return put(draw(random, -8, 7));
+    case DType::kF16:
+      return put(float_to_f16(normal(random)));
+    case DType::kBF16:
+      return put(float_to_bf16(normal(random)));
+    case DType::kF32:
+      return put(normal(random));
+    case DType::kF64:
+      return put(static_cast<double>(normal(random)));
+  }
+}
+
+std::vector<int64_t> with_sizes(std::vector<int64_t> shape) {
+  std::replace(shape.begin(), shape.end(), int64_t{-1}, int64_t{7});
+  return shape;
+}
+
+using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
+
+void make_all(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
+  views.q = make(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}, true);
+  views.k = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim}, true);
+  views.v = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim}, true);
+  views.out = make(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}, false);
+  for (const Capture& capture : p.captures) {
+    views.captures.push_back(make(capture.dtype, with_sizes(capture.shape), true));
+  }
+  if (p.sinks > 0) {
+    views.sinks = make(DType::kF32, {p.q_heads, p.sinks}, true);
+  }
+  if (p.want_lse) {
+    views.lse = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
+  }
+}
+
+}  // namespace
+
+void fill(const TensorView& view, Random& random) {
+  const int64_t count = view.element_count();
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i;
+    int64_t offset = 0;
+    for (int d = view.rank - 1; d >= 0; --d) {
+      offset += rest % view.sizes[d] * view.strides[d];
+      rest /= view.sizes[d];
+    }
+    write_element(view.dtype,
+                  static_cast<std::byte*>(view.data) + offset * static_cast<int64_t>(size_in_bytes(view.dtype)),
+                  random);
+  }
+}
+
+// Exactly as large as the tensor, so that AddressSanitizer sees the first byte read past it.
+std::byte* OwnedArguments::allocate(size_t bytes) {
+  memory_.push_back(std::make_unique<std::byte[]>(std::max<size_t>(bytes, 1)));
+  return memory_.back().get();
+}
+
+TensorView OwnedArguments::dense(DType dtype, std::vector<int64_t> shape, Random& random) {
+  const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  TensorView view = dense_view(allocate(static_cast<size_t>(count) * size_in_bytes(dtype)), dtype, shape);
+  fill(view, random);
+  return view;
+}
+
+TensorView OwnedArguments::strided(DType dtype, const std::vector<int64_t>& shape, Random& random, bool may_overlap) {
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(shape.size());
+  std::vector<int> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (draw(random, 0, 2) == 0) {
+    std::shuffle(order.begin(), order.end(), random);
+  } else if (shape.size() == 4 && draw(random, 0, 1) == 0) {
+    std::swap(order[1], order[2]);  // BSHD
+  }
+  int64_t extent = 1;
+  int64_t lowest = 0;
+  int64_t highest = 0;
+  for (auto dimension = order.rbegin(); dimension != order.rend(); ++dimension) {
+    const int64_t size = shape[static_cast<size_t>(*dimension)];
+    view.sizes[*dimension] = size;
+    int64_t stride = extent;
+    if (may_overlap && draw(random, 0, 15) == 0) {
+      stride = 0;
+    } else {
+      extent = extent * std::max<int64_t>(size, 1) + (draw(random, 0, 3) == 0 ? draw(random, 1, 3) : 0);
+      stride = draw(random, 0, 7) == 0 ? -stride : stride;
+    }
+    view.strides[*dimension] = stride;
+    (stride < 0 ? lowest : highest) += stride * (std::max<int64_t>(size, 1) - 1);
+  }
+  const int64_t element = static_cast<int64_t>(size_in_bytes(dtype));
+  view.data = allocate(static_cast<size_t>((highest - lowest + 1) * element)) - lowest * element;
+  fill(view, random);
+  return view;
+}
+
+OwnedArguments dense_arguments(const Problem& problem, Random& random) {
+  OwnedArguments arguments;
+  make_all(problem, arguments.views,
+           [&](DType dtype, const std::vector<int64_t>& shape, bool) { return arguments.dense(dtype, shape, random); });
+  return arguments;
+}
+
+OwnedArguments strided_arguments(const Problem& problem, Random& random) {
+  OwnedArguments arguments;
+  make_all(problem, arguments.views, [&](DType dtype, const std::vector<int64_t>& shape, bool input) {
+    return arguments.strided(dtype, shape, random, input);
+  });
+  return arguments;
+}
+
+}  // namespace flashlift::testing
