@@ -1,26 +1,45 @@
-// Reads a StableHLO module and prints it again, for the tests that compare with what JAX reads.
-//   print_module FILE
+// Reads a StableHLO module, applies passes in the order they are named, and prints it: for tests that compare with what
+// JAX and XLA make of it.
+//   print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]...
 #include <cstdio>
+#include <string_view>
 
-#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/normalize.h"
+#include "support/error.h"
 #include "support/files.h"
 
+namespace flashlift::stablehlo {
+namespace {
+
+Status apply(Module& module, std::string_view pass) {
+  if (pass == "inline") return inline_calls(module);
+  if (pass == "inline_composites") return inline_composites(module);
+  if (pass == "remove_dead_code") return remove_dead_code(module), Status();
+  if (pass == "merge_equal") return merge_equal_operations(module), Status();
+  return invalid_argument("there is no pass '{}'", pass);
+}
+
+Result<std::string> run(int argc, char** argv) {
+  if (argc < 2) {
+    return invalid_argument("usage: print_module FILE [PASS]...");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(argv[1]));
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, Module::parse(text, argv[1]));
+  for (int i = 2; i < argc; ++i) {
+    FLASHLIFT_RETURN_IF_ERROR(apply(module, argv[i]));
+  }
+  return module.print();
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo
+
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s FILE\n", argv[0]);
+  const auto printed = flashlift::stablehlo::run(argc, argv);
+  if (!printed.ok()) {
+    std::fprintf(stderr, "%s\n", printed.error().message.c_str());
     return 2;
   }
-  const auto text = flashlift::read_file(argv[1]);
-  if (!text.ok()) {
-    std::fprintf(stderr, "%s\n", text.error().message.c_str());
-    return 2;
-  }
-  const auto module = flashlift::stablehlo::Module::parse(*text, argv[1]);
-  if (!module.ok()) {
-    std::fprintf(stderr, "%s\n", module.error().message.c_str());
-    return 2;
-  }
-  const std::string printed = module->print();
-  std::fwrite(printed.data(), 1, printed.size(), stdout);
+  std::fwrite(printed->data(), 1, printed->size(), stdout);
   return 0;
 }

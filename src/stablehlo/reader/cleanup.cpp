@@ -1,0 +1,161 @@
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/ScopedHashTable.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/StringSet.h"
+#include "llvm/Support/Allocator.h"
+#include "llvm/Support/RecyclingAllocator.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/OperationSupport.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
+#include "stablehlo/reader/normalize.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+using FuncOp = mlir::func::FuncOp;
+
+// Users stand behind what they use, so that one walk from the end finds everything.
+void remove_unused(mlir::Block& block) {
+  for (mlir::Operation& op : llvm::make_early_inc_range(llvm::reverse(block))) {
+    if (op.use_empty() && (is_removable(&op) || mlir::isOpTriviallyDead(&op))) {
+      op.erase();
+      continue;
+    }
+    for (mlir::Region& region : op.getRegions()) {
+      for (mlir::Block& inner : region) {
+        remove_unused(inner);
+      }
+    }
+  }
+}
+
+// The names that operations mention. Attributes of other dialects are kept as text, in which "@name" counts.
+class Mentions {
+ public:
+  // Of an operation and those inside it; gives the names that are new.
+  llvm::SmallVector<llvm::StringRef> add(mlir::Operation* root) {
+    llvm::SmallVector<llvm::StringRef> fresh;
+    root->walk([&](mlir::Operation* op) {
+      op->getAttrDictionary().walk([&](mlir::Attribute attribute) {
+        if (const auto symbol = mlir::dyn_cast<mlir::SymbolRefAttr>(attribute)) {
+          insert(symbol.getRootReference().getValue(), fresh);
+        } else if (const auto opaque = mlir::dyn_cast<mlir::OpaqueAttr>(attribute)) {
+          insert_from_text(opaque.getAttrData(), fresh);
+        }
+      });
+    });
+    return fresh;
+  }
+
+ private:
+  void insert(llvm::StringRef name, llvm::SmallVector<llvm::StringRef>& fresh) {
+    const auto [entry, inserted] = names_.insert(name);
+    if (inserted) {
+      fresh.push_back(entry->getKey());
+    }
+  }
+
+  void insert_from_text(llvm::StringRef text, llvm::SmallVector<llvm::StringRef>& fresh) {
+    for (size_t at = text.find('@'); at != llvm::StringRef::npos; at = text.find('@')) {
+      text = text.drop_front(at + 1);
+      if (text.consume_front("\"")) {
+        insert(text.take_until([](char c) { return c == '"'; }), fresh);
+      } else {
+        insert(text.take_while([](char c) { return llvm::isAlnum(c) || c == '_' || c == '.' || c == '$' || c == '-'; }),
+               fresh);
+      }
+    }
+  }
+
+  llvm::StringSet<> names_;
+};
+
+void remove_unused_functions(mlir::ModuleOp module) {
+  llvm::SmallVector<mlir::Operation*> reached;
+  llvm::DenseMap<llvm::StringRef, mlir::Operation*> unreached;
+  for (mlir::Operation& op : module.getOps()) {
+    auto function = mlir::dyn_cast<FuncOp>(op);
+    if (function && function.isPrivate()) {
+      unreached[function.getName()] = &op;
+    } else {
+      reached.push_back(&op);
+    }
+  }
+  Mentions mentions;
+  while (!reached.empty()) {
+    for (const llvm::StringRef name : mentions.add(reached.pop_back_val())) {
+      if (const auto found = unreached.find(name); found != unreached.end()) {
+        reached.push_back(found->second);
+        unreached.erase(found);
+      }
+    }
+  }
+  for (auto& [name, op] : unreached) {
+    op->erase();
+  }
+}
+
+// Operations are keys by what they compute, wherever they stand.
+struct EquivalentOperations : llvm::DenseMapInfo<mlir::Operation*> {
+  static unsigned getHashValue(const mlir::Operation* op) {
+    return mlir::OperationEquivalence::computeHash(const_cast<mlir::Operation*>(op),
+                                                   mlir::OperationEquivalence::directHashValue,
+                                                   mlir::OperationEquivalence::ignoreHashValue,
+                                                   mlir::OperationEquivalence::IgnoreLocations);
+  }
+  static bool isEqual(const mlir::Operation* lhs, const mlir::Operation* rhs) {
+    if (lhs == rhs) {
+      return true;
+    }
+    if (lhs == getTombstoneKey() || lhs == getEmptyKey() || rhs == getTombstoneKey() || rhs == getEmptyKey()) {
+      return false;
+    }
+    return mlir::OperationEquivalence::isEquivalentTo(const_cast<mlir::Operation*>(lhs),
+                                                      const_cast<mlir::Operation*>(rhs),
+                                                      mlir::OperationEquivalence::IgnoreLocations);
+  }
+};
+
+using Allocator = llvm::RecyclingAllocator<llvm::BumpPtrAllocator,
+                                           llvm::ScopedHashTableVal<mlir::Operation*, mlir::Operation*>>;
+using Table = llvm::ScopedHashTable<mlir::Operation*, mlir::Operation*, EquivalentOperations, Allocator>;
+
+void merge_equal(mlir::Block& block, Table& table) {
+  const Table::ScopeTy scope(table);
+  for (mlir::Operation& op : llvm::make_early_inc_range(block)) {
+    if (op.getNumResults() > 0 && is_removable(&op)) {
+      if (mlir::Operation* known = table.lookup(&op)) {
+        op.replaceAllUsesWith(known);
+        op.erase();
+        continue;
+      }
+      table.insert(&op, &op);
+    }
+    for (mlir::Region& region : op.getRegions()) {
+      for (mlir::Block& inner : region) {
+        merge_equal(inner, table);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void remove_dead_code(Module& module) {
+  remove_unused_functions(module.op());
+  remove_unused(*module.op().getBody());
+  // What was removed may have named functions.
+  remove_unused_functions(module.op());
+}
+
+void merge_equal_operations(Module& module) {
+  for (FuncOp function : module.op().getOps<FuncOp>()) {
+    if (!function.isExternal()) {
+      Table table;
+      merge_equal(function.getBody().front(), table);
+    }
+  }
+}
+
+}  // namespace flashlift::stablehlo

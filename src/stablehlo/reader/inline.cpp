@@ -1,0 +1,157 @@
+#include <optional>
+
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/StringMap.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/IRMapping.h"
+#include "stablehlo/reader/normalize.h"
+#include "stablehlo/reader/ops.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+using FuncOp = mlir::func::FuncOp;
+
+// Replaces operations that stand for a function by the function's body, callees before callers, so that each body is
+// copied without anything left in it to replace.
+class Inliner {
+ public:
+  // Gives the function's name for an operation to be replaced, otherwise nothing.
+  using Select = std::function<std::optional<llvm::StringRef>(mlir::Operation*)>;
+
+  Inliner(mlir::ModuleOp module, Select select) : select_(std::move(select)) {
+    for (FuncOp function : module.getOps<FuncOp>()) {
+      functions_[function.getName()] = function;
+      state_[function].operations = count(function);
+      total_ += state_[function].operations;
+    }
+  }
+
+  Status run(mlir::ModuleOp module) {
+    for (FuncOp function : llvm::make_early_inc_range(module.getOps<FuncOp>())) {
+      FLASHLIFT_RETURN_IF_ERROR(visit(function, 0));
+    }
+    return {};
+  }
+
+ private:
+  struct State {
+    enum { kNew, kOpen, kDone } progress = kNew;
+    size_t operations = 0;
+    int depth = 0;  // of regions in it
+  };
+
+  static size_t count(mlir::Operation* op) {
+    size_t operations = 0;
+    op->walk([&](mlir::Operation*) { ++operations; });
+    return operations;
+  }
+
+  Status visit(FuncOp function, int call_depth) {
+    if (state_[function].progress == State::kDone) {
+      return {};
+    }
+    if (call_depth > kMaxCallDepth) {
+      return unsupported("{}: calls nested more than {} deep", describe(function.getLoc()), kMaxCallDepth);
+    }
+    state_[function].progress = State::kOpen;
+    llvm::SmallVector<std::pair<mlir::Operation*, FuncOp>> sites;
+    int own_depth = 0;
+    function.walk([&](mlir::Operation* op) {
+      own_depth = std::max(own_depth, depth_in(op, function));
+      if (const std::optional<llvm::StringRef> name = select_(op)) {
+        const auto callee = functions_.find(*name);
+        sites.push_back({op, callee == functions_.end() ? FuncOp() : callee->second});
+      }
+    });
+    state_[function].depth = own_depth;
+    for (const auto& [site, callee] : sites) {
+      FLASHLIFT_RETURN_IF_ERROR(replace(function, site, callee, call_depth));
+    }
+    state_[function].progress = State::kDone;
+    return {};
+  }
+
+  static int depth_in(mlir::Operation* op, mlir::Operation* function) {
+    int depth = 0;
+    for (; op != function; op = op->getParentOp()) {
+      ++depth;
+    }
+    return depth;
+  }
+
+  Status replace(FuncOp caller, mlir::Operation* site, FuncOp callee, int call_depth) {
+    if (!callee) {
+      return kind(site) == OpKind::kComposite
+                 ? invalid_argument("{}: the decomposition '{}' is not a function of the module",
+                                    describe(site->getLoc()), composite(site)->decomposition)
+                 : Status();  // a function of a module inside the module: not ours
+    }
+    if (callee.isExternal()) {
+      return {};
+    }
+    if (state_[callee].progress == State::kOpen) {
+      return unsupported("{}: '{}' calls itself; StableHLO needs no recursion: use stablehlo.while",
+                         describe(site->getLoc()), callee.getName().str());
+    }
+    FLASHLIFT_RETURN_IF_ERROR(visit(callee, call_depth + 1));
+    const mlir::FunctionType type = callee.getFunctionType();
+    if (site->getOperandTypes() != type.getInputs() || site->getResultTypes() != type.getResults()) {
+      return invalid_argument("{}: '{}' has other operand or result types than the function '{}'",
+                              describe(site->getLoc()), site->getName().getStringRef().str(), callee.getName().str());
+    }
+    State& state = state_[caller];
+    const State& inner = state_[callee];
+    total_ += inner.operations;
+    state.operations += inner.operations;
+    state.depth = std::max(state.depth, depth_in(site, caller) + inner.depth);
+    if (total_ > kMaxOperations || state.depth > kMaxCallDepth) {
+      return unsupported("{}: inlining all calls gives more than {} operations, or regions more than {} deep",
+                         describe(site->getLoc()), kMaxOperations, kMaxCallDepth);
+    }
+    copy_body(site, callee);
+    return {};
+  }
+
+  static void copy_body(mlir::Operation* site, FuncOp callee) {
+    mlir::Block& body = callee.getBody().front();
+    mlir::IRMapping mapping;
+    mapping.map(body.getArguments(), site->getOperands());
+    mlir::OpBuilder builder(site);
+    for (mlir::Operation& op : body.without_terminator()) {
+      builder.clone(op, mapping);
+    }
+    for (auto [result, returned] : llvm::zip(site->getResults(), body.getTerminator()->getOperands())) {
+      result.replaceAllUsesWith(mapping.lookup(returned));
+    }
+    site->erase();
+  }
+
+  Select select_;
+  llvm::StringMap<FuncOp> functions_;
+  llvm::DenseMap<mlir::Operation*, State> state_;
+  size_t total_ = 0;
+};
+
+}  // namespace
+
+Status inline_calls(Module& module) {
+  return Inliner(module.op(), [](mlir::Operation* op) -> std::optional<llvm::StringRef> {
+           auto call = mlir::dyn_cast<mlir::func::CallOp>(op);
+           return call ? std::optional(call.getCallee()) : std::nullopt;
+         }).run(module.op());
+}
+
+Status inline_composites(Module& module, const std::function<bool(mlir::Operation*)>& wanted) {
+  return Inliner(module.op(), [&wanted](mlir::Operation* op) -> std::optional<llvm::StringRef> {
+           if (kind(op) != OpKind::kComposite || (wanted && !wanted(op))) {
+             return std::nullopt;
+           }
+           const std::string_view name = composite(op)->decomposition;
+           return llvm::StringRef(name.data(), name.size());
+         }).run(module.op());
+}
+
+}  // namespace flashlift::stablehlo
