@@ -17,6 +17,11 @@ enum ExitCode : int {
 using Outcome = Result<ExitCode>;
 
 // Each adds its subcommand to `app`; parsing the command line then runs it and sets `outcome`.
+void add_run(CLI::App& app, Outcome& outcome);
+void add_bench(CLI::App& app, Outcome& outcome);
+void add_explain(CLI::App& app, Outcome& outcome);
+void add_draw(CLI::App& app, Outcome& outcome);
+void add_fuse(CLI::App& app, Outcome& outcome);
 void add_info(CLI::App& app, Outcome& outcome);
 
 }  // namespace flashlift::cli

@@ -38,6 +38,7 @@ int parse_and_run(int argc, char** argv) {
   app.require_subcommand(1);
 
   Outcome outcome = kSuccess;
+  add_draw(app, outcome);
   add_info(app, outcome);
 
   try {

@@ -27,6 +27,22 @@ void print_error(std::string_view message) { fmt::print(stderr, "error: {}\n", m
 
 void print_json(const Json& object) { fmt::print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace)); }
 
+std::string format_bytes(int64_t bytes) {
+  if (bytes < 1024) {
+    return fmt::format("{} B", bytes);
+  }
+  double amount = static_cast<double>(bytes);
+  const char* unit = "B";
+  for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (amount < 1024) {
+      break;
+    }
+    amount /= 1024;
+    unit = larger;
+  }
+  return fmt::format("{:.1f} {}", amount, unit);
+}
+
 std::string Table::text() const {
   std::vector<size_t> widths(header_.size());
   std::vector<bool> to_the_right(header_.size(), !rows_.empty());

@@ -1,6 +1,7 @@
 // What the subcommands print: errors for people, tables for people, JSON for programs.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -18,6 +19,9 @@ void print_error(std::string_view message);
 
 // One object on standard output. Text that is not UTF-8 (a file name, say) is printed with its bad bytes replaced.
 void print_json(const Json& object);
+
+// "0 B", "12.5 KiB", "3.0 GiB"
+std::string format_bytes(int64_t bytes);
 
 // Rows of cells with the columns aligned: names to the left, numbers to the right.
 class Table {

@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-SUBCOMMANDS = ["info"]
+SUBCOMMANDS = ["draw", "info"]
 
 
 def assert_bad_input(done, *words):
@@ -66,3 +67,84 @@ def test_info_shows_the_environment_table(flashlift):
     assert variables["FLASHLIFT_LOG"]["value"] == "warning"
     for name in variables:
         assert name in flashlift("info").stdout
+
+
+MALFORMED_PROBLEMS = [
+    "",
+    "attn",
+    "attn h8 s128",  # no head dimension
+    "attn h8 s128 d64 casual",
+    "attn h8 s128 d64 softcap=",
+    "attn hq6 hkv4 s128 d64",
+    "attn h8 s-128 d64",
+    "attn h8 s99999999999999999999 d64",
+    "attn h8 s128 d4096",
+    "attn h8 s128 d64 mask_mod() { return score }",
+    "attn h8 s128 d64 score_mod() { return",
+]
+
+
+@pytest.mark.parametrize("problem", MALFORMED_PROBLEMS)
+def test_malformed_problem(flashlift, tmp_path, problem):
+    assert_bad_input(flashlift("draw", problem, "-o", tmp_path / "mask.svg"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def draw(flashlift, tmp_path, problem, *options):
+    path = tmp_path / "mask.svg"
+    done = flashlift("draw", problem, "-o", path, *options)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+    return ElementTree.parse(path).getroot(), done.stdout
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "attn h2 s1 d8",
+        "attn h2 s300 d8 causal window=40",
+        "attn h1 sq1 skv5000 d8",
+        "attn h1 sq5000 skv3 d8 causal",
+        "attn b2 h2 s64 d8 mask_mod(ids: i32[2, 64]) { %0 = load ids[b, q]; %1 = load ids[b, kv]; "
+        "%2 = eq %0, %1; return %2 }",
+    ],
+)
+def test_draw_writes_a_picture(flashlift, tmp_path, problem):
+    picture, output = draw(flashlift, tmp_path, problem)
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "tiles full" in output and "mask.svg" in output
+
+
+def test_draw_of_an_unmasked_problem_has_only_full_tiles(flashlift, tmp_path):
+    _, output = draw(flashlift, tmp_path, "attn h2 s1000 d8", "--q-tile", 100, "--kv-tile", 300)
+    assert "40 tiles full, 0 partial, 0 skipped" in output
+
+
+def test_draw_escapes_the_problem(flashlift, tmp_path):
+    draw(flashlift, tmp_path, "attn h1 s8 d8 causal\n\tmask_mod() { %0 = lt kv, 3; return %0 }")
+
+
+def test_draw_is_repeatable(flashlift, tmp_path):
+    problem = "attn h1 s512 d8 mask_mod(keep: bool[512]) { %0 = load keep[kv]; return %0 }"
+    pictures = []
+    for seed in (1, 1, 2):
+        draw(flashlift, tmp_path, problem, "--seed", seed)
+        pictures.append((tmp_path / "mask.svg").read_text())
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
+def test_draw_refuses_a_head_that_is_not_there(flashlift, tmp_path):
+    done = flashlift("draw", "attn h2 s8 d8", "-o", tmp_path / "mask.svg", "--head", 2)
+    assert_bad_input(done, "--head is 2", "0 to 1")
+
+
+def test_draw_refuses_more_tiles_than_a_picture_holds(flashlift, tmp_path):
+    problem = "attn h1 s100000 d8 mask_mod(keep: bool[100000]) { %0 = load keep[kv]; return %0 }"
+    done = flashlift("draw", problem, "-o", tmp_path / "mask.svg", "--q-tile", 1, "--kv-tile", 1)
+    assert_bad_input(done, "--q-tile")
+
+
+def test_draw_keeps_the_old_file_when_it_cannot_write(flashlift, tmp_path):
+    assert_bad_input(flashlift("draw", "attn h2 s8 d8", "-o", tmp_path / "no" / "mask.svg"), "no/mask.svg")
+    assert_bad_input(flashlift("draw", "attn h2 s8 d8", "-o", tmp_path), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

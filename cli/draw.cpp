@@ -1,0 +1,62 @@
+// flashlift draw: the mask of one head, and the tiles that a kernel skips or visits for it, as a picture.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/mask_picture.h"
+#include "cli/problem_options.h"
+#include "support/error.h"
+#include "support/files.h"
+
+namespace flashlift::cli {
+namespace {
+
+struct Options {
+  std::string problem;
+  std::string output;
+  DataOptions data;
+  PictureOptions picture;
+};
+
+Status check_range(const char* option, int64_t value, int64_t bound) {
+  if (value < 0 || value >= bound) {
+    return invalid_argument("{} is {}, the problem has {}: give 0 to {}", option, value, bound, bound - 1);
+  }
+  return {};
+}
+
+Outcome run_draw(const Options& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
+  FLASHLIFT_RETURN_IF_ERROR(check_range("--batch", options.picture.batch, problem.batch));
+  FLASHLIFT_RETURN_IF_ERROR(check_range("--head", options.picture.head, problem.q_heads));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.data.seed));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Picture picture,
+                             draw_mask(problem, options.problem, inputs.arguments().captures, options.picture));
+  FLASHLIFT_RETURN_IF_ERROR(write_file_atomically(options.output, picture.svg));
+  fmt::print("{}: {} tiles full, {} partial, {} skipped\n", options.output, picture.tiles.full, picture.tiles.partial,
+             picture.tiles.skipped);
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_draw(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand("draw", "Draw a problem's mask and its tiles as an SVG picture");
+  auto options = std::make_shared<Options>();
+  command->add_option("PROBLEM", options->problem, kProblemHelp)->required();
+  command->add_option("-o,--output", options->output, "Where the picture goes")->required();
+  command->add_option("--batch", options->picture.batch, "Which batch to draw")->option_text("INT [0]");
+  command->add_option("--head", options->picture.head, "Which query head to draw")->option_text("INT [0]");
+  command->add_option("--q-tile", options->picture.q_tile, "Queries in a tile")
+      ->check(CLI::PositiveNumber)
+      ->option_text("INT [128]");
+  command->add_option("--kv-tile", options->picture.kv_tile, "Keys in a tile")
+      ->check(CLI::PositiveNumber)
+      ->option_text("INT [128]");
+  command->add_option("--seed", options->data.seed, "Of the captured tensors")->option_text("INT [1]");
+  command->footer(kProblemFooter);
+  command->callback([options, &outcome] { outcome = run_draw(*options); });
+}
+
+}  // namespace flashlift::cli

@@ -1,0 +1,119 @@
+// flashlift explain: what would run for a problem or in a module, what would not, and why.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/explain_module.h"
+#include "cli/measure.h"
+#include "cli/output.h"
+#include "cli/problem_options.h"
+
+namespace flashlift::cli {
+namespace {
+
+struct Options {
+  std::string subject;
+  DataOptions data;
+  DeviceOptions device;
+  bool code = false;
+  bool json = false;
+};
+
+bool is_problem(const std::string& subject) { return subject == "attn" || subject.starts_with("attn "); }
+
+Json to_json(const std::vector<Consideration>& considerations) {
+  Json list = Json::array();
+  for (const Consideration& asked : considerations) {
+    list.push_back({{"implementation", asked.implementation}, {"accepted", asked.accepted}, {"reason", asked.reason}});
+  }
+  return list;
+}
+
+Json to_json(const TileCounts& tiles) {
+  return {{"q_tile", tiles.q_tile},
+          {"kv_tile", tiles.kv_tile},
+          {"skipped", tiles.skipped},
+          {"full", tiles.full},
+          {"partial", tiles.partial}};
+}
+
+std::string indented(const std::string& text) {
+  std::string result = "  ";
+  for (const char c : text) {
+    result += c;
+    if (c == '\n') {
+      result += "  ";
+    }
+  }
+  return result + "\n";
+}
+
+void print_problem(const Problem& p, const Json& result) {
+  fmt::print("problem         {}\n", print(p));
+  for (const auto& [name, program] : {std::pair{"score_mod", &p.score_mod}, std::pair{"mask_mod", &p.mask_mod}}) {
+    if (*program) {
+      fmt::print("\n{}\n{}", name, indented(print(**program)));
+    }
+  }
+  fmt::print("\n");
+  Table asked({"implementation", "", "why"});
+  for (const Json& one : result["considered"]) {
+    asked.add({one["implementation"], one["accepted"] ? "chosen" : "rejected", one["reason"]});
+  }
+  fmt::print("{}", asked.text());
+  const Json& tiles = result["tiles"];
+  fmt::print("\ntiles of {} queries by {} keys, over all batches and heads\n", tiles["q_tile"].get<int64_t>(),
+             tiles["kv_tile"].get<int64_t>());
+  Table counts({"skipped", "full", "partial"});
+  counts.add({tiles["skipped"].dump(), tiles["full"].dump(), tiles["partial"].dump()});
+  fmt::print("{}", counts.text());
+}
+
+Outcome explain_problem(const Options& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.subject));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problem));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, Attention::compile(problem, options.device.compile_options()));
+  FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, inputs.arguments().captures, 128, 128));
+  Json result = {{"problem", print(problem)},
+                 {"device", options.device.device},
+                 {"implementation", attention.implementation()},
+                 {"considered", to_json(attention.considerations())},
+                 {"tiles", to_json(tiles)}};
+  std::string code;
+  if (options.code) {
+    FLASHLIFT_ASSIGN_OR_RETURN(code, attention.code());
+  }
+  if (options.json) {
+    if (options.code) {
+      result["code"] = code;
+    }
+    print_json(result);
+    return kSuccess;
+  }
+  print_problem(problem, result);
+  if (options.code) {
+    fmt::print("\n{}\n", code);
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand("explain", "Say what is chosen for a problem or found in a module, and why");
+  auto options = std::make_shared<Options>();
+  command->add_option("SUBJECT", options->subject, "A problem (see below) or the file name of a StableHLO module")
+      ->required();
+  command->add_flag("--code", options->code, "Of a problem: print the generated code too");
+  options->device.add_to(*command);
+  options->data.add_to(*command);
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->footer(kProblemFooter);
+  command->callback([options, &outcome] {
+    outcome = is_problem(options->subject) ? explain_problem(*options)
+                                           : explain_module(options->subject, options->code, options->json);
+  });
+}
+
+}  // namespace flashlift::cli

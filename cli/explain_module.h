@@ -1,0 +1,12 @@
+// flashlift explain MODULE: what was found in a StableHLO module.
+#pragma once
+
+#include <string>
+
+#include "cli/command.h"
+
+namespace flashlift::cli {
+
+Outcome explain_module(const std::string& file, bool code, bool json);
+
+}  // namespace flashlift::cli

@@ -1,0 +1,11 @@
+// What fusing a module found, for people.
+#pragma once
+
+#include "flashlift/stablehlo.h"
+
+namespace flashlift::cli {
+
+// One paragraph a candidate: where it is, whether it was fused, and why or as what.
+void print_candidates(const stablehlo::FuseResult& result);
+
+}  // namespace flashlift::cli

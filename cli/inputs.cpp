@@ -1,0 +1,178 @@
+#include "cli/inputs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "support/error.h"
+#include "support/half.h"
+
+namespace flashlift::cli {
+namespace {
+
+// splitmix64, because the distributions of <random> give other numbers on other standard libraries.
+class Random {
+ public:
+  Random(uint64_t seed, uint64_t stream) : state_(seed) { state_ = bits() ^ (stream * 0x9e3779b97f4a7c15u); }
+
+  uint64_t bits() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // In (0, 1].
+  double uniform() { return static_cast<double>((bits() >> 11) + 1) * 0x1p-53; }
+  int64_t below(int64_t bound) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(bound)); }
+  float normal() {  // Box and Muller
+    return static_cast<float>(std::sqrt(-2.0 * std::log(uniform())) * std::cos(2.0 * std::numbers::pi * uniform()));
+  }
+
+ private:
+  uint64_t state_;
+};
+
+void store_float(const TensorView& view, int64_t index, float value) {
+  switch (view.dtype) {
+    case DType::kF16:
+      static_cast<uint16_t*>(view.data)[index] = float_to_f16(value);
+      break;
+    case DType::kBF16:
+      static_cast<uint16_t*>(view.data)[index] = float_to_bf16(value);
+      break;
+    case DType::kF64:
+      static_cast<double*>(view.data)[index] = value;
+      break;
+    default:
+      static_cast<float*>(view.data)[index] = value;
+      break;
+  }
+}
+
+void store_integer(const TensorView& view, int64_t index, int64_t value) {
+  switch (size_in_bytes(view.dtype)) {
+    case 1:  // an 8-bit type has no room for long lengths
+      static_cast<int8_t*>(view.data)[index] = static_cast<int8_t>(std::min<int64_t>(value, 127));
+      break;
+    case 2:
+      static_cast<int16_t*>(view.data)[index] = static_cast<int16_t>(std::min<int64_t>(value, 32767));
+      break;
+    case 4:
+      static_cast<int32_t*>(view.data)[index] = static_cast<int32_t>(value);
+      break;
+    default:
+      static_cast<int64_t*>(view.data)[index] = value;
+      break;
+  }
+}
+
+void fill(const TensorView& view, const Problem& problem, Random random) {
+  const int64_t last = view.rank > 0 ? view.sizes[view.rank - 1] : 1;
+  const bool per_position = last > 1 && (last == problem.q_len || last == problem.kv_len);
+  for (int64_t i = 0; i < view.element_count(); ++i) {
+    if (is_float(view.dtype)) {
+      store_float(view, i, random.normal());
+    } else if (view.dtype == DType::kBool) {
+      static_cast<uint8_t*>(view.data)[i] = random.below(4) != 0 ? 1 : 0;
+    } else {
+      store_integer(view, i, per_position ? (i % last) * 8 / last : random.below(problem.kv_len + 1));
+    }
+  }
+}
+
+std::vector<int64_t> shape_of(const Capture& capture, const Problem& problem) {
+  std::vector<int64_t> shape = capture.shape;
+  std::replace(shape.begin(), shape.end(), int64_t{-1}, std::max(problem.q_len, problem.kv_len));
+  return shape;
+}
+
+// In double, because the product of sizes that nobody has may pass 2^63.
+double bytes_of(DType dtype, const std::vector<int64_t>& shape) {
+  double bytes = static_cast<double>(size_in_bytes(dtype));
+  for (const int64_t size : shape) {
+    bytes *= static_cast<double>(size);
+  }
+  return bytes;
+}
+
+double tensor_bytes(const Problem& p) {
+  return bytes_of(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}) +
+         bytes_of(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim + p.value_dim}) +
+         bytes_of(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}) +
+         bytes_of(DType::kF32, {p.batch, p.q_heads, p.q_len});
+}
+
+double capture_bytes(const Problem& p) {
+  double bytes = 0;
+  for (const Capture& capture : p.captures) {
+    bytes += bytes_of(capture.dtype, shape_of(capture, p));
+  }
+  return bytes;
+}
+
+Status check_memory(double bytes) {
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  if (bytes > 0.8 * memory) {
+    return invalid_argument(
+        "the problem's tensors take {:.1f} GiB, this machine has {:.1f} GiB of memory; give smaller sizes",
+        bytes * 0x1p-30, memory * 0x1p-30);
+  }
+  return {};
+}
+
+}  // namespace
+
+TensorView Inputs::allocate(DType dtype, const std::vector<int64_t>& shape) {
+  TensorView view = dense_view(nullptr, dtype, shape);
+  buffers_.push_back(std::make_unique<std::byte[]>(view.element_count() * size_in_bytes(dtype)));
+  view.data = buffers_.back().get();
+  return view;
+}
+
+void Inputs::add_captures(const Problem& problem, uint64_t seed) {
+  uint64_t stream = 0x100;  // so that a tensor's numbers do not depend on which others are drawn
+  for (const Capture& capture : problem.captures) {
+    arguments_.captures.push_back(allocate(capture.dtype, shape_of(capture, problem)));
+    fill(arguments_.captures.back(), problem, Random(seed, stream++));
+  }
+}
+
+Result<Inputs> Inputs::draw_captures(const Problem& problem, uint64_t seed) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(capture_bytes(problem)));
+  Inputs inputs;
+  inputs.add_captures(problem, seed);
+  return inputs;
+}
+
+Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(tensor_bytes(p) + capture_bytes(p)));
+  Inputs inputs;
+  const auto tensor = [&](DType dtype, int64_t heads, int64_t length, int64_t dim) {
+    if (layout == Layout::kBshd) {
+      return transposed(inputs.allocate(dtype, {p.batch, length, heads, dim}), 1, 2);
+    }
+    return inputs.allocate(dtype, {p.batch, heads, length, dim});
+  };
+  AttentionArguments& arguments = inputs.arguments_;
+  arguments.q = tensor(p.dtype, p.q_heads, p.q_len, p.head_dim);
+  arguments.k = tensor(p.dtype, p.kv_heads, p.kv_len, p.head_dim);
+  arguments.v = tensor(p.dtype, p.kv_heads, p.kv_len, p.value_dim);
+  arguments.out = tensor(p.out_dtype, p.q_heads, p.q_len, p.value_dim);
+  uint64_t stream = 0;
+  for (const TensorView* view : {&arguments.q, &arguments.k, &arguments.v}) {
+    fill(*view, p, Random(seed, stream++));
+  }
+  inputs.add_captures(p, seed);
+  if (p.sinks > 0) {
+    arguments.sinks = inputs.allocate(DType::kF32, {p.q_heads, p.sinks});
+    fill(*arguments.sinks, p, Random(seed, stream++));
+  }
+  if (p.want_lse) {
+    arguments.lse = inputs.allocate(DType::kF32, {p.batch, p.q_heads, p.q_len});
+  }
+  return inputs;
+}
+
+}  // namespace flashlift::cli

@@ -1,0 +1,35 @@
+// Random tensors for a problem: the same seed gives the same numbers on every machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::cli {
+
+enum class Layout { kBhsd, kBshd };
+
+// Owns the memory of one call: q, k, v and float captures from the standard normal distribution; an integer capture is
+// eight runs of rising ids along its last dimension where that is as long as the queries or the keys (document ids),
+// otherwise from 0 to the number of keys (lengths, offsets); bool captures keep three in four.
+class Inputs {
+ public:
+  // Errors: more memory than this machine has.
+  static Result<Inputs> draw(const Problem& problem, uint64_t seed, Layout layout);
+  // Only the captured tensors, with the numbers that draw() gives them: what a mask needs.
+  static Result<Inputs> draw_captures(const Problem& problem, uint64_t seed);
+
+  const AttentionArguments& arguments() const { return arguments_; }
+
+ private:
+  void add_captures(const Problem& problem, uint64_t seed);
+  TensorView allocate(DType dtype, const std::vector<int64_t>& shape);
+
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
+  AttentionArguments arguments_;
+};
+
+}  // namespace flashlift::cli

@@ -1,0 +1,36 @@
+// Compiling a problem and timing it, for `run` and `bench`.
+#pragma once
+
+#include <string>
+
+#include "cli/inputs.h"
+#include "cli/output.h"
+#include "flashlift/attention.h"
+
+namespace flashlift::cli {
+
+struct CompiledAttention {
+  Attention attention;
+  double compile_ms = 0;
+};
+Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& options);
+
+struct Measurement {
+  double compile_ms = 0;
+  double ms = 0;  // median of the calls
+  int calls = 0;
+  double gflops = 0;
+  int64_t workspace_bytes = 0;
+};
+
+// Floating point operations of one call: 2 (head_dim + value_dim) for each score of the tiles, 128 by 128, that hold a
+// score which is kept. So a causal problem counts about half of a full one, whatever tiles a kernel chose.
+Result<double> count_flops(const Problem& problem, const AttentionArguments& arguments);
+
+// Calls it once to warm up, then until the calls took `seconds` together (3 calls at least).
+Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, double seconds);
+
+// The fields that `run --json` and `bench --json` share, in the documented order.
+Json to_json(const Attention& attention, const std::string& device, const Measurement& measurement);
+
+}  // namespace flashlift::cli

@@ -1,0 +1,42 @@
+#include "cli/problem_options.h"
+
+namespace flashlift::cli {
+
+const char* const kProblemHelp = "The problem, in one line; see below";
+
+const char* const kProblemFooter =
+    "A problem is one argument, in quotes:\n"
+    "  \"attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30\"\n"
+    "  b<N>                    batch                      f32 | bf16 | f16   dtype; out=<dtype> of the output\n"
+    "  h<N> | hq<N> hkv<N>     heads                      causal | causal=bottom_right\n"
+    "  s<N> | sq<N> skv<N>     lengths                    window=<left>[,<right>]   prefix=<N>   documents=<N>\n"
+    "  d<N> | dqk<N> dv<N>     head dimensions            softcap=<x>   alibi   sinks=<N>   scale=<x>\n"
+    "  lse   unnormalized   empty_rows=zero|uniform|nan   score_mod(...) {...}   mask_mod(...) {...}\n"
+    "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs of\n"
+    "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
+
+void DataOptions::add_to(CLI::App& command) {
+  command.add_option("--seed", seed, "Of the random tensors")->option_text("INT [1]");
+  command.add_option("--layout", layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
+      ->check(CLI::IsMember({"bhsd", "bshd"}))
+      ->option_text("TEXT [bhsd]");
+}
+
+Result<Inputs> DataOptions::draw(const Problem& problem) const {
+  return Inputs::draw(problem, seed, layout == "bshd" ? Layout::kBshd : Layout::kBhsd);
+}
+
+void DeviceOptions::add_to(CLI::App& command) {
+  command.add_option("--device", device, "Where it runs: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->option_text("TEXT [cpu]");
+  command.add_option("--implementation", implementation, "This one or none; `flashlift explain` lists them");
+}
+
+CompileOptions DeviceOptions::compile_options() const {
+  return {.device = device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+          .device_ordinal = 0,
+          .implementation = implementation};
+}
+
+}  // namespace flashlift::cli

@@ -1,0 +1,34 @@
+// The arguments that every subcommand about a problem takes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "cli/inputs.h"
+#include "flashlift/attention.h"
+
+namespace flashlift::cli {
+
+struct DataOptions {
+  uint64_t seed = 1;
+  std::string layout = "bhsd";
+
+  void add_to(CLI::App& command);
+  Result<Inputs> draw(const Problem& problem) const;
+};
+
+struct DeviceOptions {
+  std::string device = "cpu";
+  std::string implementation;
+
+  void add_to(CLI::App& command);
+  CompileOptions compile_options() const;
+};
+
+// What PROBLEM is, for --help.
+extern const char* const kProblemHelp;
+// More about problems, for the end of --help.
+extern const char* const kProblemFooter;
+
+}  // namespace flashlift::cli

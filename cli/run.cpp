@@ -1,0 +1,104 @@
+// flashlift run: one problem on random tensors, timed, and on request compared with the fp64 oracle.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/measure.h"
+#include "cli/output.h"
+#include "cli/problem_options.h"
+#include "problem/check.h"
+
+namespace flashlift::cli {
+namespace {
+
+struct Options {
+  std::string problem;
+  DataOptions data;
+  DeviceOptions device;
+  double seconds = 1;
+  bool check = false;
+  bool json = false;
+};
+
+using Check = std::optional<problem::CheckReport>;
+
+void print_for_people(const Options& options, const Attention& attention, const Measurement& m, const Check& check) {
+  fmt::print("problem         {}\n", options.problem);
+  fmt::print("implementation  {} on {}, compiled in {:.1f} ms\n", attention.implementation(), options.device.device,
+             m.compile_ms);
+  fmt::print("time            {:.3f} ms, the median of {} calls\n", m.ms, m.calls);
+  fmt::print("speed           {:.1f} GFLOP/s\n", m.gflops);
+  fmt::print("workspace       {}\n", format_bytes(m.workspace_bytes));
+  if (check) {
+    fmt::print("check           {}: mean error {:.2e}, at most {:.2e} allowed; largest {:.2e}\n",
+               check->ok ? "ok" : "FAILED", check->mean_error, check->bound, check->max_error);
+    if (!check->ok) {
+      fmt::print("                {}\n", check->reason);
+    }
+  }
+}
+
+void print_as_json(const Options& options, const Attention& attention, const Measurement& m, const Check& check) {
+  Json object = to_json(attention, options.device.device, m);
+  object["seed"] = options.data.seed;
+  if (check) {
+    object["mean_error"] = check->mean_error;
+    object["max_error"] = check->max_error;
+    object["bound"] = check->bound;
+    object["ok"] = check->ok;
+    if (!check->ok) {
+      object["reason"] = check->reason;
+    }
+  }
+  print_json(object);
+}
+
+// The oracle is one slow loop, so say how long a large problem will take.
+void announce_check(const Problem& p) {
+  constexpr double kProductsPerSecond = 5e8;
+  const double seconds = static_cast<double>(p.batch * p.q_heads) * static_cast<double>(p.q_len) *
+                         static_cast<double>(p.kv_len) * static_cast<double>(p.head_dim + p.value_dim) /
+                         kProductsPerSecond;
+  if (seconds > 5) {
+    fmt::print(stderr, "checking against the fp64 oracle, up to {:.0f} s\n", seconds);
+  }
+}
+
+Outcome run(const Options& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problem));
+  FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problem, options.device.compile_options()));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement, measure(compiled, inputs.arguments(), options.seconds));
+  Check check;
+  if (options.check) {
+    announce_check(problem);
+    FLASHLIFT_ASSIGN_OR_RETURN(check, problem::check_output(problem, inputs.arguments()));
+  }
+  if (options.json) {
+    print_as_json(options, compiled.attention, measurement, check);
+  } else {
+    print_for_people(options, compiled.attention, measurement, check);
+  }
+  return check && !check->ok ? kCheckFailed : kSuccess;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand("run", "Run a problem on random tensors, time it, check it");
+  auto options = std::make_shared<Options>();
+  command->add_option("PROBLEM", options->problem, kProblemHelp)->required();
+  command->add_flag("--check", options->check, "Compare with the fp64 oracle; exit code 1 if the error is too large");
+  options->device.add_to(*command);
+  options->data.add_to(*command);
+  command->add_option("--seconds", options->seconds, "How long to time it")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->option_text("FLOAT [1]");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->footer(kProblemFooter);
+  command->callback([options, &outcome] { outcome = run(*options); });
+}
+
+}  // namespace flashlift::cli
