@@ -1,0 +1,19 @@
+// Finding attention in a module: two matrix products with a softmax over keys between them, proved from what the
+// operations compute. See docs/design.md, "Lifting".
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flashlift/result.h"
+#include "stablehlo/lift/lifted.h"
+#include "stablehlo/reader/module.h"
+
+namespace flashlift::stablehlo {
+
+// Looks at a product as the second one of an attention. Errors are kUnsupported, with the reason for a person.
+// kNotFound: it does not look like attention at all (no exponential, or no product before it) and is not worth a word.
+Result<LiftedAttention> lift_attention(mlir::Operation* second_product);
+
+}  // namespace flashlift::stablehlo

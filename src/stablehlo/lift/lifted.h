@@ -1,0 +1,47 @@
+// What the lift found, in the terms in which the rewrite puts it back: plain values, shapes and letters.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashlift/problem.h"
+#include "mlir/IR/Operation.h"
+#include "mlir/IR/Value.h"
+
+namespace flashlift::stablehlo {
+
+// An operand of the call: source, then reshaped, then transposed, each if not empty. `dims` has a letter for each
+// dimension of what comes out, as docs/custom_call.md defines them.
+struct OperandView {
+  mlir::Value source;
+  std::vector<int64_t> reshape;
+  std::vector<int64_t> permutation;  // result dimension i is dimension permutation[i]
+  std::string dims;
+};
+
+// A result of the call: of call_shape with `dims`, then transposed if permutation is not empty, then reshaped to the
+// shape of `replaced`, whose uses it takes over.
+struct ResultView {
+  mlir::Value replaced;
+  std::vector<int64_t> call_shape;
+  std::string dims;
+  std::vector<int64_t> permutation;
+};
+
+struct LiftedAttention {
+  mlir::Operation* first_product = nullptr;
+  mlir::Operation* second_product = nullptr;
+  Problem problem;
+  OperandView q;
+  OperandView k;
+  OperandView v;
+  std::vector<mlir::Value> captures;  // as Problem::captures
+  std::optional<OperandView> sinks;   // f32 [q_heads, sinks] once reshaped and transposed; dims unused
+  ResultView out;
+  std::optional<ResultView> lse;
+  std::string summary;  // for people: what was recognised
+};
+
+}  // namespace flashlift::stablehlo
