@@ -49,8 +49,8 @@ std::string indented(const std::string& text) {
   return result + "\n";
 }
 
-void print_problem(const Problem& p, const Json& result) {
-  fmt::print("problem         {}\n", print(p));
+void print_problem(const std::string& text, const Problem& p, const Json& result) {
+  fmt::print("{}\n", text);
   for (const auto& [name, program] : {std::pair{"score_mod", &p.score_mod}, std::pair{"mask_mod", &p.mask_mod}}) {
     if (*program) {
       fmt::print("\n{}\n{}", name, indented(print(**program)));
@@ -91,7 +91,7 @@ Outcome explain_problem(const Options& options) {
     print_json(result);
     return kSuccess;
   }
-  print_problem(problem, result);
+  print_problem(options.subject, problem, result);
   if (options.code) {
     fmt::print("\n{}\n", code);
   }

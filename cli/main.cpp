@@ -38,7 +38,11 @@ int parse_and_run(int argc, char** argv) {
   app.require_subcommand(1);
 
   Outcome outcome = kSuccess;
+  add_run(app, outcome);
+  add_bench(app, outcome);
+  add_explain(app, outcome);
   add_draw(app, outcome);
+  add_fuse(app, outcome);
   add_info(app, outcome);
 
   try {

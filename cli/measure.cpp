@@ -2,13 +2,25 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
+
+#ifdef FLASHLIFT_HAS_CPU
+#include "runtime/tbb_executor.h"
+#endif
 
 namespace flashlift::cli {
 namespace {
 
 double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Of the threads that run() uses where it is lent none.
+int default_concurrency() {
+#ifdef FLASHLIFT_HAS_CPU
+  return runtime::default_executor().concurrency();
+#else
+  return 1;
+#endif
 }
 
 }  // namespace
@@ -49,7 +61,7 @@ Result<Measurement> measure(const CompiledAttention& compiled, const AttentionAr
   measurement.ms = times[times.size() / 2];
   measurement.calls = static_cast<int>(times.size());
   measurement.gflops = flops / measurement.ms * 1e-6;
-  measurement.workspace_bytes = attention.workspace_bytes(static_cast<int>(std::thread::hardware_concurrency()));
+  measurement.workspace_bytes = attention.workspace_bytes(default_concurrency());
   return measurement;
 }
 

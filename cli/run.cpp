@@ -57,7 +57,7 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
 
 // The oracle is one slow loop, so say how long a large problem will take.
 void announce_check(const Problem& p) {
-  constexpr double kProductsPerSecond = 5e8;
+  constexpr double kProductsPerSecond = 1.6e8;
   const double seconds = static_cast<double>(p.batch * p.q_heads) * static_cast<double>(p.q_len) *
                          static_cast<double>(p.kv_len) * static_cast<double>(p.head_dim + p.value_dim) /
                          kProductsPerSecond;

@@ -79,7 +79,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
     const std::string name = std::string("cpu_") + cpu::to_string(isa);
     std::string reason;
     if (!options.implementation.empty() && options.implementation != name) {
-      reason = "another implementation was asked for by name";
+      reason = fmt::format("{} was asked for by name", options.implementation);
     } else if (isa > best) {
       reason = fmt::format("this processor, or FLASHLIFT_ISA, stops at {}", cpu::to_string(best));
     }

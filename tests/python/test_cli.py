@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-SUBCOMMANDS = ["draw", "info"]
+SUBCOMMANDS = ["run", "bench", "explain", "draw", "fuse", "info"]
 
 
 def assert_bad_input(done, *words):
@@ -58,6 +58,18 @@ def test_full_disk_is_an_error(flashlift):
     assert done.returncode == 2 and "standard output" in done.stderr
 
 
+def test_info_shows_the_machine(flashlift):
+    info = json.loads(flashlift("info", "--json").stdout)
+    assert info["versions"]["flashlift"] == flashlift("--version").stdout.strip()
+    (cpu,) = [device for device in info["devices"] if device["device"] == "cpu"]
+    assert cpu["threads"] >= 1 and cpu["used"] in ("avx2", "avx512")
+
+
+def test_info_says_what_a_wrong_variable_does(flashlift):
+    done = flashlift("info", env={**os.environ, "FLASHLIFT_ISA": "sse"})
+    assert done.returncode == 0 and "not usable" in done.stdout and "FLASHLIFT_ISA" in done.stdout
+
+
 def test_info_shows_the_environment_table(flashlift):
     environment = {**os.environ, "FLASHLIFT_LOG": "warning"}
     info = json.loads(flashlift("info", "--json", env=environment).stdout)
@@ -88,6 +100,109 @@ MALFORMED_PROBLEMS = [
 def test_malformed_problem(flashlift, tmp_path, problem):
     assert_bad_input(flashlift("draw", problem, "-o", tmp_path / "mask.svg"))
     assert list(tmp_path.iterdir()) == []
+    assert_bad_input(flashlift("run", problem))
+    assert_bad_input(flashlift("bench", "attn h1 s8 d8", problem))
+
+
+def run_json(flashlift, *arguments):
+    done = flashlift("run", *arguments, "--seconds", 0, "--json")
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_run_gives_the_documented_fields(flashlift):
+    code, result = run_json(flashlift, "attn b2 hq4 hkv2 sq100 skv130 d24 causal")
+    assert code == 0
+    fields = "problem device implementation direction ms gflops workspace_bytes compile_ms calls seed"
+    assert list(result) == fields.split()
+    assert result["device"] == "cpu" and result["direction"] == "forward"
+    assert result["ms"] > 0 and result["gflops"] > 0 and result["workspace_bytes"] > 0
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "attn b2 hq4 hkv2 sq100 skv130 d24 causal",
+        "attn h3 s65 dqk40 dv16 bf16 window=20 softcap=5 lse",
+        "attn h2 s70 d64 f16 out=f32 alibi sinks=2 empty_rows=uniform",
+        "attn b2 h2 s64 d8 mask_mod(ids: i32[2, 64]) { %0 = load ids[b, q]; %1 = load ids[b, kv]; "
+        "%2 = eq %0, %1; return %2 }",
+    ],
+)
+def test_run_check_agrees_with_the_oracle(flashlift, problem, layout):
+    code, result = run_json(flashlift, problem, "--check", "--layout", layout)
+    assert code == 0 and result["ok"] is True
+    assert 0 <= result["mean_error"] <= result["bound"] and result["mean_error"] <= result["max_error"]
+
+
+def test_run_for_people(flashlift):
+    done = flashlift("run", "attn h2 s64 d16", "--check", "--seconds", 0)
+    assert done.returncode == 0 and done.stderr == ""
+    for word in ("GFLOP/s", "workspace", "check           ok"):
+        assert word in done.stdout
+
+
+def test_run_prints_a_problem_that_it_reads_back(flashlift):
+    _, first = run_json(flashlift, "attn h2 s64 d16 causal alibi softcap=3")
+    _, second = run_json(flashlift, first["problem"])
+    assert second["problem"] == first["problem"]
+
+
+def test_run_on_a_device_that_this_build_lacks(flashlift):
+    assert_bad_input(flashlift("run", "attn h2 s64 d16", "--device", "tpu"), "tpu", "cpu")
+
+
+def test_run_with_an_implementation_that_is_not_there(flashlift):
+    assert_bad_input(flashlift("run", "attn h2 s64 d16", "--implementation", "magic"), "magic", "cpu_avx2")
+
+
+def test_run_of_a_problem_larger_than_memory(flashlift):
+    assert_bad_input(flashlift("run", "attn b1000 h64 s1000000 d256"), "GiB", "smaller")
+
+
+def test_bench_is_a_table_with_a_line_each(flashlift):
+    problems = ["attn h2 s64 d16", "attn h2 s128 d16 causal"]
+    done = flashlift("bench", *problems, "--seconds", 0)
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and "GFLOP/s" in lines[0]
+    assert lines[1].startswith(problems[0]) and lines[2].startswith(problems[1])
+
+
+def test_bench_json_has_a_result_each(flashlift):
+    done = flashlift("bench", "attn h2 s64 d16", "attn h2 s128 d16 causal", "--seconds", 0, "--json")
+    results = json.loads(done.stdout)["results"]
+    assert [" sq64 " in result["problem"] for result in results] == [True, False]
+    assert all(result["ms"] > 0 for result in results)
+
+
+def test_explain_says_what_was_chosen_and_why(flashlift):
+    done = flashlift("explain", "attn h2 s1024 d16 causal", "--json")
+    assert done.returncode == 0 and done.stderr == ""
+    result = json.loads(done.stdout)
+    accepted = [one for one in result["considered"] if one["accepted"]]
+    assert [one["implementation"] for one in accepted] == [result["implementation"]]
+    assert all(one["reason"] for one in result["considered"])
+    tiles = result["tiles"]
+    assert tiles["skipped"] + tiles["full"] + tiles["partial"] == 2 * 8 * 8
+
+
+def test_explain_for_people_shows_the_programs(flashlift):
+    output = flashlift("explain", "attn h2 s1024 d16 causal softcap=2").stdout
+    for word in ("score_mod", "tanh", "mask_mod", "chosen", "skipped"):
+        assert word in output
+
+
+def test_explain_code_is_the_generated_code(flashlift):
+    done = flashlift("explain", "attn h2 s64 d16 softcap=2", "--code")
+    assert done.returncode == 0 and len(done.stdout) > 500
+    code = json.loads(flashlift("explain", "attn h2 s64 d16 softcap=2", "--code", "--json").stdout)["code"]
+    assert code.strip() in done.stdout
+
+
+def test_explain_of_a_missing_file(flashlift):
+    assert_bad_input(flashlift("explain", "no_such_module.mlir"))
 
 
 def draw(flashlift, tmp_path, problem, *options):
