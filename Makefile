@@ -32,9 +32,11 @@ test: build ## build everything and run all tests
 bench: build ## measure Flashlift beside XLA and torch on this machine
 	@$(VENV)/bin/python benchmarks/bench.py
 
-build: $(SETUP)/configured ## build the library and the command line, build/bin/flashlift
+build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python package in build/venv
 	@echo "==> building in $(BUILD)/"
 	@cmake --build $(BUILD) -- $(NINJA_FLAGS)
+	@cmake --install $(BUILD) --component python \
+	  --prefix $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))") >$(BUILD)/install.log
 
 asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 	@scripts/configure.sh asan build-asan $(VENV)

@@ -59,3 +59,27 @@ if(FLASHLIFT_TESTS OR FLASHLIFT_XLA)
   # The Makefile names the environment in build/venv; its packages bring jaxlib's headers and pytest.
   flashlift_find(Python python3 COMPONENTS Interpreter)
 endif()
+
+# What flashlift.h includes, so users of the C interface need it too.
+find_path(FLASHLIFT_DLPACK_INCLUDE dlpack/dlpack.h)
+if(NOT FLASHLIFT_DLPACK_INCLUDE)
+  message(FATAL_ERROR "Flashlift needs dlpack, which was not found. On Debian 12: apt-get install libdlpack-dev")
+endif()
+
+# jaxlib carries XLA's FFI headers; any other copy of them will do.
+if(FLASHLIFT_XLA)
+  set(FLASHLIFT_XLA_INCLUDE_DIR "" CACHE PATH "folder that holds xla/ffi/api/ffi.h; empty means jaxlib's")
+  set(xla_include "${FLASHLIFT_XLA_INCLUDE_DIR}")
+  if(NOT xla_include)
+    execute_process(
+      COMMAND ${Python_EXECUTABLE} -c "import jaxlib, pathlib; print(pathlib.Path(jaxlib.__file__).parent / 'include')"
+      OUTPUT_VARIABLE xla_include OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  if(NOT EXISTS "${xla_include}/xla/ffi/api/ffi.h")
+    message(FATAL_ERROR
+      "FLASHLIFT_XLA needs XLA's FFI headers: install jaxlib for ${Python_EXECUTABLE}, name a folder that holds "
+      "xla/ffi/api/ffi.h as FLASHLIFT_XLA_INCLUDE_DIR, or switch the part off with -DFLASHLIFT_XLA=OFF")
+  endif()
+  add_library(flashlift_xla_headers INTERFACE)
+  target_include_directories(flashlift_xla_headers SYSTEM INTERFACE ${xla_include})
+endif()

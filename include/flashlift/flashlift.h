@@ -1,0 +1,140 @@
+/* Flashlift's C interface: attention problems compiled from text, run on DLPack tensors.
+ *
+ *   FlashliftAttention* attention = NULL;
+ *   FlashliftError* error = flashlift_attention_compile("attn b1 h8 s1024 d64 f32 causal", NULL, &attention);
+ *   if (error == NULL) error = flashlift_attention_run(attention, &arguments, NULL);
+ *   if (error != NULL) puts(flashlift_error_message(error));
+ *   flashlift_error_destroy(error);
+ *   flashlift_attention_destroy(attention);
+ *
+ * Every function is safe to call from any thread; one compiled attention may run on many threads at once. A function
+ * that can fail returns NULL for success, or an error that the caller destroys. Structures begin with their size, so
+ * that a library may learn new fields without breaking older callers; set it and leave what is not needed at zero:
+ *
+ *   FlashliftArguments arguments = {.struct_size = sizeof(FlashliftArguments), .q = &q, .k = &k, .v = &v, .out = &out};
+ *
+ * Library: flashlift. Fusing modules has a header and a library of its own: flashlift_stablehlo.h.
+ */
+#ifndef FLASHLIFT_FLASHLIFT_H_
+#define FLASHLIFT_FLASHLIFT_H_
+
+#include <dlpack/dlpack.h> /* Debian: libdlpack-dev */
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#pragma GCC visibility push(default) /* this is what the shared library exports */
+extern "C" {
+#endif
+
+/* Grows when functions or fields are added; nothing is taken away without a new soname. */
+#define FLASHLIFT_API_VERSION 1
+
+/* The FLASHLIFT_API_VERSION that the library was built with. */
+int32_t flashlift_api_version(void);
+/* The release, such as "0.1.0". Static. */
+const char* flashlift_version(void);
+
+/* ---- Errors ---- */
+
+typedef enum FlashliftErrorCode {
+  FLASHLIFT_INVALID_ARGUMENT = 1, /* the caller's input is wrong: a shape, a dtype, a malformed text */
+  FLASHLIFT_UNSUPPORTED = 2,      /* the input is right, but no implementation can do it */
+  FLASHLIFT_NOT_FOUND = 3,        /* a file, a device or a library is missing */
+  FLASHLIFT_INTERNAL = 4          /* a defect of Flashlift, or memory ran out */
+} FlashliftErrorCode;
+
+typedef struct FlashliftError FlashliftError;
+
+/* What was expected, what came, what to do. UTF-8; lives as long as the error. */
+const char* flashlift_error_message(const FlashliftError* error);
+FlashliftErrorCode flashlift_error_code(const FlashliftError* error);
+/* Takes NULL too. */
+void flashlift_error_destroy(FlashliftError* error);
+
+/* ---- Compiling ---- */
+
+/* An attention compiled for one class of problems and one device. Immutable. */
+typedef struct FlashliftAttention FlashliftAttention;
+
+typedef struct FlashliftCompileOptions {
+  size_t struct_size;
+  DLDevice device;            /* kDLCPU or kDLCUDA */
+  const char* implementation; /* NULL: the first that accepts the problem; a name: that one, or the reason why not */
+} FlashliftCompileOptions;
+
+/* Compiles a problem given as one line of text, programs included (docs/problem.md). `options` may be NULL: the CPU.
+ * Errors: INVALID_ARGUMENT with the place in the text; UNSUPPORTED with each implementation's reason. */
+FlashliftError* flashlift_attention_compile(const char* problem, const FlashliftCompileOptions* options,
+                                            FlashliftAttention** attention);
+/* Takes NULL too. Must not be called while the attention runs. */
+void flashlift_attention_destroy(FlashliftAttention* attention);
+
+/* The problem in canonical text, every named feature as the program it became. Lives as long as the attention. */
+const char* flashlift_attention_problem(const FlashliftAttention* attention);
+
+typedef struct FlashliftProblemInfo {
+  size_t struct_size;
+  int64_t batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim;
+  DLDataType dtype;      /* of q, k and v */
+  DLDataType out_dtype;  /* of out */
+  int64_t sinks;         /* per query head; 0 is none */
+  int32_t want_lse;      /* 1 if a call must bring lse */
+  int32_t capture_count; /* how many captured tensors a call must bring */
+} FlashliftProblemInfo;
+
+/* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
+FlashliftError* flashlift_attention_info(const FlashliftAttention* attention, FlashliftProblemInfo* info);
+/* The name of captured tensor `index`, or NULL if there is none. Lives as long as the attention. */
+const char* flashlift_attention_capture_name(const FlashliftAttention* attention, int32_t index);
+/* The chosen implementation's name. Lives as long as the attention. */
+const char* flashlift_attention_implementation(const FlashliftAttention* attention);
+/* One line for each implementation that was asked: "name: accepted|rejected: reason". Lives as long as the attention.
+ */
+const char* flashlift_attention_considerations(const FlashliftAttention* attention);
+/* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads. */
+int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
+
+/* ---- Running ---- */
+
+/* The tensors of one call, whatever their strides (elements; NULL is dense row-major). They must lie on the device that
+ * the attention was compiled for. batch, q_len and kv_len may differ from the compiled problem's. */
+typedef struct FlashliftArguments {
+  size_t struct_size;
+  const DLTensor* q;               /* [batch, q_heads, q_len, head_dim] */
+  const DLTensor* k;               /* [batch, kv_heads, kv_len, head_dim] */
+  const DLTensor* v;               /* [batch, kv_heads, kv_len, value_dim] */
+  const DLTensor* out;             /* [batch, q_heads, q_len, value_dim]; must not overlap the inputs */
+  const DLTensor* const* captures; /* in the order of flashlift_attention_capture_name */
+  size_t capture_count;
+  const DLTensor* sinks; /* f32 [q_heads, sinks], or NULL if the problem has none */
+  const DLTensor* lse;   /* f32 [batch, q_heads, q_len], or NULL if the problem does not ask for it */
+} FlashliftArguments;
+
+/* Where a call's parallel work runs: a thread pool that the caller lends. */
+typedef struct FlashliftExecutor {
+  size_t struct_size;
+  void* context;
+  int32_t concurrency; /* how many bodies may run at the same time */
+  /* Calls body(body_context, 0) ... body(body_context, count - 1) on any threads; returns when all have returned. */
+  void (*parallel_for)(void* context, int64_t count, void (*body)(void* body_context, int64_t index),
+                       void* body_context);
+} FlashliftExecutor;
+
+typedef struct FlashliftRunOptions {
+  size_t struct_size;
+  const FlashliftExecutor* executor; /* CPU: NULL is Flashlift's own pool */
+  void* stream;                      /* CUDA: the CUstream to run on */
+} FlashliftRunOptions;
+
+/* Runs. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow; nothing is
+ * written then. `options` may be NULL. */
+FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
+                                        const FlashliftRunOptions* options);
+
+#ifdef __cplusplus
+}
+#pragma GCC visibility pop
+#endif
+
+#endif

@@ -1,0 +1,54 @@
+/* Finding attention in StableHLO text and replacing it, from C. Library: flashlift_stablehlo (it carries MLIR).
+ *
+ *   FlashliftFused* fused = NULL;
+ *   FlashliftError* error = flashlift_stablehlo_fuse(text, strlen(text), NULL, &fused);
+ *   if (error == NULL && flashlift_fused_count(fused) > 0) use(flashlift_fused_module(fused, &size));
+ *   flashlift_fused_destroy(fused);
+ */
+#ifndef FLASHLIFT_FLASHLIFT_STABLEHLO_H_
+#define FLASHLIFT_FLASHLIFT_STABLEHLO_H_
+
+#include "flashlift/flashlift.h"
+
+#ifdef __cplusplus
+#pragma GCC visibility push(default)
+extern "C" {
+#endif
+
+typedef enum FlashliftFuseAs {
+  FLASHLIFT_CUSTOM_CALL = 0, /* custom_call @flashlift.attention: runs where Flashlift's handler is registered */
+  FLASHLIFT_COMPOSITE = 1    /* composite "flashlift.attention" with the original as decomposition: runs anywhere */
+} FlashliftFuseAs;
+
+typedef struct FlashliftFuseOptions {
+  size_t struct_size;
+  FlashliftFuseAs as;
+  const char* name; /* of the module, for locations and messages; NULL is "<module>" */
+} FlashliftFuseOptions;
+
+typedef struct FlashliftFused FlashliftFused;
+
+/* Finds attention in a module of `size` bytes of StableHLO text, pretty or generic, and replaces it. `options` may be
+ * NULL. An attention that cannot be proved is no error: it stays, with a reason in the report.
+ * Errors: INVALID_ARGUMENT with line and column for text that is not a valid module; UNSUPPORTED for what cannot be
+ * read. */
+FlashliftError* flashlift_stablehlo_fuse(const char* module, size_t size, const FlashliftFuseOptions* options,
+                                         FlashliftFused** fused);
+/* Takes NULL too. */
+void flashlift_fused_destroy(FlashliftFused* fused);
+
+/* The module's text; the input, byte for byte, when nothing was fused. Ends with a zero byte that `size`, which may be
+ * NULL, does not count. Lives as long as `fused`, as does the report. */
+const char* flashlift_fused_module(const FlashliftFused* fused, size_t* size);
+/* How many attentions were replaced. */
+size_t flashlift_fused_count(const FlashliftFused* fused);
+/* A JSON array with one object for each place that looked like attention: location, function, fused, reason, and for a
+ * fused one problem, score_mod and mask_mod. */
+const char* flashlift_fused_report(const FlashliftFused* fused);
+
+#ifdef __cplusplus
+}
+#pragma GCC visibility pop
+#endif
+
+#endif

@@ -1,0 +1,34 @@
+"""Flashlift: attention lifted out of wherever it is written, and run as one fused kernel.
+
+    attention = flashlift.compile("attn b1 h8 s1024 d64 f32 causal")
+    out = attention(q, k, v)                     # numpy, torch or JAX arrays, [batch, heads, length, depth]
+
+    fused = flashlift.jax.fuse(model)            # a JAX function whose attention is found and fused
+    result = flashlift.stablehlo.fuse(text)      # the same for the text of a module
+
+`flashlift.jax` and `flashlift.stablehlo` are imported by their users: they load JAX and MLIR.
+"""
+
+from flashlift._attention import Attention, BoundAttention, compile
+from flashlift._errors import (
+    FlashliftError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedError,
+)
+from flashlift._library import version
+
+__version__ = version()
+
+__all__ = [
+    "Attention",
+    "BoundAttention",
+    "FlashliftError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "UnsupportedError",
+    "compile",
+    "__version__",
+]

@@ -1,0 +1,144 @@
+"""The C interface (flashlift.h, flashlift_stablehlo.h) through ctypes.
+
+ctypes and not an extension module: the interface is small, calls are few and long, and so one wheel serves every
+version of Python.
+"""
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
+from pathlib import Path
+
+from flashlift._errors import BY_CODE, InternalError
+
+_FOLDER = Path(__file__).parent / "lib"
+_API_VERSION = 1
+
+
+class DLDevice(Structure):
+    _fields_ = [("device_type", c_int), ("device_id", c_int)]
+
+
+class DLDataType(Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class DLTensor(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", DLDevice),
+        ("ndim", c_int),
+        ("dtype", DLDataType),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class CompileOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("device", DLDevice), ("implementation", c_char_p)]
+
+
+class Arguments(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", POINTER(DLTensor)),
+        ("k", POINTER(DLTensor)),
+        ("v", POINTER(DLTensor)),
+        ("out", POINTER(DLTensor)),
+        ("captures", POINTER(POINTER(DLTensor))),
+        ("capture_count", c_size_t),
+        ("sinks", POINTER(DLTensor)),
+        ("lse", POINTER(DLTensor)),
+    ]
+
+
+class ProblemInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        *((name, c_int64) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")),
+        ("dtype", DLDataType),
+        ("out_dtype", DLDataType),
+        ("sinks", c_int64),
+        ("want_lse", c_int32),
+        ("capture_count", c_int32),
+    ]
+
+
+class FuseOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("as_", c_int), ("name", c_char_p)]
+
+
+# name: (result, arguments)
+_ERRORS = {
+    "flashlift_error_message": (c_char_p, [c_void_p]),
+    "flashlift_error_code": (c_int, [c_void_p]),
+    "flashlift_error_destroy": (None, [c_void_p]),
+}
+_CORE = _ERRORS | {
+    "flashlift_api_version": (c_int32, []),
+    "flashlift_version": (c_char_p, []),
+    "flashlift_attention_compile": (c_void_p, [c_char_p, POINTER(CompileOptions), POINTER(c_void_p)]),
+    "flashlift_attention_destroy": (None, [c_void_p]),
+    "flashlift_attention_problem": (c_char_p, [c_void_p]),
+    "flashlift_attention_info": (c_void_p, [c_void_p, POINTER(ProblemInfo)]),
+    "flashlift_attention_capture_name": (c_char_p, [c_void_p, c_int32]),
+    "flashlift_attention_implementation": (c_char_p, [c_void_p]),
+    "flashlift_attention_considerations": (c_char_p, [c_void_p]),
+    "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
+    "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), c_void_p]),
+}
+_STABLEHLO = _ERRORS | {
+    "flashlift_stablehlo_fuse": (c_void_p, [c_char_p, c_size_t, POINTER(FuseOptions), POINTER(c_void_p)]),
+    "flashlift_fused_destroy": (None, [c_void_p]),
+    "flashlift_fused_module": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "flashlift_fused_count": (c_size_t, [c_void_p]),
+    "flashlift_fused_report": (c_char_p, [c_void_p]),
+}
+
+
+def load(name: str) -> ctypes.CDLL:
+    """Loads one of the package's shared libraries."""
+    path = _FOLDER / f"lib{name}.so"
+    if not path.exists():
+        raise ImportError(
+            f"{path} is missing: this package was installed without that part of Flashlift. "
+            "Build it with `make`, or `pip install .` with the part's option switched on."
+        )
+    return ctypes.CDLL(str(path))
+
+
+def _declare(library: ctypes.CDLL, functions: dict) -> ctypes.CDLL:
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+@functools.cache
+def core() -> ctypes.CDLL:
+    library = _declare(load("flashlift"), _CORE)
+    if library.flashlift_api_version() < _API_VERSION:
+        raise InternalError(
+            f"libflashlift has API version {library.flashlift_api_version()}, this package needs {_API_VERSION}"
+        )
+    return library
+
+
+@functools.cache
+def stablehlo() -> ctypes.CDLL:
+    return _declare(load("flashlift_stablehlo"), _STABLEHLO)
+
+
+def check(library: ctypes.CDLL, error: int | None) -> None:
+    """Raises a FlashliftError* that a C function returned, as an exception."""
+    if error:
+        message = library.flashlift_error_message(error).decode(errors="replace")
+        kind = BY_CODE.get(library.flashlift_error_code(error), InternalError)
+        library.flashlift_error_destroy(error)
+        raise kind(message)
+
+
+def version() -> str:
+    return core().flashlift_version().decode()

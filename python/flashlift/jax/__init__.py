@@ -1,0 +1,16 @@
+"""Flashlift in JAX.
+
+    fused = flashlift.jax.fuse(model)            # found in what the function does, and fused
+    out = fused(params, tokens)
+    print(fused.report)                          # what was found, and why the rest was left alone
+
+    out = flashlift.jax.attention(q, k, v, "causal softcap=30")      # asked for by name
+
+On a CPU only, for now; elsewhere a fused function runs as it was, and says so.
+"""
+
+from flashlift.jax._attention import attention
+from flashlift.jax._fuse import FusedFunction, Report, fuse
+from flashlift.jax._register import register
+
+__all__ = ["FusedFunction", "Report", "attention", "fuse", "register"]

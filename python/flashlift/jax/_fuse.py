@@ -1,0 +1,184 @@
+"""JAX functions with their attention found and fused.
+
+A function is exported to StableHLO for the shapes that it is called with, the text is fused, and the result takes the
+original's place in the exported function, which JAX then calls, differentiates (by the original's own derivative) and
+inlines into other jitted functions.
+"""
+
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+
+from flashlift import stablehlo
+from flashlift._errors import FlashliftError, UnsupportedError
+from flashlift.jax._register import register
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in one function for one set of shapes."""
+
+    candidates: tuple[stablehlo.Candidate, ...]
+    """Every place that looked like attention, fused or not, in the order of the module."""
+    reason: str
+    """Why the function runs as it was; empty if something was fused."""
+    original: str
+    """The module's text before; empty if the function could not be exported."""
+    module: str
+    """The module's text that runs."""
+
+    @property
+    def fused_count(self) -> int:
+        return sum(candidate.fused for candidate in self.candidates)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems of the fused candidates, each as one line of text."""
+        return tuple(candidate.problem for candidate in self.candidates if candidate.fused)
+
+    def __str__(self) -> str:
+        lines = [f"{self.fused_count} of {len(self.candidates)} candidates fused"]
+        if self.reason:
+            lines[0] += f"; the function runs as it was: {self.reason}"
+        for candidate in self.candidates:
+            lines.append(f"  {'fused' if candidate.fused else 'left alone'}: {candidate.location}: {candidate.reason}")
+            if candidate.fused:
+                lines.append(f"    {candidate.problem}")
+        return "\n".join(lines)
+
+
+class FusedFunction:
+    """A function whose attention is fused anew for each set of shapes; what fuse() returns."""
+
+    def __init__(
+        self, function: Callable, static_argnums: Sequence[int], static_argnames: Sequence[str], strict: bool
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._static_argnums, self._static_argnames = _static_arguments(function, static_argnums, static_argnames)
+        self._strict = strict
+        self._lock = threading.Lock()
+        self._prepared: dict[Hashable, tuple[Callable, Report]] = {}
+        self._latest: Report | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, dynamic_args, dynamic_kwargs = self._prepare(args, kwargs)[1:]
+        return call(*dynamic_args, **dynamic_kwargs)
+
+    @property
+    def report(self) -> Report:
+        """What was found for the shapes of the latest call."""
+        if self._latest is None:
+            raise FlashliftError("the function has not been called yet, so nothing is known; call it, or use analyze()")
+        return self._latest
+
+    def analyze(self, *args: Any, **kwargs: Any) -> Report:
+        """Finds and fuses for these arguments, or jax.ShapeDtypeStruct in their place, and runs nothing."""
+        return self._prepare(args, kwargs)[0]
+
+    def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, tuple, dict]:
+        static_args = {i: args[i] for i in self._static_argnums if i < len(args)}
+        static_kwargs = {name: kwargs[name] for name in self._static_argnames if name in kwargs}
+        dynamic_args = tuple(value for i, value in enumerate(args) if i not in static_args)
+        dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static_kwargs}
+        shapes = jax.tree.map(_shape_of, (dynamic_args, dynamic_kwargs))
+        leaves, tree = jax.tree.flatten(shapes)
+        key = (
+            tree,
+            tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves),
+            tuple(sorted(static_args.items())),
+            tuple(sorted(static_kwargs.items())),
+        )
+        with self._lock:
+            if key not in self._prepared:
+                closed = _close_over(self._function, static_args, static_kwargs)
+                self._prepared[key] = _export_and_fuse(closed, shapes, self._strict)
+            call, report = self._prepared[key]
+            self._latest = report
+        return report, call, dynamic_args, dynamic_kwargs
+
+
+def fuse(
+    function: Callable,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    strict: bool = False,
+) -> FusedFunction:
+    """Returns `function`, jitted, with the attention in it replaced by fused kernels.
+
+    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
+    fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
+    an UnsupportedError. The derivative is the original function's, so a backward pass is not fused yet.
+    """
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    return FusedFunction(function, numbers, names, strict)
+
+
+def _export_and_fuse(function: Callable, shapes: tuple, strict: bool) -> tuple[Callable, Report]:
+    jitted = jax.jit(function)
+    platform = jax.default_backend()
+    try:
+        if platform != "cpu":
+            raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU")
+        exported = export.export(jitted)(*shapes[0], **shapes[1])
+        original = exported.mlir_module()
+        fused = stablehlo.fuse(original, name=getattr(function, "__name__", "<module>"))
+    # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
+    except (FlashliftError, ValueError, NotImplementedError) as error:
+        if strict:
+            raise
+        return jitted, Report((), str(error), "", "")
+    if fused.fused_count == 0:
+        reason = "no attention was found" if not fused.candidates else "no candidate could be fused"
+        report = Report(fused.candidates, reason, original, original)
+        if strict:
+            raise UnsupportedError(str(report))
+        return jitted, report
+    register()
+    # The current version and not the oldest: older ones do not know dictionaries as a custom call's configuration.
+    serialized = stablehlo_dialect.serialize_portable_artifact_str(
+        fused.module, stablehlo_dialect.get_current_version()
+    )
+    replaced = dataclasses.replace(exported, mlir_module_serialized=serialized)
+    return jax.jit(replaced.call), Report(fused.candidates, "", original, fused.module)
+
+
+def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    aval = value if isinstance(value, jax.ShapeDtypeStruct) else jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _close_over(function: Callable, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
+    @functools.wraps(function)
+    def closed(*args: Any, **kwargs: Any) -> Any:
+        remaining = list(args)
+        for i in sorted(static_args):
+            remaining.insert(i, static_args[i])
+        return function(*remaining, **kwargs, **static_kwargs)
+
+    return closed
+
+
+def _static_arguments(
+    function: Callable, numbers: Sequence[int], names: Sequence[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Completes numbers by names and names by numbers, so that an argument is static however it is passed."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some built-in functions have no signature
+        return tuple(numbers), tuple(names)
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    resolved = {i % len(positional) if positional else i for i in numbers}
+    resolved |= {positional.index(name) for name in names if name in positional}
+    all_names = set(names) | {positional[i] for i in resolved if i < len(positional)}
+    return tuple(sorted(resolved)), tuple(sorted(all_names))

@@ -1,0 +1,75 @@
+"""Finding attention in the text of a StableHLO module and replacing it.
+
+result = flashlift.stablehlo.fuse(text)
+for candidate in result.candidates:
+    print(candidate.fused, candidate.reason)
+"""
+
+import ctypes
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from flashlift._errors import InvalidArgumentError
+from flashlift._library import FuseOptions, check, stablehlo
+
+FuseAs = Literal["custom_call", "composite"]
+_AS = {"custom_call": 0, "composite": 1}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place that looked like attention, fused or not."""
+
+    location: str
+    """"file:line:column", or the source location that the module carries."""
+    function: str
+    """The function that it stands in, "main" as a rule."""
+    fused: bool
+    reason: str
+    """Why not; for a fused one, what was recognised."""
+    problem: str = ""
+    """Fused only: the problem as one line of text, programs included."""
+    score_mod: str = ""
+    mask_mod: str = ""
+
+
+@dataclass(frozen=True)
+class FuseResult:
+    module: str
+    """The new text; the input, unchanged, when nothing was fused."""
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def fused_count(self) -> int:
+        return sum(candidate.fused for candidate in self.candidates)
+
+
+def fuse(module: str, *, fuse_as: FuseAs = "custom_call", name: str = "<module>") -> FuseResult:
+    """Finds attention in a module's text, pretty or generic, and replaces it by one fused call each.
+
+    fuse_as: "custom_call" needs Flashlift's handler where the module runs (flashlift.jax.register); "composite" keeps
+    the original as its decomposition, so that it runs anywhere.
+    Raises InvalidArgumentError with line and column for text that is not a valid module. An attention that cannot be
+    proved stays, with a reason.
+    """
+    if fuse_as not in _AS:
+        raise InvalidArgumentError(f'fuse_as is "{fuse_as}"; expected one of {", ".join(_AS)}')
+    library = stablehlo()
+    text = module.encode()
+    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], name.encode())
+    fused = ctypes.c_void_p()
+    check(library, library.flashlift_stablehlo_fuse(text, len(text), options, ctypes.byref(fused)))
+    try:
+        size = ctypes.c_size_t()
+        address = library.flashlift_fused_module(fused, ctypes.byref(size))
+        result = ctypes.string_at(address, size.value).decode()
+        report = json.loads(library.flashlift_fused_report(fused))
+    finally:
+        library.flashlift_fused_destroy(fused)
+    return FuseResult(result, tuple(_candidate(entry) for entry in report))
+
+
+def _candidate(entry: dict) -> Candidate:
+    known = {name: entry[name] for name in Candidate.__dataclass_fields__ if entry.get(name) is not None}
+    return Candidate(**known)

@@ -1,0 +1,195 @@
+// flashlift.h: compiling and running.
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "capi/dlpack.h"
+#include "capi/error.h"
+#include "flashlift/attention.h"
+#include "support/error.h"
+#include "support/version.h"
+
+struct FlashliftAttention {
+  flashlift::Attention attention;
+  DLDevice device;
+  std::string problem;
+  std::string considerations;
+};
+
+namespace flashlift::capi {
+namespace {
+
+Result<CompileOptions> to_options(const FlashliftCompileOptions& given) {
+  CompileOptions options;
+  switch (static_cast<int>(given.device.device_type)) {
+    case 0:  // an options structure that was only zeroed
+    case kDLCPU:
+      options.device = DeviceKind::kCpu;
+      break;
+    case kDLCUDA:
+      options.device = DeviceKind::kCuda;
+      break;
+    default:
+      return invalid_argument("device type {} is not supported: expected kDLCPU (1) or kDLCUDA (2)",
+                              static_cast<int>(given.device.device_type));
+  }
+  options.device_ordinal = given.device.device_id;
+  options.implementation = given.implementation == nullptr ? "" : given.implementation;
+  return options;
+}
+
+std::string describe_considerations(const Attention& attention) {
+  std::string text;
+  for (const Consideration& one : attention.considerations()) {
+    text += fmt::format("{}: {}: {}\n", one.implementation, one.accepted ? "accepted" : "rejected", one.reason);
+  }
+  return text;
+}
+
+Status compile(const char* problem_text, const FlashliftCompileOptions* given, FlashliftAttention** result) {
+  if (problem_text == nullptr || result == nullptr) {
+    return invalid_argument("flashlift_attention_compile: problem and attention must not be NULL");
+  }
+  *result = nullptr;
+  FlashliftCompileOptions read;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftCompileOptions", read));
+  FLASHLIFT_ASSIGN_OR_RETURN(const CompileOptions options, to_options(read));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(problem_text));
+  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, Attention::compile(problem, options));
+  const DLDevice device{options.device == DeviceKind::kCuda ? kDLCUDA : kDLCPU, options.device_ordinal};
+  auto object = std::make_unique<FlashliftAttention>(
+      FlashliftAttention{attention, device, print(attention.problem()), describe_considerations(attention)});
+  *result = object.release();
+  return {};
+}
+
+Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInfo* result) {
+  if (attention == nullptr || result == nullptr) {
+    return invalid_argument("flashlift_attention_info: attention and info must not be NULL");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const size_t known, known_size(*result, "FlashliftProblemInfo"));
+  const Problem& p = attention->attention.problem();
+  const FlashliftProblemInfo info = {.struct_size = result->struct_size,
+                                     .batch = p.batch,
+                                     .q_heads = p.q_heads,
+                                     .kv_heads = p.kv_heads,
+                                     .q_len = p.q_len,
+                                     .kv_len = p.kv_len,
+                                     .head_dim = p.head_dim,
+                                     .value_dim = p.value_dim,
+                                     .dtype = to_dlpack(p.dtype),
+                                     .out_dtype = to_dlpack(p.out_dtype),
+                                     .sinks = p.sinks,
+                                     .want_lse = p.want_lse ? 1 : 0,
+                                     .capture_count = static_cast<int32_t>(p.captures.size())};
+  std::memcpy(result, &info, known);
+  return {};
+}
+
+// The caller's executor, as the one that the C++ interface knows.
+class LentExecutor : public Executor {
+ public:
+  explicit LentExecutor(const FlashliftExecutor& lent) : lent_(lent) {}
+  int concurrency() const override { return lent_.concurrency; }
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    lent_.parallel_for(
+        lent_.context, count,
+        [](void* context, int64_t index) { (*static_cast<const std::function<void(int64_t)>*>(context))(index); },
+        const_cast<std::function<void(int64_t)>*>(&body));
+  }
+
+ private:
+  FlashliftExecutor lent_;
+};
+
+Result<AttentionArguments> to_arguments(const FlashliftArguments& given, DLDevice device) {
+  AttentionArguments arguments;
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, to_view(given.q, "q", device));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, to_view(given.k, "k", device));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, to_view(given.v, "v", device));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, to_view(given.out, "out", device));
+  if (given.capture_count > kMaxCaptures || (given.capture_count > 0 && given.captures == nullptr)) {
+    return invalid_argument("capture_count is {} and captures is {}; expected at most {} tensors", given.capture_count,
+                            given.captures == nullptr ? "NULL" : "set", kMaxCaptures);
+  }
+  for (size_t i = 0; i < given.capture_count; ++i) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view,
+                               to_view(given.captures[i], fmt::format("captures[{}]", i), device));
+    arguments.captures.push_back(view);
+  }
+  if (given.sinks != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, to_view(given.sinks, "sinks", device));
+  }
+  if (given.lse != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, to_view(given.lse, "lse", device));
+  }
+  return arguments;
+}
+
+Status run(const FlashliftAttention* attention, const FlashliftArguments* given_arguments,
+           const FlashliftRunOptions* given_options) {
+  if (attention == nullptr || given_arguments == nullptr) {
+    return invalid_argument("flashlift_attention_run: attention and arguments must not be NULL");
+  }
+  FlashliftArguments read_arguments;
+  FlashliftRunOptions read_options;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given_arguments, "FlashliftArguments", read_arguments));
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given_options, "FlashliftRunOptions", read_options));
+  FLASHLIFT_ASSIGN_OR_RETURN(const AttentionArguments arguments, to_arguments(read_arguments, attention->device));
+  if (read_options.executor == nullptr) {
+    return attention->attention.run(arguments, {.stream = read_options.stream});
+  }
+  FlashliftExecutor lent;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(read_options.executor, "FlashliftExecutor", lent));
+  if (lent.parallel_for == nullptr || lent.concurrency < 1) {
+    return invalid_argument("FlashliftExecutor needs parallel_for and a concurrency of at least 1, got {}",
+                            lent.concurrency);
+  }
+  LentExecutor executor(lent);
+  return attention->attention.run(arguments, {.executor = &executor, .stream = read_options.stream});
+}
+
+}  // namespace
+}  // namespace flashlift::capi
+
+extern "C" {
+
+int32_t flashlift_api_version(void) { return FLASHLIFT_API_VERSION; }
+const char* flashlift_version(void) { return flashlift::version(); }
+
+FlashliftError* flashlift_attention_compile(const char* problem, const FlashliftCompileOptions* options,
+                                            FlashliftAttention** attention) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::compile(problem, options, attention); });
+}
+
+void flashlift_attention_destroy(FlashliftAttention* attention) { delete attention; }
+
+const char* flashlift_attention_problem(const FlashliftAttention* attention) { return attention->problem.c_str(); }
+
+FlashliftError* flashlift_attention_info(const FlashliftAttention* attention, FlashliftProblemInfo* info) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::describe_problem(attention, info); });
+}
+
+const char* flashlift_attention_capture_name(const FlashliftAttention* attention, int32_t index) {
+  const auto& captures = attention->attention.problem().captures;
+  return index < 0 || static_cast<size_t>(index) >= captures.size() ? nullptr : captures[index].name.c_str();
+}
+
+const char* flashlift_attention_implementation(const FlashliftAttention* attention) {
+  return attention->attention.implementation().c_str();
+}
+
+const char* flashlift_attention_considerations(const FlashliftAttention* attention) {
+  return attention->considerations.c_str();
+}
+
+int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
+  return attention->attention.workspace_bytes(concurrency);
+}
+
+FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
+                                        const FlashliftRunOptions* options) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::run(attention, arguments, options); });
+}
+
+}  // extern "C"

@@ -1,0 +1,61 @@
+#include "capi/error.h"
+
+#include <new>
+
+struct FlashliftError {
+  FlashliftErrorCode code;
+  std::string message;
+};
+
+namespace flashlift::capi {
+namespace {
+
+FlashliftErrorCode to_code(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidArgument:
+      return FLASHLIFT_INVALID_ARGUMENT;
+    case ErrorKind::kUnsupported:
+      return FLASHLIFT_UNSUPPORTED;
+    case ErrorKind::kNotFound:
+      return FLASHLIFT_NOT_FOUND;
+    case ErrorKind::kInternal:
+      return FLASHLIFT_INTERNAL;
+  }
+  return FLASHLIFT_INTERNAL;
+}
+
+// For when there is no memory left even for an error.
+FlashliftError& out_of_memory() {
+  static FlashliftError error{FLASHLIFT_INTERNAL, "out of memory"};  // short enough to need no allocation
+  return error;
+}
+
+}  // namespace
+
+FlashliftError* make_error(const Error& error) {
+  try {
+    return new FlashliftError{to_code(error.kind), error.message};
+  } catch (const std::bad_alloc&) {
+    return &out_of_memory();
+  }
+}
+
+}  // namespace flashlift::capi
+
+extern "C" {
+
+const char* flashlift_error_message(const FlashliftError* error) {
+  return error == nullptr ? "" : error->message.c_str();
+}
+
+FlashliftErrorCode flashlift_error_code(const FlashliftError* error) {
+  return error == nullptr ? FLASHLIFT_INTERNAL : error->code;
+}
+
+void flashlift_error_destroy(FlashliftError* error) {
+  if (error != &flashlift::capi::out_of_memory()) {
+    delete error;
+  }
+}
+
+}  // extern "C"

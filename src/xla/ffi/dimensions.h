@@ -1,0 +1,41 @@
+// How the dimensions of a call's tensors map to those of the attention: the strings of docs/custom_call.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "flashlift/result.h"
+#include "flashlift/tensor.h"
+
+namespace flashlift::xla {
+
+// The logical dimensions, in the order of AttentionArguments' tensors.
+inline constexpr std::string_view kDimensionLetters = "bhsd";
+
+// What a letter that does not occur means.
+enum class AbsentLetters : uint8_t {
+  kShared,   // inputs: for b and h, all indices read the same memory
+  kSizeOne,  // outputs: the size must be 1
+};
+
+// One dimension string, checked: "bshd", "bshhd", "sd".
+class DimensionOrder {
+ public:
+  // `letters` is how many of "bhsd" the tensor has: 4, or 3 for lse. `tensor` is its name for messages.
+  static Result<DimensionOrder> parse(std::string_view text, std::string_view tensor, int letters);
+
+  // Sees dense row-major memory of shape `dims` as a tensor of the logical sizes. Errors: a rank or a size that does
+  // not fit; equal letters whose dimensions are no neighbours.
+  Result<TensorView> view(void* data, DType dtype, std::span<const int64_t> dims, std::span<const int64_t> logical,
+                          AbsentLetters absent) const;
+
+ private:
+  std::string text_;
+  std::string tensor_;
+  int letters_ = 0;
+};
+
+}  // namespace flashlift::xla

@@ -1,0 +1,265 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "flashlift/flashlift.h"
+
+namespace {
+
+// An array of any type with the DLTensor that describes it.
+template <typename T>
+struct Array {
+  Array(std::vector<int64_t> shape_, DLDataType dtype, T value) : shape(std::move(shape_)) {
+    int64_t count = 1;
+    for (const int64_t size : shape) {
+      count *= size;
+    }
+    data.assign(static_cast<size_t>(count), value);
+    tensor = {.data = data.data(),
+              .device = {kDLCPU, 0},
+              .ndim = static_cast<int>(shape.size()),
+              .dtype = dtype,
+              .shape = shape.data(),
+              .strides = nullptr,
+              .byte_offset = 0};
+  }
+  std::vector<int64_t> shape;
+  std::vector<T> data;
+  DLTensor tensor;
+};
+
+constexpr DLDataType kF32 = {kDLFloat, 32, 1};
+
+// Takes the error's text and destroys it; empty for success.
+std::string take(FlashliftError* error, int expected_code = 0) {
+  if (error == nullptr) {
+    return "";
+  }
+  if (expected_code != 0) {
+    EXPECT_EQ(flashlift_error_code(error), expected_code) << flashlift_error_message(error);
+  }
+  std::string message = flashlift_error_message(error);
+  flashlift_error_destroy(error);
+  return message;
+}
+
+FlashliftAttention* compiled(const char* problem) {
+  FlashliftAttention* attention = nullptr;
+  EXPECT_EQ(take(flashlift_attention_compile(problem, nullptr, &attention)), "");
+  return attention;
+}
+
+class CApi : public testing::Test {
+ protected:
+  void TearDown() override { flashlift_attention_destroy(attention); }
+  std::string run(int expected_code = 0) {
+    return take(flashlift_attention_run(attention, &arguments, nullptr), expected_code);
+  }
+
+  FlashliftAttention* attention = compiled("attn b1 h2 s4 d8 f32 causal");
+  Array<float> q{{1, 2, 4, 8}, kF32, 0.0f}, k{{1, 2, 4, 8}, kF32, 0.0f}, v{{1, 2, 4, 8}, kF32, 3.0f};
+  Array<float> out{{1, 2, 4, 8}, kF32, -1.0f};
+  FlashliftArguments arguments = {.struct_size = sizeof(FlashliftArguments),
+                                  .q = &q.tensor,
+                                  .k = &k.tensor,
+                                  .v = &v.tensor,
+                                  .out = &out.tensor,
+                                  .captures = nullptr,
+                                  .capture_count = 0,
+                                  .sinks = nullptr,
+                                  .lse = nullptr};
+};
+
+TEST_F(CApi, Runs) {
+  EXPECT_EQ(run(), "");
+  for (const float value : out.data) {
+    EXPECT_NEAR(value, 3.0f, 1e-6f);
+  }
+}
+
+TEST_F(CApi, ReadsStridesAndOffsets) {
+  // The same memory seen as [batch, length, heads, depth], two elements in.
+  std::vector<float> memory(2 + 64, 5.0f);
+  std::vector<int64_t> strides = {64, 8, 16, 1};
+  v.tensor.data = memory.data();
+  v.tensor.byte_offset = 2 * sizeof(float);
+  v.tensor.strides = strides.data();
+  EXPECT_EQ(run(), "");
+  EXPECT_NEAR(out.data[0], 5.0f, 1e-6f);
+}
+
+TEST_F(CApi, TellsWhatWasCompiled) {
+  EXPECT_EQ(flashlift_api_version(), FLASHLIFT_API_VERSION);
+  EXPECT_NE(std::string(flashlift_attention_problem(attention)).find("mask_mod"), std::string::npos);
+  EXPECT_NE(std::string(flashlift_attention_implementation(attention)), "");
+  EXPECT_NE(std::string(flashlift_attention_considerations(attention)).find(": accepted: "), std::string::npos);
+  EXPECT_GE(flashlift_attention_workspace_bytes(attention, 2), 0);
+  FlashliftProblemInfo info = {};
+  info.struct_size = sizeof(info);
+  EXPECT_EQ(take(flashlift_attention_info(attention, &info)), "");
+  EXPECT_EQ(info.q_heads, 2);
+  EXPECT_EQ(info.head_dim, 8);
+  EXPECT_EQ(info.out_dtype.code, kDLFloat);
+  EXPECT_EQ(info.capture_count, 0);
+  EXPECT_EQ(flashlift_attention_capture_name(attention, 0), nullptr);
+}
+
+TEST_F(CApi, FillsInNoMoreThanAnOlderCallerHasRoomFor) {
+  FlashliftProblemInfo info = {};
+  info.struct_size = offsetof(FlashliftProblemInfo, head_dim);
+  info.head_dim = -7;
+  EXPECT_EQ(take(flashlift_attention_info(attention, &info)), "");
+  EXPECT_EQ(info.kv_len, 4);
+  EXPECT_EQ(info.head_dim, -7);
+}
+
+TEST_F(CApi, ReportsErrorsOfTheText) {
+  FlashliftAttention* none = reinterpret_cast<FlashliftAttention*>(1);
+  const std::string message =
+      take(flashlift_attention_compile("attn h2 s4", nullptr, &none), FLASHLIFT_INVALID_ARGUMENT);
+  EXPECT_NE(message, "");
+  EXPECT_EQ(none, nullptr);
+  EXPECT_NE(take(flashlift_attention_compile(nullptr, nullptr, &none), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_compile("attn h2 s4 d8 f32", nullptr, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
+TEST_F(CApi, ReportsErrorsOfTheOptions) {
+  FlashliftAttention* none = nullptr;
+  FlashliftCompileOptions options = {};
+  EXPECT_NE(take(flashlift_attention_compile("attn h2 s4 d8 f32", &options, &none), FLASHLIFT_INVALID_ARGUMENT)
+                .find("struct_size is 0"),
+            std::string::npos);
+  options.struct_size = sizeof(options);
+  options.implementation = "no such implementation";
+  EXPECT_NE(take(flashlift_attention_compile("attn h2 s4 d8 f32", &options, &none)), "");
+  options.implementation = nullptr;
+  options.device.device_type = kDLMetal;
+  EXPECT_NE(take(flashlift_attention_compile("attn h2 s4 d8 f32", &options, &none), FLASHLIFT_INVALID_ARGUMENT)
+                .find("device type 8"),
+            std::string::npos);
+  EXPECT_EQ(none, nullptr);
+}
+
+TEST_F(CApi, ReportsErrorsOfTheTensors) {
+  arguments.k = nullptr;
+  EXPECT_EQ(run(FLASHLIFT_INVALID_ARGUMENT), "k is NULL; expected a tensor");
+  arguments.k = &k.tensor;
+  k.tensor.dtype.lanes = 4;
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("4 lanes"), std::string::npos);
+  k.tensor.dtype = {kDLComplex, 64, 1};
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("code 5, 64 bits"), std::string::npos);
+  k.tensor.dtype = {kDLFloat, 16, 1};
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT), "");
+  k.tensor.dtype = kF32;
+  k.tensor.ndim = 3;
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT), "");
+  k.tensor.ndim = 1000;
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("1000 dimensions"), std::string::npos);
+  k.tensor.ndim = 4;
+  k.tensor.device = {kDLCUDA, 1};
+  EXPECT_EQ(run(FLASHLIFT_INVALID_ARGUMENT), "k lies on DLPack device 2:1, but the attention was compiled for 1:0");
+  k.tensor.device = {kDLCPU, 0};
+  k.shape[3] = 7;
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT), "");
+  k.shape[3] = 8;
+  arguments.capture_count = 1;
+  EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_EQ(out.data, std::vector<float>(64, -1.0f));  // nothing was written by any of these
+}
+
+// Runs half of the bodies on a thread of its own, and counts them.
+struct CountingExecutor {
+  static void parallel_for(void* context, int64_t count, void (*body)(void*, int64_t), void* body_context) {
+    static_cast<CountingExecutor*>(context)->bodies += count;
+    const std::jthread other([=] {
+      for (int64_t i = 1; i < count; i += 2) {
+        body(body_context, i);
+      }
+    });
+    for (int64_t i = 0; i < count; i += 2) {
+      body(body_context, i);
+    }
+  }
+  int64_t bodies = 0;
+};
+
+TEST_F(CApi, RunsOnALentExecutor) {
+  // Large enough to be worth more than one thread.
+  Array<float> large_q{{1, 2, 256, 8}, kF32, 0.0f}, large_v{{1, 2, 256, 8}, kF32, 3.0f};
+  Array<float> large_out{{1, 2, 256, 8}, kF32, -1.0f};
+  arguments.q = arguments.k = &large_q.tensor;
+  arguments.v = &large_v.tensor;
+  arguments.out = &large_out.tensor;
+  CountingExecutor counting;
+  FlashliftExecutor executor = {.struct_size = sizeof(FlashliftExecutor),
+                                .context = &counting,
+                                .concurrency = 2,
+                                .parallel_for = CountingExecutor::parallel_for};
+  const FlashliftRunOptions options = {
+      .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr};
+  EXPECT_EQ(take(flashlift_attention_run(attention, &arguments, &options)), "");
+  for (const float value : large_out.data) {
+    ASSERT_NEAR(value, 3.0f, 1e-5f);
+  }
+  EXPECT_GT(counting.bodies, 0);
+  executor.parallel_for = nullptr;
+  EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
+TEST(CApiTwoOutputs, PassesCapturesSinksAndLse) {
+  FlashliftAttention* attention = compiled(
+      "attn b1 h2 s3 d4 f32 sinks=1 lse "
+      "score_mod(bias: f32[3]) { %0 = load bias[kv]; %1 = add score, %0; return %1 }");
+  ASSERT_NE(attention, nullptr);
+  EXPECT_STREQ(flashlift_attention_capture_name(attention, 0), "bias");
+  Array<float> q{{1, 2, 3, 4}, kF32, 0.0f}, v{{1, 2, 3, 4}, kF32, 2.0f}, out{{1, 2, 3, 4}, kF32, -1.0f};
+  Array<float> bias{{3}, kF32, 0.0f}, sinks{{2, 1}, kF32, 0.0f}, lse{{1, 2, 3}, kF32, -1.0f};
+  const DLTensor* captures[] = {&bias.tensor};
+  const FlashliftArguments arguments = {.struct_size = sizeof(FlashliftArguments),
+                                        .q = &q.tensor,
+                                        .k = &q.tensor,
+                                        .v = &v.tensor,
+                                        .out = &out.tensor,
+                                        .captures = captures,
+                                        .capture_count = 1,
+                                        .sinks = &sinks.tensor,
+                                        .lse = &lse.tensor};
+  EXPECT_EQ(take(flashlift_attention_run(attention, &arguments, nullptr)), "");
+  EXPECT_NEAR(out.data[0], 2.0f * 3.0f / 4.0f, 1e-6f);  // three keys and one sink, all with score 0
+  EXPECT_NEAR(lse.data[5], std::log(4.0f), 1e-6f);
+  flashlift_attention_destroy(attention);
+}
+
+TEST(CApiThreads, CompileAndRunAtTheSameTime) {
+  std::vector<std::jthread> threads;
+  std::atomic<int> good{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&good] {
+      FlashliftAttention* attention = nullptr;
+      Array<float> q{{1, 2, 4, 8}, kF32, 0.0f}, v{{1, 2, 4, 8}, kF32, 3.0f}, out{{1, 2, 4, 8}, kF32, -1.0f};
+      const FlashliftArguments arguments = {.struct_size = sizeof(FlashliftArguments),
+                                            .q = &q.tensor,
+                                            .k = &q.tensor,
+                                            .v = &v.tensor,
+                                            .out = &out.tensor,
+                                            .captures = nullptr,
+                                            .capture_count = 0,
+                                            .sinks = nullptr,
+                                            .lse = nullptr};
+      FlashliftError* error = flashlift_attention_compile("attn b1 h2 s4 d8 f32 window=2", nullptr, &attention);
+      error = error == nullptr ? flashlift_attention_run(attention, &arguments, nullptr) : error;
+      good += error == nullptr && std::abs(out.data[17] - 3.0f) < 1e-6f ? 1 : 0;
+      flashlift_error_destroy(error);
+      flashlift_attention_destroy(attention);
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(good, 8);
+}
+
+}  // namespace

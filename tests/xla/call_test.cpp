@@ -1,0 +1,138 @@
+#include "xla/ffi/call.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+namespace flashlift::xla {
+namespace {
+
+Attributes attributes(const std::string& problem) {
+  return {{"problem", problem}, {"q_dims", "bshd"}, {"k_dims", "bshd"}, {"v_dims", "bshd"}, {"out_dims", "bshd"}};
+}
+
+void expect_create_error(const Attributes& given, ErrorKind kind, std::string_view part) {
+  const auto call = AttentionCall::create(given);
+  ASSERT_FALSE(call.ok());
+  EXPECT_EQ(call.error().kind, kind);
+  EXPECT_NE(call.error().message.find(part), std::string::npos) << call.error().message;
+}
+
+TEST(AttentionCall, RefusesMalformedAttributes) {
+  for (const char* name : {"problem", "q_dims", "k_dims", "v_dims", "out_dims"}) {
+    Attributes given = attributes("attn h1 s4 d8 f32");
+    given.erase(name);
+    expect_create_error(given, ErrorKind::kInvalidArgument, std::string("attribute ") + name + " is missing");
+  }
+  expect_create_error(attributes("attn h1 s4"), ErrorKind::kInvalidArgument, "");
+  expect_create_error(attributes("attn h1 s4 d8 f32 mask_mod() { return }"), ErrorKind::kInvalidArgument, "");
+  Attributes unknown = attributes("attn h1 s4 d8 f32");
+  unknown["blocks"] = "16";
+  expect_create_error(unknown, ErrorKind::kInvalidArgument, "unknown attribute blocks");
+  Attributes letters = attributes("attn h1 s4 d8 f32");
+  letters["v_dims"] = "bthd";
+  expect_create_error(letters, ErrorKind::kInvalidArgument, "got 't'");
+  Attributes lse = attributes("attn h1 s4 d8 f32");
+  lse["lse_dims"] = "bhs";
+  expect_create_error(lse, ErrorKind::kInvalidArgument, "does not ask for lse");
+  expect_create_error(attributes("attn h1 s4 d8 f32 lse"), ErrorKind::kInvalidArgument, "lse_dims is missing");
+  Attributes implementation = attributes("attn h1 s4 d8 f32");
+  implementation["implementation"] = "no such thing";
+  const auto call = AttentionCall::create(implementation);
+  ASSERT_FALSE(call.ok());
+}
+
+// Two batches, two heads, three queries and keys of depth four; keys beyond length[b] are masked.
+class Run : public testing::Test {
+ protected:
+  static constexpr const char* kProblem =
+      "attn b2 h2 s3 d4 f32 lse mask_mod(length: i32[2]) { %0 = load length[b]; %1 = lt kv, %0; return %1 }";
+
+  void SetUp() override {
+    Attributes given = attributes(kProblem);
+    given["lse_dims"] = "bhs";
+    auto created = AttentionCall::create(given);
+    ASSERT_TRUE(created.ok()) << created.error().message;
+    call_ = *std::move(created);
+  }
+
+  Status run() { return call_->run(operands_, results_, {}); }
+  void expect_error(std::string_view part) {
+    const Status status = run();
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument);
+    EXPECT_NE(status.error().message.find(part), std::string::npos) << status.error().message;
+    EXPECT_EQ(out_, std::vector<float>(48, -1.0f));  // nothing written
+  }
+
+  std::optional<AttentionCall> call_;
+  std::vector<float> q_ = std::vector<float>(48, 0.0f), v_ = std::vector<float>(48, 2.0f);
+  std::vector<int32_t> length_ = {2, 3};
+  std::vector<float> out_ = std::vector<float>(48, -1.0f), lse_ = std::vector<float>(12, -1.0f);
+  std::vector<int64_t> dims_ = {2, 3, 2, 4}, length_dims_ = {2}, lse_dims_ = {2, 2, 3}, other_ = {2, 3, 2, 5};
+  std::vector<Buffer> operands_ = {{q_.data(), DType::kF32, dims_},
+                                   {q_.data(), DType::kF32, dims_},
+                                   {v_.data(), DType::kF32, dims_},
+                                   {length_.data(), DType::kI32, length_dims_}};
+  std::vector<Buffer> results_ = {{out_.data(), DType::kF32, dims_}, {lse_.data(), DType::kF32, lse_dims_}};
+};
+
+TEST_F(Run, Computes) {
+  const Status status = run();
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  for (const float value : out_) {
+    EXPECT_NEAR(value, 2.0f, 1e-6f);
+  }
+  for (size_t i = 0; i < lse_.size(); ++i) {
+    EXPECT_NEAR(lse_[i], std::log(i < 6 ? 2.0f : 3.0f), 1e-6f);  // all scores are 0, length[b] keys are left
+  }
+}
+
+TEST_F(Run, RefusesWrongCounts) {
+  operands_.pop_back();
+  expect_error("expected 4 operands (q, k, v, 1 captured tensors), got 3");
+  operands_.push_back({length_.data(), DType::kI32, length_dims_});
+  results_.pop_back();
+  expect_error("expected 2 results (out, lse), got 1");
+}
+
+TEST_F(Run, RefusesWrongElementTypes) {
+  operands_[1].dtype = DType::kBF16;
+  expect_error("k has element type bf16, but the problem says f32");
+  operands_[1].dtype = DType::kF32;
+  operands_[3].dtype = DType::kI64;
+  expect_error("captured tensor length has element type i64, but the problem says i32");
+  operands_[3].dtype = DType::kI32;
+  results_[1].dtype = DType::kF64;
+  expect_error("lse has element type f64, but the problem says f32");
+}
+
+TEST_F(Run, RefusesWrongShapes) {
+  operands_[2].dims = other_;
+  expect_error("v has shape [2,3,2,5]");
+  operands_[2].dims = dims_;
+  results_[0].dims = lse_dims_;
+  expect_error("out has 3 dimensions");
+  results_[0].dims = dims_;
+  operands_[3].dims = lse_dims_;
+  expect_error("captured tensor length has shape [2,2,3], but the problem says [2]");
+}
+
+TEST(AttentionCall, RefusesSinksOfTheWrongShape) {
+  const auto call = AttentionCall::create(attributes("attn h2 s1 d1 f32 sinks=3"));
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  std::vector<float> data(6, 0.0f);
+  std::vector<float> out(2);
+  const std::vector<int64_t> dims = {1, 1, 2, 1};
+  const std::vector<int64_t> sink_dims = {3, 2};
+  const Buffer tensor{data.data(), DType::kF32, dims};
+  const std::vector<Buffer> operands = {tensor, tensor, tensor, {data.data(), DType::kF32, sink_dims}};
+  const std::vector<Buffer> results = {{out.data(), DType::kF32, dims}};
+  const Status status = call->run(operands, results, {});
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().message, "sinks has shape [3,2], expected [2,3]: query heads by sinks");
+}
+
+}  // namespace
+}  // namespace flashlift::xla
