@@ -1,5 +1,6 @@
 #include "stablehlo/reader/attributes.h"
 
+#include <algorithm>
 #include <charconv>
 #include <span>
 
@@ -113,7 +114,8 @@ void append_list(std::string& text, std::string_view name, const std::vector<int
   fmt::format_to(std::back_inserter(text), "{}{} = [{}]", text.back() == '<' ? "" : ", ", name, fmt::join(list, ", "));
 }
 
-// Runs of white space become one space, none beside brackets and before commas, one after a comma. Strings stay.
+// Runs of white space become one space, none beside brackets and before commas, one after a comma; comments go, strings
+// stay.
 std::string squeeze(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -121,6 +123,11 @@ std::string squeeze(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (is_space(c)) {
+      space = true;
+      continue;
+    }
+    if (text.substr(i).starts_with("//")) {
+      i = std::min(text.find('\n', i), text.size());
       space = true;
       continue;
     }
@@ -197,7 +204,13 @@ std::string canonical_attribute(std::string_view text) {
   if (const std::optional<GatherDims> gather = parse_gather(text)) {
     return print_gather(*gather);
   }
-  return squeeze(text);
+  std::string squeezed = squeeze(text);
+  // StableHLO reads two spellings of bounds and keeps one.
+  constexpr std::string_view kLongBounds = "type_extensions<bounds = [";
+  if (squeezed.starts_with(kLongBounds) && squeezed.ends_with("]>")) {
+    return "bounds<" + squeezed.substr(kLongBounds.size(), squeezed.size() - kLongBounds.size() - 2) + ">";
+  }
+  return squeezed;
 }
 
 std::optional<std::string_view> parse_enum(std::string_view text, std::string_view mnemonic) {

@@ -36,14 +36,18 @@ class Mentions {
   // Of an operation and those inside it; gives the names that are new.
   llvm::SmallVector<llvm::StringRef> add(mlir::Operation* root) {
     llvm::SmallVector<llvm::StringRef> fresh;
+    const auto visit = [&](mlir::Attribute attribute) {
+      if (const auto symbol = mlir::dyn_cast<mlir::SymbolRefAttr>(attribute)) {
+        insert(symbol.getRootReference().getValue(), fresh);
+      } else if (const auto opaque = mlir::dyn_cast<mlir::OpaqueAttr>(attribute)) {
+        insert_from_text(opaque.getAttrData(), fresh);
+      }
+    };
     root->walk([&](mlir::Operation* op) {
-      op->getAttrDictionary().walk([&](mlir::Attribute attribute) {
-        if (const auto symbol = mlir::dyn_cast<mlir::SymbolRefAttr>(attribute)) {
-          insert(symbol.getRootReference().getValue(), fresh);
-        } else if (const auto opaque = mlir::dyn_cast<mlir::OpaqueAttr>(attribute)) {
-          insert_from_text(opaque.getAttrData(), fresh);
-        }
-      });
+      op->getDiscardableAttrDictionary().walk(visit);
+      if (mlir::Attribute properties = op->getPropertiesAsAttribute()) {
+        properties.walk(visit);
+      }
     });
     return fresh;
   }

@@ -98,14 +98,15 @@ ParseResult parse_algorithm(SyntaxState& state) {
     if (parser.parseKeyword(&name) || parser.parseEqual()) {
       return failure();
     }
+    // Before the integers, which true and false are too to MLIR.
+    if (succeeded(parser.parseOptionalKeyword(&keyword, {"true", "false"}))) {
+      fields.push_back(fmt::format("{} = {}", name.str(), keyword.str()));
+      return success();
+    }
     const mlir::OptionalParseResult integer = parser.parseOptionalInteger(number);
     if (integer.has_value()) {
       fields.push_back(fmt::format("{} = {}", name.str(), number));
       return *integer;
-    }
-    if (succeeded(parser.parseOptionalKeyword(&keyword, {"true", "false"}))) {
-      fields.push_back(fmt::format("{} = {}", name.str(), keyword.str()));
-      return success();
     }
     if (parser.parseType(type)) {
       return failure();

@@ -44,6 +44,7 @@ size_t skip_string_or_comment(std::string_view text, size_t i) {
     if (text[end] != '\\') {
       return end + 1;
     }
+    ++end;  // what is escaped
   }
   return text.size();
 }
