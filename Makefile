@@ -46,7 +46,7 @@ asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 FUZZ_SECONDS ?= 60
 fuzz: setup ## run each fuzzer for FUZZ_SECONDS (60)
 	@scripts/configure.sh fuzz build-fuzz $(VENV)
-	@cmake --build build-fuzz -- $(NINJA_FLAGS)
+	@cmake --build build-fuzz --target fuzzers -- $(NINJA_FLAGS)
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
 
 format: lint-system ## format the C++ sources

@@ -15,6 +15,10 @@ if(FLASHLIFT_LLD)
   add_link_options(-fuse-ld=lld -B${lld_folder})
 endif()
 
+if(FLASHLIFT_FUZZERS)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage, for every library that a fuzzer looks into
+endif()
+
 if(FLASHLIFT_SANITIZE)
   # A finding ends the program, so that a test cannot pass with one.
   add_compile_options(-fsanitize=${FLASHLIFT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
