@@ -30,8 +30,8 @@ struct FuseOptions {
 
 // One place that looked like attention, fused or not.
 struct Candidate {
-  std::string location;   // "file:line:column", or the source location that the module carries
-  std::string function;   // the function that it stands in, "main" as a rule
+  std::string location;  // "file:line:column", or the source location that the module carries
+  std::string function;  // the function that it stands in, "main" as a rule
   bool fused = false;
   std::string reason;     // why not, or for a fused one what was recognised
   std::string problem;    // fused only: the one-line problem text, programs included

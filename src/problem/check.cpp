@@ -54,8 +54,7 @@ void check_lse(const AttentionArguments& arguments, const OracleResult& want, Ch
   const int64_t rows = lse.sizes[2];
   for (size_t i = 0; i < want.lse.size() && report.ok; ++i) {
     const int64_t index = static_cast<int64_t>(i);
-    const double got =
-        read_float(lse, row_offset(lse, index / (heads * rows), index / rows % heads, index % rows));
+    const double got = read_float(lse, row_offset(lse, index / (heads * rows), index / rows % heads, index % rows));
     const double expected = want.lse[i];
     const bool same = (std::isnan(got) && std::isnan(expected)) || got == expected;
     // lse is a score plus a logarithm, both of order |lse|: relative to it, with the error of a dot product allowed.

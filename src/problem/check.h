@@ -8,12 +8,12 @@
 namespace flashlift::problem {
 
 struct CheckReport {
-  double mean_error = 0;   // of the output against the fp64 oracle
+  double mean_error = 0;  // of the output against the fp64 oracle
   double max_error = 0;
   double eager_error = 0;  // mean error of same-dtype eager maths
   double bound = 0;        // what mean_error may be
   bool ok = false;
-  std::string reason;      // why not
+  std::string reason;  // why not
 };
 
 // Compares arguments.out (and lse, if the problem wants it) with the oracle. The mean error may be 1.1 times that of

@@ -40,7 +40,9 @@ struct Mod {
 class Eager {
  public:
   Eager(const Problem& problem, const AttentionArguments& arguments)
-      : p_(problem), a_(arguments), score_(problem.score_mod, problem, arguments),
+      : p_(problem),
+        a_(arguments),
+        score_(problem.score_mod, problem, arguments),
         mask_(problem.mask_mod, problem, arguments) {}
 
   std::vector<float> run() {
@@ -70,8 +72,7 @@ class Eager {
       float dot = 0;
       for (int64_t d = 0; d < p_.head_dim; ++d) {
         dot += static_cast<float>(read_float(a_.q, row_offset(a_.q, b, h, i) + d * a_.q.strides[3])) *
-               static_cast<float>(
-                   read_float(a_.k, row_offset(a_.k, b, kv_head(h), j) + d * a_.k.strides[3]));
+               static_cast<float>(read_float(a_.k, row_offset(a_.k, b, kv_head(h), j) + d * a_.k.strides[3]));
       }
       float s = round_to(p_.dtype, dot) * p_.scale;
       s = score_.interpreter ? score_.interpreter->score_mod(s, at) : s;

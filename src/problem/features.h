@@ -9,8 +9,8 @@
 namespace flashlift::problem {
 
 struct Features {
-  bool causal = false;        // kv <= q
-  bool bottom_right = false;  // causal and window count from the bottom right corner: q + kv_len - q_len
+  bool causal = false;                  // kv <= q
+  bool bottom_right = false;            // causal and window count from the bottom right corner: q + kv_len - q_len
   std::optional<int64_t> window_left;   // kv >= q - window_left
   std::optional<int64_t> window_right;  // kv <= q + window_right
   std::optional<int64_t> prefix;        // keys below it are kept whatever causal and window say

@@ -5,9 +5,9 @@
 namespace flashlift {
 
 std::string print(const Problem& problem) {
-  std::string text = fmt::format("attn b{} hq{} hkv{} sq{} skv{} dqk{} dv{} {}", problem.batch, problem.q_heads,
-                                 problem.kv_heads, problem.q_len, problem.kv_len, problem.head_dim, problem.value_dim,
-                                 to_string(problem.dtype));
+  std::string text =
+      fmt::format("attn b{} hq{} hkv{} sq{} skv{} dqk{} dv{} {}", problem.batch, problem.q_heads, problem.kv_heads,
+                  problem.q_len, problem.kv_len, problem.head_dim, problem.value_dim, to_string(problem.dtype));
   if (problem.out_dtype != problem.dtype) {
     text += fmt::format(" out={}", to_string(problem.out_dtype));
   }

@@ -103,8 +103,9 @@ class Reader {
       return value.empty() || features_.bottom_right ? Status() : bad_value(name, value, "`bottom_right` or nothing");
     }
     if (name == "lse" || name == "alibi" || name == "unnormalized") {
-      (name == "alibi" ? features_.alibi : name == "lse" ? problem_.want_lse : problem_.normalize) =
-          name != "unnormalized";
+      (name == "alibi" ? features_.alibi
+       : name == "lse" ? problem_.want_lse
+                       : problem_.normalize) = name != "unnormalized";
       return value.empty() ? Status() : bad_value(name, value, "no value");
     }
     if (name == "window") {
@@ -155,9 +156,9 @@ class Reader {
     const size_t comma = value.find(',');
     int64_t left = 0;
     int64_t right = 0;
-    const bool ok = parse_whole(value.substr(0, comma), left) &&
-                    (comma == std::string_view::npos ? (right = left, true)
-                                                     : parse_whole(value.substr(comma + 1), right));
+    const bool ok =
+        parse_whole(value.substr(0, comma), left) &&
+        (comma == std::string_view::npos ? (right = left, true) : parse_whole(value.substr(comma + 1), right));
     constexpr int64_t kLimit = 1 << 30;
     if (!ok || left < 0 || right < 0 || left > kLimit || right > kLimit) {
       return bad_value("window", value, "<left> or <left>,<right>, each from 0");

@@ -176,9 +176,7 @@ Expr max(Expr x, Expr y) { return arithmetic(Op::k_max, x, y); }
 Expr abs(Expr x) { return active_builder().apply(Op::k_abs, {promote(x, std::max(x.type(), Type::kI32))}); }
 Expr floor_div(Expr x, Expr y) { return arithmetic(Op::k_floor_div, x, y); }
 Expr mod(Expr x, Expr y) { return arithmetic(Op::k_mod, x, y); }
-Expr pow(Expr x, Expr y) {
-  return active_builder().apply(Op::k_pow, {promote(x, Type::kF32), promote(y, Type::kF32)});
-}
+Expr pow(Expr x, Expr y) { return active_builder().apply(Op::k_pow, {promote(x, Type::kF32), promote(y, Type::kF32)}); }
 Expr exp(Expr x) { return unary_float(Op::k_exp, x); }
 Expr exp2(Expr x) { return unary_float(Op::k_exp2, x); }
 Expr log(Expr x) { return unary_float(Op::k_log, x); }

@@ -40,11 +40,10 @@ void Lexer::advance() {
     }
   };
   const char c = text_[start];
-  const bool signed_word =
-      c == '-' && start + 1 < text_.size() && is_word_start(text_[start + 1]);  // -inf, -nan
-  const bool number = is_digit(c) || c == '.' ||
-                      ((c == '-' || c == '+') && start + 1 < text_.size() &&
-                       (is_digit(text_[start + 1]) || text_[start + 1] == '.'));
+  const bool signed_word = c == '-' && start + 1 < text_.size() && is_word_start(text_[start + 1]);  // -inf, -nan
+  const bool number =
+      is_digit(c) || c == '.' ||
+      ((c == '-' || c == '+') && start + 1 < text_.size() && (is_digit(text_[start + 1]) || text_[start + 1] == '.'));
   if (number) {
     ++position_;
     take([&](char d) {

@@ -257,8 +257,7 @@ Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const S
     case TypeRule::kInteger:
     case TypeRule::kBits:
     case TypeRule::kFloat:
-      return is_real ? real(apply_real(op, x[0].f, second.f))
-                     : apply_integer<Real>(op, operand_type, x[0].i, second.i);
+      return is_real ? real(apply_real(op, x[0].f, second.f)) : apply_integer<Real>(op, operand_type, x[0].i, second.i);
     case TypeRule::kCompare:
     case TypeRule::kCompareAny:
       return integer<Real>(is_real ? compare(op, x[0].f, second.f) : compare(op, x[0].i, second.i));
@@ -269,9 +268,8 @@ Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const S
     case TypeRule::kConvert:
       return convert(result_type, operand_type, x[0]);
     case TypeRule::kBitcast:
-      return op == Op::k_bitcast_i32
-                 ? integer<Real>(std::bit_cast<int32_t>(static_cast<float>(x[0].f)))
-                 : real(static_cast<Real>(std::bit_cast<float>(static_cast<int32_t>(x[0].i))));
+      return op == Op::k_bitcast_i32 ? integer<Real>(std::bit_cast<int32_t>(static_cast<float>(x[0].f)))
+                                     : real(static_cast<Real>(std::bit_cast<float>(static_cast<int32_t>(x[0].i))));
     case TypeRule::kInputF32:
     case TypeRule::kInputI32:
     case TypeRule::kConstant:

@@ -129,8 +129,8 @@ class Simplifier {
         values[i].f = std::bit_cast<float>(static_cast<uint32_t>(operand.payload));
       }
     }
-    const auto value = apply<float>(made.op, made.type, node(made.operands.back()).type,
-                                    {values.data(), made.operands.size()});
+    const auto value =
+        apply<float>(made.op, made.type, node(made.operands.back()).type, {values.data(), made.operands.size()});
     return constant(made.type, made.type == Type::kF32 ? float_payload(value.f) : value.i);
   }
 

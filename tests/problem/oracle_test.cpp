@@ -49,9 +49,7 @@ TEST(Oracle, WeightsValuesBySoftmax) {
   EXPECT_NEAR(result.lse[0], std::log(8.0), 1e-6);
 }
 
-TEST(Oracle, SinksTakeWeightButNoValue) {
-  EXPECT_NEAR(Row("sinks=1").run().out[0], 250 / 10.0, 1e-5);
-}
+TEST(Oracle, SinksTakeWeightButNoValue) { EXPECT_NEAR(Row("sinks=1").run().out[0], 250 / 10.0, 1e-5); }
 
 TEST(Oracle, CanLeaveOutTheNormalisation) {
   EXPECT_NEAR(Row("unnormalized").run().out[0], 250 / 5.0, 1e-5);  // weights relative to the largest

@@ -39,9 +39,8 @@ TEST(Builder, ReportsTheFirstError) {
   const auto wrong_index = trace_score_mod([&](Expr score, Expr, Expr h, Expr, Expr) { return table(h, score); });
   ASSERT_FALSE(wrong_index.ok());
   EXPECT_NE(wrong_index.error().message.find("indexed by f32"), std::string::npos);
-  const auto reads_score = trace_mask_mod([](Expr, Expr, Expr, Expr) {
-    return ProgramBuilder::current()->input(Op::k_score) > 0.0f;
-  });
+  const auto reads_score =
+      trace_mask_mod([](Expr, Expr, Expr, Expr) { return ProgramBuilder::current()->input(Op::k_score) > 0.0f; });
   EXPECT_FALSE(reads_score.ok());
 }
 

@@ -34,7 +34,9 @@ TEST(Interpret, IntegerArithmeticIsTotal) {
 }
 
 TEST(Interpret, ConversionsSaturate) {
-  const auto to_i32 = [](double score) { return run("score_mod() { %0 = to_i32 score; %1 = to_f32 %0; return %1 }", score); };
+  const auto to_i32 = [](double score) {
+    return run("score_mod() { %0 = to_i32 score; %1 = to_f32 %0; return %1 }", score);
+  };
   EXPECT_EQ(to_i32(3.99), 3);
   EXPECT_EQ(to_i32(-3.99), -3);
   EXPECT_EQ(to_i32(1e30), 2147483647.0);

@@ -53,7 +53,8 @@ TEST_P(ProgramTextErrors, NameThePlaceAndTheCause) {
 INSTANTIATE_TEST_SUITE_P(
     All, ProgramTextErrors,
     testing::Values(BadText{"", "expected `score_mod` or `mask_mod`, got the end of the text"},
-                    BadText{"score_mod() { return %9 }", "line 1, column 22: expected a value defined before, got `%9`"},
+                    BadText{"score_mod() { return %9 }",
+                            "line 1, column 22: expected a value defined before, got `%9`"},
                     BadText{"score_mod() { %0 = frobnicate score\n return %0 }", "expected an operation"},
                     BadText{"score_mod() { %0 = add score return %0 }", "expected `,`"},
                     BadText{"score_mod() { %0 = add score, q return %0 }", "operands of one type"},

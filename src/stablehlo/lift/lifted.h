@@ -38,7 +38,7 @@ struct LiftedAttention {
   OperandView k;
   OperandView v;
   std::vector<mlir::Value> captures;  // as Problem::captures
-  std::optional<OperandView> sinks;   // f32 [q_heads, sinks] once reshaped and transposed; dims unused
+  std::optional<OperandView> sinks;   // once reshaped and transposed, f32 with [q_heads, sinks] elements in that order
   ResultView out;
   std::optional<ResultView> lse;
   std::string summary;  // for people: what was recognised

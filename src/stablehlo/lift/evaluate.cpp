@@ -1,0 +1,648 @@
+#include "stablehlo/lift/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// Deeper than any producer's chain between two products, shallow enough for the stack.
+constexpr int kMaxDepth = 3000;
+
+// The score op of an elementwise operation with the same operands; nothing for those that need more than that.
+std::optional<Op> scalar_op(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAbs:
+      return Op::k_abs;
+    case OpKind::kCeil:
+      return Op::k_ceil;
+    case OpKind::kCosine:
+      return Op::k_cos;
+    case OpKind::kExponential:
+      return Op::k_exp;
+    case OpKind::kExponentialMinusOne:
+      return Op::k_expm1;
+    case OpKind::kFloor:
+      return Op::k_floor;
+    case OpKind::kIsFinite:
+      return Op::k_is_finite;
+    case OpKind::kLog:
+      return Op::k_log;
+    case OpKind::kLogPlusOne:
+      return Op::k_log1p;
+    case OpKind::kLogistic:
+      return Op::k_sigmoid;
+    case OpKind::kNegate:
+      return Op::k_neg;
+    case OpKind::kNot:
+      return Op::k_not;
+    case OpKind::kRoundNearestEven:
+      return Op::k_round_even;
+    case OpKind::kRsqrt:
+      return Op::k_rsqrt;
+    case OpKind::kSign:
+      return Op::k_sign;
+    case OpKind::kSine:
+      return Op::k_sin;
+    case OpKind::kSqrt:
+      return Op::k_sqrt;
+    case OpKind::kTanh:
+      return Op::k_tanh;
+    case OpKind::kAdd:
+      return Op::k_add;
+    case OpKind::kAnd:
+      return Op::k_and;
+    case OpKind::kDivide:
+      return Op::k_div;
+    case OpKind::kMaximum:
+      return Op::k_max;
+    case OpKind::kMinimum:
+      return Op::k_min;
+    case OpKind::kMultiply:
+      return Op::k_mul;
+    case OpKind::kOr:
+      return Op::k_or;
+    case OpKind::kPower:
+      return Op::k_pow;
+    case OpKind::kRemainder:
+      return Op::k_rem;
+    case OpKind::kShiftLeft:
+      return Op::k_shl;
+    case OpKind::kShiftRightArithmetic:
+      return Op::k_shr;
+    case OpKind::kShiftRightLogical:
+      return Op::k_ushr;
+    case OpKind::kSubtract:
+      return Op::k_sub;
+    case OpKind::kXor:
+      return Op::k_xor;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Whether arithmetic of this element type is what a score program's type does: i8 and u32 wrap elsewhere.
+bool computes_alike(DType dtype) {
+  return dtype == DType::kBool || dtype == DType::kI32 || dtype == DType::kI64 || dtype == DType::kF32 ||
+         dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+std::optional<DType> element_dtype(mlir::Value value) { return dtype(value.getType()); }
+
+std::optional<ReduceKind> reduce_kind(Reducer reducer) {
+  switch (reducer) {
+    case Reducer::kAdd:
+      return ReduceKind::kAdd;
+    case Reducer::kMaximum:
+    case Reducer::kArgMaximum:
+      return ReduceKind::kMaximum;
+    case Reducer::kMinimum:
+      return ReduceKind::kMinimum;
+    case Reducer::kAnd:
+      return ReduceKind::kAnd;
+    case Reducer::kOr:
+      return ReduceKind::kOr;
+    default:
+      return std::nullopt;
+  }
+}
+
+// A start value that changes nothing. A maximum may start at any very negative number: producers use -inf or the
+// dtype's minimum.
+bool is_neutral(ReduceKind kind, double init) {
+  switch (kind) {
+    case ReduceKind::kAdd:
+      return init == 0;
+    case ReduceKind::kMaximum:
+      return init < -1e30 || init == -65504.0;
+    case ReduceKind::kMinimum:
+      return init > 1e30 || init == 65504.0;
+    case ReduceKind::kAnd:
+      return init != 0;
+    case ReduceKind::kOr:
+      return init == 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
+                     std::function<bool(mlir::Operation*)> depends_on_score)
+    : arena_(arena),
+      score_product_(score_product),
+      atom_sizes_(std::move(atom_sizes)),
+      depends_on_score_(std::move(depends_on_score)) {
+  atom_sizes_.resize(kMaxAtoms, 1);
+}
+
+SymId Evaluator::fail(std::string reason) {
+  if (failure_.empty()) {
+    failure_ = std::move(reason);
+  }
+  return kNoSym;
+}
+
+SymId Evaluator::index_formula(const Index& index, Type type) {
+  if (index.general != kNoSym) {
+    return arena_.convert(index.general, type);
+  }
+  SymId sum = kNoSym;
+  for (const auto& [atom, coefficient] : index.affine.terms) {
+    SymId term = arena_.convert(arena_.atom(atom), type);
+    if (coefficient != 1) {
+      term = arena_.op(Op::k_mul, {term, arena_.constant(type, coefficient)});
+    }
+    sum = sum == kNoSym ? term : arena_.op(Op::k_add, {sum, term});
+  }
+  const SymId constant = arena_.constant(type, index.affine.constant);
+  return sum == kNoSym ? constant : arena_.op(Op::k_add, {sum, constant});
+}
+
+Index Evaluator::shifted(const Index& index, int64_t offset) {
+  if (index.general == kNoSym) {
+    return {.affine = affine_sum(index.affine, {.constant = offset, .terms = {}})};
+  }
+  const SymId amount = arena_.constant(arena_[index.general].type, offset);
+  return {.affine = {}, .general = arena_.op(Op::k_add, {index.general, amount})};
+}
+
+SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) {
+  if (!failure_.empty()) {
+    return kNoSym;
+  }
+  auto key = std::make_pair(value.getAsOpaquePointer(), indices);
+  if (const auto found = memo_.find(key); found != memo_.end()) {
+    return found->second;
+  }
+  if (++depth_ > kMaxDepth) {
+    return fail("the operations between the two products are nested too deeply");
+  }
+  const SymId result = evaluate_uncached(value, indices);
+  --depth_;
+  if (result != kNoSym) {
+    memo_.emplace(std::move(key), result);
+  }
+  return result;
+}
+
+SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  if (op == nullptr || !static_tensor(value)) {
+    return leaf(value, indices);
+  }
+  if (op == score_product_) {
+    return score(indices);
+  }
+  switch (kind(op)) {
+    case OpKind::kConstant:
+      return evaluate_constant(value, indices);
+    case OpKind::kIota: {
+      const auto type = element_dtype(value);
+      if (!type) {
+        return leaf(value, indices);
+      }
+      const SymId index = index_formula(indices[*iota_dim(op)]);
+      return arena_.convert(index, scalar_type(*type));
+    }
+    case OpKind::kBroadcastInDim:
+      return evaluate_broadcast(op, indices);
+    case OpKind::kTranspose: {
+      const auto order = permutation(op);
+      std::vector<Index> operand_indices(indices.size());
+      for (size_t i = 0; i < indices.size(); ++i) {
+        operand_indices[order[i]] = indices[i];
+      }
+      return evaluate(op->getOperand(0), operand_indices);
+    }
+    case OpKind::kReshape:
+      return evaluate_reshape(value, indices);
+    case OpKind::kSlice:
+      return evaluate_slice(op, indices);
+    case OpKind::kDynamicSlice:
+      return evaluate_dynamic_slice(op, indices);
+    case OpKind::kConcatenate:
+      return evaluate_concatenate(value, indices);
+    case OpKind::kGather:
+      return evaluate_gather(value, indices);
+    case OpKind::kReduce:
+      return evaluate_reduce(value, indices);
+    default: {
+      const SymId result = evaluate_elementwise(op, indices);
+      return result == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_ ? leaf(value, indices)
+                                                                                              : result;
+    }
+  }
+}
+
+// kNoSym without a failure: not understood, the caller makes it a load.
+SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Index>& indices) {
+  const OpKind op_kind = kind(op);
+  if (op_kind == OpKind::kConvert) {
+    return evaluate_convert(op, indices);
+  }
+  if (op_kind == OpKind::kCompare) {
+    return evaluate_compare(op, indices);
+  }
+  if (op_kind == OpKind::kSelect || op_kind == OpKind::kClamp) {
+    std::vector<SymId> args;
+    for (const mlir::Value operand : op->getOperands()) {
+      const bool scalar = shape(operand).empty();  // a predicate or a bound for the whole tensor
+      args.push_back(evaluate(operand, scalar ? std::vector<Index>{} : indices));
+      if (args.back() == kNoSym) {
+        return kNoSym;
+      }
+    }
+    if (op_kind == OpKind::kSelect) {
+      return arena_.op(Op::k_select, args);
+    }
+    return arena_.op(Op::k_min, {arena_.op(Op::k_max, {args[1], args[0]}), args[2]});
+  }
+  if (op_kind == OpKind::kReducePrecision || op_kind == OpKind::kOptimizationBarrier) {
+    return kNoSym;
+  }
+  const auto scalar = scalar_op(op_kind);
+  const auto operand_type = op->getNumOperands() > 0 ? element_dtype(op->getOperand(0)) : std::nullopt;
+  if (!scalar || !operand_type || !computes_alike(*operand_type)) {
+    return kNoSym;
+  }
+  const std::vector<SymId> args = evaluate_operands(op, indices);
+  if (args.empty()) {
+    return kNoSym;
+  }
+  return rounded(arena_.op(*scalar, args), op->getResult(0));
+}
+
+std::vector<SymId> Evaluator::evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices) {
+  std::vector<SymId> args;
+  for (const mlir::Value operand : op->getOperands()) {
+    args.push_back(evaluate(operand, indices));
+    if (args.back() == kNoSym) {
+      return {};
+    }
+  }
+  return args;
+}
+
+// 16-bit arithmetic rounds after every operation. Where masks and indices are computed this must be kept, since they
+// may be compared; scores themselves are better off in f32, which every fused kernel keeps them in.
+SymId Evaluator::rounded(SymId value, mlir::Value of) {
+  if (value == kNoSym || arena_[value].has_score || arena_[value].type != Type::kF32) {
+    return value;
+  }
+  const auto type = element_dtype(of);
+  if (type == DType::kBF16) {
+    return arena_.op(Op::k_round_bf16, {value});
+  }
+  return type == DType::kF16 ? arena_.op(Op::k_round_f16, {value}) : value;
+}
+
+SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>& indices) {
+  const auto from = element_dtype(op->getOperand(0));
+  const auto to = element_dtype(op->getResult(0));
+  const auto supported = [](std::optional<DType> type) {
+    return type && (computes_alike(*type) || *type == DType::kF64);
+  };
+  const bool narrow_source = from && size_in_bytes(*from) <= 4;  // i8, u8, i16, u32 hold the same numbers after a load
+  if (!supported(to) || !(supported(from) || narrow_source)) {
+    return kNoSym;
+  }
+  const SymId value = evaluate(op->getOperand(0), indices);
+  if (value == kNoSym) {
+    return kNoSym;
+  }
+  return rounded(arena_.convert(value, scalar_type(*to)), op->getResult(0));
+}
+
+SymId Evaluator::evaluate_compare(mlir::Operation* op, const std::vector<Index>& indices) {
+  const auto type = element_dtype(op->getOperand(0));
+  const auto how = compare(op);
+  // Unsigned numbers of up to 32 bits compare as themselves in i64.
+  if (!type || !how || how->type == CompareType::kTotalOrder) {
+    return kNoSym;
+  }
+  const std::vector<SymId> args = evaluate_operands(op, indices);
+  if (args.empty()) {
+    return kNoSym;
+  }
+  switch (how->direction) {
+    case CompareDirection::kEq:
+      return arena_.op(Op::k_eq, args);
+    case CompareDirection::kNe:
+      return arena_.op(Op::k_ne, args);
+    case CompareDirection::kGe:
+      return arena_.op(Op::k_ge, args);
+    case CompareDirection::kGt:
+      return arena_.op(Op::k_gt, args);
+    case CompareDirection::kLe:
+      return arena_.op(Op::k_le, args);
+    case CompareDirection::kLt:
+      return arena_.op(Op::k_lt, args);
+  }
+  return kNoSym;
+}
+
+SymId Evaluator::evaluate_constant(mlir::Value value, const std::vector<Index>& indices) {
+  const auto elements = constant(value);
+  const auto type = element_dtype(value);
+  if (!elements || !type) {
+    return leaf(value, indices);
+  }
+  const auto number = [&](double x, int64_t integer) {
+    const Type scalar = scalar_type(*type);
+    return scalar == Type::kF32 ? arena_.f32(static_cast<float>(x)) : arena_.constant(scalar, integer);
+  };
+  const auto element = [&](int64_t i) {
+    return number(element_as_double(elements, i).value_or(0), element_as_integer(elements, i).value_or(0));
+  };
+  if (elements.getNumElements() > 0 && (elements.isSplat() || elements.getNumElements() == 1)) {
+    return element(0);
+  }
+  // numpy.arange as a constant: an iota in disguise, which interval analysis sees through and a load it does not.
+  constexpr int64_t kLongest = 1 << 20;
+  const int64_t count = elements.getNumElements();
+  if (indices.size() == 1 && count > 1 && count <= kLongest && (type == DType::kI32 || type == DType::kI64)) {
+    const int64_t first = *element_as_integer(elements, 0);
+    const int64_t step = *element_as_integer(elements, 1) - first;
+    bool is_arithmetic = true;
+    for (int64_t i = 2; i < count && is_arithmetic; ++i) {
+      is_arithmetic = *element_as_integer(elements, i) == first + i * step;
+    }
+    if (is_arithmetic) {
+      const Type scalar = scalar_type(*type);
+      const SymId scaled = arena_.op(Op::k_mul, {index_formula(indices[0], scalar), arena_.constant(scalar, step)});
+      return arena_.op(Op::k_add, {scaled, arena_.constant(scalar, first)});
+    }
+  }
+  return leaf(value, indices);
+}
+
+SymId Evaluator::evaluate_broadcast(mlir::Operation* op, const std::vector<Index>& indices) {
+  const mlir::Value operand = op->getOperand(0);
+  const auto dims = broadcast_dims(op);
+  const auto operand_shape = shape(operand);
+  std::vector<Index> operand_indices(operand_shape.size());
+  for (size_t i = 0; i < operand_shape.size(); ++i) {
+    if (operand_shape[i] != 1) {
+      operand_indices[i] = indices[dims[i]];
+    }
+  }
+  return evaluate(operand, operand_indices);
+}
+
+SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& indices) {
+  const mlir::Value operand = value.getDefiningOp()->getOperand(0);
+  const auto from = shape(value);
+  const auto to = shape(operand);
+  std::vector<Affine> affine;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i].general != kNoSym) {
+      return leaf(value, indices);
+    }
+    affine.push_back(from[i] == 1 ? Affine{} : indices[i].affine);
+  }
+  const Affine offset = linearize(affine, {from.begin(), from.end()});
+  const Delinearized split = delinearize(offset, {to.begin(), to.end()}, atom_sizes_);
+  if (!split.indices) {
+    const int atom = split.request.atom;
+    if (atom > kKeyAtom && atom < kFirstBound) {
+      split_request_ = split.request;
+      return fail("an index must be split");  // the caller asks split_request() first
+    }
+    return leaf(value, indices);
+  }
+  std::vector<Index> operand_indices;
+  for (const Affine& index : *split.indices) {
+    operand_indices.push_back({.affine = index});
+  }
+  return evaluate(operand, operand_indices);
+}
+
+SymId Evaluator::evaluate_slice(mlir::Operation* op, const std::vector<Index>& indices) {
+  const auto bounds = slice_bounds(op);
+  std::vector<Index> operand_indices;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    Index index = indices[i];
+    if (bounds->stride[i] != 1) {
+      if (index.general != kNoSym) {
+        return leaf(op->getResult(0), indices);
+      }
+      index.affine = affine_product(index.affine, bounds->stride[i]);
+    }
+    operand_indices.push_back(shifted(index, bounds->start[i]));
+  }
+  return evaluate(op->getOperand(0), operand_indices);
+}
+
+SymId Evaluator::evaluate_dynamic_slice(mlir::Operation* op, const std::vector<Index>& indices) {
+  const auto operand_shape = shape(op->getOperand(0));
+  const auto sizes = dynamic_slice_sizes(op);
+  std::vector<Index> operand_indices;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const int64_t last_start = operand_shape[i] - sizes[i];
+    if (last_start == 0) {  // the start is clamped to 0
+      operand_indices.push_back(indices[i]);
+      continue;
+    }
+    SymId start = evaluate(op->getOperand(1 + i), {});
+    if (start == kNoSym) {
+      return kNoSym;
+    }
+    const Type type = arena_[start].type;
+    start = arena_.op(Op::k_max, {start, arena_.constant(type, 0)});
+    start = arena_.op(Op::k_min, {start, arena_.constant(type, last_start)});
+    const SymId sum = arena_.op(Op::k_add, {index_formula(indices[i], type), start});
+    operand_indices.push_back({.affine = {}, .general = sum});
+  }
+  return evaluate(op->getOperand(0), operand_indices);
+}
+
+SymId Evaluator::evaluate_concatenate(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  const size_t dim = static_cast<size_t>(*concat_dim(op));
+  const Index& index = indices[dim];
+  if (index.general != kNoSym) {
+    return leaf(value, indices);
+  }
+  const Range range = affine_range(index.affine, atom_sizes_);
+  int64_t start = 0;
+  for (const mlir::Value operand : op->getOperands()) {
+    const int64_t end = start + shape(operand)[dim];
+    if (range.low >= start && range.high < end) {
+      std::vector<Index> operand_indices = indices;
+      operand_indices[dim] = shifted(index, -start);
+      return evaluate(operand, operand_indices);
+    }
+    const bool single = index.affine.terms.size() == 1 && index.affine.terms[0].second == 1;
+    if (range.low < end && range.high >= end && single && !active_ranges_.empty() &&
+        active_ranges_.back() == index.affine.terms[0].first) {
+      range_split_ = {active_ranges_.back(), end - range.low};
+      return kNoSym;
+    }
+    start = end;
+  }
+  return leaf(value, indices);
+}
+
+// result[batch..., offset...] = operand[start[batch...] + offset...], the start clamped so that the slice fits.
+SymId Evaluator::evaluate_gather(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  const auto how = gather(op);
+  const mlir::Value operand = op->getOperand(0);
+  const mlir::Value starts = op->getOperand(1);
+  const auto operand_shape = shape(operand);
+  const GatherDims& dims = how->dims;
+  const auto contains = [](const std::vector<int64_t>& list, size_t i) {
+    return std::find(list.begin(), list.end(), static_cast<int64_t>(i)) != list.end();
+  };
+  std::vector<Index> batch;
+  std::vector<Index> offsets;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    (contains(dims.offset_dims, i) ? offsets : batch).push_back(indices[i]);
+  }
+  std::vector<Index> operand_indices(operand_shape.size());
+  size_t next_offset = 0;
+  for (size_t i = 0; i < operand_shape.size(); ++i) {
+    if (!contains(dims.collapsed_slice_dims, i) && !contains(dims.operand_batching_dims, i)) {
+      operand_indices[i] = offsets[next_offset++];
+    }
+  }
+  for (size_t k = 0; k < dims.operand_batching_dims.size(); ++k) {
+    const int64_t at = dims.start_indices_batching_dims[k];
+    operand_indices[dims.operand_batching_dims[k]] = batch[at > dims.index_vector_dim ? at - 1 : at];
+  }
+  for (size_t k = 0; k < dims.start_index_map.size(); ++k) {
+    const size_t d = static_cast<size_t>(dims.start_index_map[k]);
+    const int64_t last_start = operand_shape[d] - how->slice_sizes[d];
+    if (last_start == 0) {
+      continue;
+    }
+    std::vector<Index> start_indices = batch;
+    if (dims.index_vector_dim < static_cast<int64_t>(shape(starts).size())) {
+      start_indices.insert(start_indices.begin() + dims.index_vector_dim,
+                           Index{.affine = {.constant = static_cast<int64_t>(k), .terms = {}}});
+    }
+    SymId start = evaluate(starts, start_indices);
+    if (start == kNoSym) {
+      return kNoSym;
+    }
+    const Type type = arena_[start].type;
+    if (how->slice_sizes[d] != 1) {  // a load clamps by itself
+      start = arena_.op(Op::k_max, {start, arena_.constant(type, 0)});
+      start = arena_.op(Op::k_min, {start, arena_.constant(type, last_start)});
+      start = arena_.op(Op::k_add, {start, index_formula(operand_indices[d], type)});
+    }
+    operand_indices[d] = {.affine = {}, .general = start};
+  }
+  // Behind the gather only a load clamps its index as the gather does: nothing is walked through.
+  return leaf(operand, operand_indices);
+}
+
+SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  const auto how = reduction(op);
+  const auto kind = how ? reduce_kind(how->reducer) : std::nullopt;
+  const unsigned result = llvm::cast<mlir::OpResult>(value).getResultNumber();
+  const auto init = how && !how->inits.empty() ? splat(how->inits[0]) : std::nullopt;
+  if (!kind || result != 0 || how->dims.size() != 1 || !init || !is_neutral(*kind, *init)) {
+    return leaf(value, indices);
+  }
+  if (!depends_on_score_(op)) {
+    return leaf(value, indices);  // computed once outside, not once a row inside
+  }
+  const size_t dim = static_cast<size_t>(how->dims[0]);
+  std::vector<Index> operand_indices = indices;
+  operand_indices.insert(operand_indices.begin() + static_cast<std::ptrdiff_t>(dim), Index{});
+  const mlir::Value operand = how->inputs[0];
+  std::vector<ReducePiece> pieces;
+  if (!evaluate_pieces(operand, operand_indices, dim, 0, shape(operand)[dim], pieces)) {
+    return kNoSym;
+  }
+  return arena_.reduce(*kind, pieces);
+}
+
+bool Evaluator::evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start,
+                                int64_t size, std::vector<ReducePiece>& pieces) {
+  const auto mentions_key = [&](const Index& index) {
+    if (index.general != kNoSym) {
+      return arena_.depends_on(index.general, kKeyAtom);
+    }
+    return !index.affine.terms.empty() && index.affine.terms.front().first == kKeyAtom;
+  };
+  ReducePiece piece{.body = kNoSym, .size = size, .atom = -1};
+  indices[dim] = {.affine = {.constant = start, .terms = {}}};
+  if (size != 1) {
+    const bool over_keys = size == atom_sizes_[kKeyAtom] && std::none_of(indices.begin(), indices.end(), mentions_key);
+    if (!over_keys && next_bound_ == kMaxAtoms) {
+      fail("too many reductions between the two products");
+      return false;
+    }
+    piece.atom = over_keys ? kKeyAtom : next_bound_++;
+    atom_sizes_[piece.atom] = size;
+    indices[dim].affine = affine_sum(indices[dim].affine, affine_atom(piece.atom));
+  }
+  active_ranges_.push_back(piece.atom);
+  piece.body = evaluate(operand, indices);
+  active_ranges_.pop_back();
+  if (piece.body != kNoSym) {
+    pieces.push_back(piece);
+    return true;
+  }
+  if (!range_split_ || range_split_->first != piece.atom) {
+    return false;
+  }
+  const int64_t first = range_split_->second;
+  range_split_.reset();
+  return evaluate_pieces(operand, indices, dim, start, first, pieces) &&
+         evaluate_pieces(operand, indices, dim, start + first, size - first, pieces);
+}
+
+SymId Evaluator::score(const std::vector<Index>& indices) {
+  AtomSet atoms = 0;
+  for (const Index& index : indices) {
+    if (index.general != kNoSym) {
+      return fail("the scores are read at computed indices");
+    }
+    for (const auto& term : index.affine.terms) {
+      atoms |= atom_bit(term.first);
+    }
+  }
+  if (score_indices_.empty()) {
+    score_indices_ = indices;
+  } else if (score_indices_ != indices) {
+    return fail("the scores are combined across places: a reduction is not over the keys of one row");
+  }
+  return arena_.score(atoms);
+}
+
+SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  if (op != nullptr && depends_on_score_(op)) {
+    return fail(fmt::format("`{}` at {} stands between the two products and is not understood there",
+                            op->getName().getStringRef().str(), describe(op->getLoc())));
+  }
+  const auto type = element_dtype(value);
+  if (!static_tensor(value) || !type || indices.size() > static_cast<size_t>(kMaxRank)) {
+    return fail("a tensor that the scores depend on has a dynamic shape, an unsupported element type or rank");
+  }
+  std::vector<SymId> formulas;
+  for (const Index& index : indices) {
+    // A computed index keeps its type: narrowing an i64 first would wrap where the load clamps.
+    const Type type_of_index = index.general != kNoSym ? arena_[index.general].type : Type::kI32;
+    formulas.push_back(index_formula(index, type_of_index));
+  }
+  const auto found = std::find(leaves_.begin(), leaves_.end(), value);
+  const int64_t number = found - leaves_.begin();
+  if (found == leaves_.end()) {
+    leaves_.push_back(value);
+  }
+  return arena_.load(number, scalar_type(*type), std::move(formulas));
+}
+
+}  // namespace flashlift::stablehlo

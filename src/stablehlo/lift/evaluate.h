@@ -1,0 +1,82 @@
+// From tensor operations to formulas: what a value's element at given indices is, as a formula over index variables.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mlir/IR/Operation.h"
+#include "mlir/IR/Value.h"
+#include "stablehlo/lift/affine.h"
+#include "stablehlo/lift/symbol.h"
+
+namespace flashlift::stablehlo {
+
+// One index of a tensor: affine in the index variables as long as possible, otherwise any integer formula.
+struct Index {
+  Affine affine;
+  SymId general = kNoSym;  // if set, this is the index
+  auto operator<=>(const Index&) const = default;
+};
+
+// Walks from a value backwards through elementwise operations, layout changes, reductions and sources of indices. It
+// stops at the one product that is the score, and at everything it does not understand, which becomes a load.
+class Evaluator {
+ public:
+  // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `depends_on_score` tells whether an operation
+  // computes with the score product's result: such an operation must be understood, it cannot become a load.
+  Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
+            std::function<bool(mlir::Operation*)> depends_on_score);
+
+  // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
+  SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
+
+  const std::string& failure() const { return failure_; }
+  const SplitRequest& split_request() const { return split_request_; }
+  // The indices of the score product's result at the place of the plane; empty until it has been met.
+  const std::vector<Index>& score_indices() const { return score_indices_; }
+  const std::vector<mlir::Value>& leaves() const { return leaves_; }
+  const std::vector<int64_t>& atom_sizes() const { return atom_sizes_; }
+
+ private:
+  SymId evaluate_uncached(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_elementwise(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_convert(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_compare(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_constant(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_broadcast(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_reshape(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_slice(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_dynamic_slice(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId evaluate_concatenate(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_gather(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
+  bool evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start, int64_t size,
+                       std::vector<ReducePiece>& pieces);
+  SymId score(const std::vector<Index>& indices);
+  SymId leaf(mlir::Value value, const std::vector<Index>& indices);
+
+  SymId index_formula(const Index& index, Type type = Type::kI32);
+  Index shifted(const Index& index, int64_t offset);
+  std::vector<SymId> evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId rounded(SymId value, mlir::Value of);
+  SymId fail(std::string reason);
+
+  SymArena& arena_;
+  mlir::Operation* score_product_;
+  std::vector<int64_t> atom_sizes_;
+  std::function<bool(mlir::Operation*)> depends_on_score_;
+  std::vector<mlir::Value> leaves_;
+  std::vector<Index> score_indices_;
+  std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
+  int depth_ = 0;
+  int next_bound_ = kFirstBound;
+  std::vector<int> active_ranges_;                      // atoms of the reductions being evaluated
+  std::optional<std::pair<int, int64_t>> range_split_;  // a concatenation splits this atom's range here
+  std::string failure_;
+  SplitRequest split_request_;
+};
+
+}  // namespace flashlift::stablehlo

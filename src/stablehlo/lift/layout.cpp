@@ -1,0 +1,378 @@
+#include "stablehlo/lift/layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "stablehlo/reader/ops.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+std::vector<int64_t> shape_vector(mlir::Value value) {
+  const auto dims = shape(value);
+  return {dims.begin(), dims.end()};
+}
+
+bool is_float_conversion(mlir::Operation* op) {
+  const auto from = dtype(op->getOperand(0).getType());
+  const auto to = dtype(op->getResult(0).getType());
+  return kind(op) == OpKind::kConvert && from && to && is_float(*from) && is_float(*to) && from != DType::kF64 &&
+         to != DType::kF64;
+}
+
+// The one number of a value that is the same everywhere, also where it is computed: sqrt(64).
+std::optional<double> number_of(mlir::Value value, int depth = 8) {
+  if (const auto number = splat(value)) {
+    return number;
+  }
+  mlir::Operation* op = value.getDefiningOp();
+  if (op == nullptr || depth == 0 || op->getNumOperands() == 0) {
+    return std::nullopt;
+  }
+  const auto x = number_of(op->getOperand(0), depth - 1);
+  const auto y = op->getNumOperands() > 1 ? number_of(op->getOperand(1), depth - 1) : std::optional(0.0);
+  if (!x || !y) {
+    return std::nullopt;
+  }
+  switch (kind(op)) {
+    case OpKind::kBroadcastInDim:
+    case OpKind::kReshape:
+    case OpKind::kConvert:
+      return x;
+    case OpKind::kSqrt:
+      return std::sqrt(*x);
+    case OpKind::kRsqrt:
+      return 1.0 / std::sqrt(*x);
+    case OpKind::kPower:
+      return std::pow(*x, *y);
+    case OpKind::kMultiply:
+      return *x * *y;
+    case OpKind::kDivide:
+      return *x / *y;
+    default:
+      return std::nullopt;
+  }
+}
+
+// The other operand of a multiplication or division by one number, or null.
+mlir::Value scaled_operand(mlir::Operation* op, float& factor) {
+  if (kind(op) == OpKind::kMultiply) {
+    for (unsigned side = 0; side < 2; ++side) {
+      if (const auto number = number_of(op->getOperand(1 - side))) {
+        factor = static_cast<float>(*number);
+        return op->getOperand(side);
+      }
+    }
+  }
+  if (kind(op) == OpKind::kDivide) {
+    if (const auto number = number_of(op->getOperand(1)); number && *number != 0) {
+      factor = static_cast<float>(1.0 / *number);
+      return op->getOperand(0);
+    }
+  }
+  return nullptr;
+}
+
+struct Step {
+  mlir::Value value;  // null: the end
+  std::vector<Affine> indices;
+  float scale = 1.0f;
+  SplitRequest split;
+};
+
+Step step_back(mlir::Value value, const std::vector<Affine>& indices, const std::vector<int64_t>& sizes,
+               bool through_conversions) {
+  mlir::Operation* op = value.getDefiningOp();
+  if (op == nullptr || op->getNumOperands() == 0 || !static_tensor(op->getOperand(0))) {
+    return {};
+  }
+  const mlir::Value operand = op->getOperand(0);
+  switch (kind(op)) {
+    case OpKind::kTranspose: {
+      Step step{.value = operand, .indices = std::vector<Affine>(indices.size())};
+      const auto order = permutation(op);
+      for (size_t i = 0; i < indices.size(); ++i) {
+        step.indices[static_cast<size_t>(order[i])] = indices[i];
+      }
+      return step;
+    }
+    case OpKind::kReshape: {
+      const Delinearized split = delinearize(linearize(indices, shape_vector(value)), shape_vector(operand), sizes);
+      if (!split.indices) {
+        return {.value = nullptr, .indices = {}, .scale = 1.0f, .split = split.request};
+      }
+      return {.value = operand, .indices = *split.indices};
+    }
+    case OpKind::kBroadcastInDim: {
+      const auto dims = broadcast_dims(op);
+      Step step{.value = operand, .indices = {}};
+      for (size_t i = 0; i < dims.size(); ++i) {
+        step.indices.push_back(shape(operand)[i] == 1 ? Affine{} : indices[static_cast<size_t>(dims[i])]);
+      }
+      return step;
+    }
+    case OpKind::kConvert:
+      if (!through_conversions || !is_float_conversion(op)) {
+        return {};
+      }
+      return {.value = operand, .indices = indices};
+    default: {
+      float factor = 1.0f;
+      const mlir::Value scaled = scaled_operand(op, factor);
+      if (!scaled || static_tensor(scaled).getShape() != static_tensor(value).getShape()) {
+        return {};
+      }
+      return {.value = scaled, .indices = indices, .scale = factor};
+    }
+  }
+}
+
+char letter_of(int atom, const Roles& roles, const std::vector<int>& depth) {
+  const auto in = [&](const std::vector<int>& atoms) {
+    return std::find(atoms.begin(), atoms.end(), atom) != atoms.end();
+  };
+  if (atom == kKeyAtom || in(roles.query)) {
+    return 's';
+  }
+  if (in(roles.batch)) {
+    return 'b';
+  }
+  if (in(roles.kv_head) || in(roles.group)) {
+    return 'h';
+  }
+  return in(depth) ? 'd' : '?';
+}
+
+// The atoms of a letter in their logical order.
+std::vector<int> logical_order(char letter, const Roles& roles, const std::vector<int>& depth) {
+  switch (letter) {
+    case 'b':
+      return roles.batch;
+    case 'h':
+      return roles.heads();
+    case 's':
+      return roles.query.empty() ? std::vector<int>{kKeyAtom} : roles.query;
+    default:
+      return depth;
+  }
+}
+
+struct Letters {
+  std::vector<int> atoms;  // -1 for a dimension of size 1
+  std::vector<int64_t> shape;
+  std::string text;
+  bool is_one_digit_each = true;
+};
+
+Result<Letters> letters_of(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                           const std::vector<int64_t>& sizes) {
+  Letters letters;
+  for (const std::vector<int>& digits : tensor.dims) {
+    if (digits.empty()) {
+      letters.atoms.push_back(-1);
+      letters.shape.push_back(1);
+      letters.text += '1';
+      continue;
+    }
+    letters.is_one_digit_each = letters.is_one_digit_each && digits.size() == 1;
+    for (const int atom : digits) {
+      const char letter = letter_of(atom, roles, depth);
+      if (letter == '?') {
+        return unsupported("a dimension of the queries, keys or values is neither batch, head, sequence nor depth");
+      }
+      letters.atoms.push_back(atom);
+      letters.shape.push_back(sizes[atom]);
+      letters.text += letter;
+    }
+  }
+  return letters;
+}
+
+// Whether each letter's dimensions are neighbours in their logical order, so that one stride steps through them.
+bool is_regular(const Letters& letters, const Roles& roles, const std::vector<int>& depth) {
+  for (const char letter : {'b', 'h', 's', 'd'}) {
+    const std::vector<int> wanted = logical_order(letter, roles, depth);
+    std::vector<int> found;
+    bool interrupted = false;
+    for (size_t i = 0; i < letters.atoms.size(); ++i) {
+      if (letters.text[i] == letter) {
+        if (interrupted) {
+          return false;
+        }
+        found.push_back(letters.atoms[i]);
+      } else if (!found.empty() && letters.text[i] != '1') {
+        interrupted = true;
+      }
+    }
+    std::vector<int> expected;
+    for (const int atom : wanted) {
+      if (std::find(found.begin(), found.end(), atom) != found.end()) {
+        expected.push_back(atom);
+      }
+    }
+    if (found.size() > 1 && found != expected) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The permutation of the letters that makes them regular: b, h, s, d, each in its logical order.
+std::vector<int64_t> regular_permutation(const Letters& letters, const Roles& roles, const std::vector<int>& depth) {
+  std::vector<int64_t> order(letters.atoms.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto rank = [&](int64_t i) {
+    const char letter = letters.text[static_cast<size_t>(i)];
+    const size_t group = std::string("1bhsd").find(letter);
+    const std::vector<int> logical = logical_order(letter, roles, depth);
+    const auto at = std::find(logical.begin(), logical.end(), letters.atoms[static_cast<size_t>(i)]);
+    return std::pair(group, at - logical.begin());
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return rank(x) < rank(y); });
+  return order;
+}
+
+}  // namespace
+
+std::vector<int> PlacedTensor::order() const {
+  std::vector<int> atoms;
+  for (const auto& digits : dims) {
+    atoms.insert(atoms.end(), digits.begin(), digits.end());
+  }
+  return atoms;
+}
+
+std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Affine>& indices,
+                                         const std::vector<int64_t>& sizes) {
+  PlacedTensor tensor{.value = value, .dims = {}};
+  AtomSet seen = 0;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    auto digits = digits_of(indices[i], shape(value)[i], sizes);
+    if (!digits) {
+      return std::nullopt;
+    }
+    for (const int atom : *digits) {
+      if ((seen & atom_bit(atom)) != 0) {
+        return std::nullopt;  // a diagonal
+      }
+      seen |= atom_bit(atom);
+    }
+    tensor.dims.push_back(std::move(*digits));
+  }
+  return tensor;
+}
+
+Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
+                       bool through_conversions) {
+  Sources sources;
+  float scale = 1.0f;
+  mlir::Value value = operand;
+  while (value) {
+    if (auto tensor = place_tensor(value, indices, sizes)) {
+      tensor->scale = scale;
+      sources.tensors.push_back(std::move(*tensor));
+    }
+    Step step = step_back(value, indices, sizes, through_conversions);
+    sources.split = step.split;
+    scale *= step.scale;
+    value = step.value;
+    indices = std::move(step.indices);
+  }
+  return sources;
+}
+
+std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes) {
+  mlir::Value value = tensor.value;  // MLIR's handles have non-const members
+  if (!value.hasOneUse()) {
+    return std::nullopt;
+  }
+  mlir::Operation* user = *value.getUsers().begin();
+  if (user->getNumOperands() != 1 || user->getNumResults() != 1 || user->getBlock() != value.getParentBlock() ||
+      !static_tensor(user->getResult(0))) {
+    return std::nullopt;
+  }
+  PlacedTensor next{.value = user->getResult(0), .dims = {}};
+  switch (kind(user)) {
+    case OpKind::kTranspose:
+      for (const int64_t from : permutation(user)) {
+        next.dims.push_back(tensor.dims[static_cast<size_t>(from)]);
+      }
+      return next;
+    case OpKind::kReshape: {
+      const std::vector<int> atoms = tensor.order();
+      size_t at = 0;
+      for (const int64_t size : shape(next.value)) {
+        std::vector<int> digits;
+        int64_t product = 1;
+        while (product < size && at < atoms.size()) {
+          product *= sizes[atoms[at]];
+          digits.push_back(atoms[at++]);
+        }
+        if (product != size) {
+          return std::nullopt;
+        }
+        next.dims.push_back(std::move(digits));
+      }
+      return next;
+    }
+    case OpKind::kConvert: {
+      const auto to = dtype(next.value.getType());
+      if (!is_float_conversion(user) || (to != DType::kF32 && to != DType::kBF16 && to != DType::kF16)) {
+        return std::nullopt;
+      }
+      next.dims = tensor.dims;
+      return next;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                 const std::vector<int64_t>& sizes, bool is_key_or_value) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
+  // A letter that is absent is shared; one that is there in part is not expressible.
+  const std::vector<int> present = tensor.order();
+  const auto count_present = [&](const std::vector<int>& atoms) {
+    return std::count_if(atoms.begin(), atoms.end(),
+                         [&](int atom) { return std::find(present.begin(), present.end(), atom) != present.end(); });
+  };
+  const std::vector<int> heads = is_key_or_value ? roles.kv_head : roles.heads();
+  for (const auto& atoms : {roles.batch, heads}) {
+    const auto there = count_present(atoms);
+    if (there != 0 && there != static_cast<std::ptrdiff_t>(atoms.size())) {
+      return unsupported("a tensor has a part of the batch or head dimensions and shares the rest");
+    }
+  }
+  OperandView view{.source = tensor.value, .reshape = {}, .permutation = {}, .dims = letters.text};
+  if (!letters.is_one_digit_each) {
+    view.reshape = letters.shape;
+  }
+  if (!is_regular(letters, roles, depth)) {
+    view.permutation = regular_permutation(letters, roles, depth);
+    for (size_t i = 0; i < view.permutation.size(); ++i) {
+      view.dims[i] = letters.text[static_cast<size_t>(view.permutation[i])];
+    }
+  }
+  return view;
+}
+
+Result<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                               const std::vector<int64_t>& sizes) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
+  ResultView view{.replaced = tensor.value, .call_shape = letters.shape, .dims = letters.text, .permutation = {}};
+  if (!is_regular(letters, roles, depth)) {
+    const std::vector<int64_t> order = regular_permutation(letters, roles, depth);
+    view.permutation.resize(order.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+      view.call_shape[i] = letters.shape[static_cast<size_t>(order[i])];
+      view.dims[i] = letters.text[static_cast<size_t>(order[i])];
+      view.permutation[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+    }
+  }
+  return view;
+}
+
+}  // namespace flashlift::stablehlo

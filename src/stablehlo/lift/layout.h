@@ -1,0 +1,50 @@
+// Where the dimensions of queries, keys, values and outputs lie: following a tensor through transposes and reshapes to
+// where it comes from or where it goes, and writing its layout in letters.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flashlift/result.h"
+#include "mlir/IR/Operation.h"
+#include "mlir/IR/Value.h"
+#include "stablehlo/lift/affine.h"
+#include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/roles.h"
+
+namespace flashlift::stablehlo {
+
+// A tensor whose dimensions are atoms, or several atoms each (major to minor), or none (size 1).
+struct PlacedTensor {
+  mlir::Value value;
+  std::vector<std::vector<int>> dims;
+  float scale = 1.0f;  // the operand of the product is scale times this
+
+  std::vector<int> order() const;  // all atoms, major to minor
+};
+
+// The places of a tensor with these indices, if each dimension runs through its atoms exactly once.
+std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Affine>& indices,
+                                         const std::vector<int64_t>& sizes);
+
+// The sources of an operand, nearest first: behind transposes, reshapes, broadcasts and multiplications by a constant,
+// and behind float conversions if `through_conversions`. A reshape that runs across an atom asks for its split.
+struct Sources {
+  std::vector<PlacedTensor> tensors;
+  SplitRequest split;
+};
+Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
+                       bool through_conversions);
+
+// One step from a value to its only user, if that is a transpose, a reshape or a float conversion whose result the
+// atoms still describe. Nothing if not.
+std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes);
+
+// The letters of a tensor, with the reshape and the transpose that they need.
+Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                 const std::vector<int64_t>& sizes, bool is_key_or_value);
+Result<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                               const std::vector<int64_t>& sizes);
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,40 @@
+// From formulas to score programs. No MLIR here.
+#pragma once
+
+#include <vector>
+
+#include "flashlift/problem.h"
+#include "stablehlo/lift/roles.h"
+#include "stablehlo/lift/symbol.h"
+
+namespace flashlift::stablehlo {
+
+// What a leaf is called and looks like as a captured tensor.
+struct LeafInfo {
+  Capture capture;
+};
+
+// Emits formulas over atoms as programs over b, h, q and kv.
+class ProgramEmitter {
+ public:
+  ProgramEmitter(const SymArena& arena, const Roles& roles, const std::vector<int64_t>& sizes,
+                 const std::vector<LeafInfo>& leaves)
+      : arena_(arena), roles_(roles), sizes_(sizes), leaves_(leaves) {}
+
+  // Errors: kUnsupported for a formula that holds a reduction.
+  Result<Program> score_mod(SymId score) const;
+  // The conjunction of the guards.
+  Result<Program> mask_mod(const std::vector<SymId>& guards) const;
+
+ private:
+  const SymArena& arena_;
+  const Roles& roles_;
+  const std::vector<int64_t>& sizes_;
+  const std::vector<LeafInfo>& leaves_;
+};
+
+// If every occurrence of the score in the formula is multiplied (or divided) by one and the same constant, takes that
+// factor out: returns it, and changes the formula. Otherwise 1.
+float extract_scale(SymArena& arena, SymId& formula);
+
+}  // namespace flashlift::stablehlo

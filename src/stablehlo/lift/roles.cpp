@@ -1,0 +1,103 @@
+#include "stablehlo/lift/roles.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+bool contains(AtomSet set, int atom) { return (set & atom_bit(atom)) != 0; }
+
+size_t position(const std::vector<int>& order, int atom) {
+  return static_cast<size_t>(std::find(order.begin(), order.end(), atom) - order.begin());
+}
+
+// Of the dimensions that only the queries have, the one that counts queries: the one that the programs compare with
+// the key, or else the longest. Heads that share keys, and batches that share them, are the others.
+int choose_query(const std::vector<int>& candidates, const AtomUse& use, const std::vector<int64_t>& sizes) {
+  return *std::max_element(candidates.begin(), candidates.end(), [&](int x, int y) {
+    const auto rank = [&](int atom) { return std::pair(contains(use.in_programs, atom), sizes[atom]); };
+    return rank(x) < rank(y);
+  });
+}
+
+// A single token of grouped heads, [B, 1, K, G, D], has no query atom: what is left beside the key-value heads is G.
+bool is_lone_group(int atom, const AtomUse& use, AtomSet shared) {
+  const size_t at = position(use.q_order, atom);
+  return use.q_free_dims > 1 && at > 0 && at < use.q_order.size() && contains(shared, use.q_order[at - 1]) &&
+         at + 1 == use.q_order.size();
+}
+
+}  // namespace
+
+std::vector<int> Roles::heads() const {
+  std::vector<int> all = kv_head;
+  all.insert(all.end(), group.begin(), group.end());
+  return all;
+}
+
+int64_t extent(const std::vector<int>& atoms, const std::vector<int64_t>& sizes) {
+  int64_t product = 1;
+  for (const int atom : atoms) {
+    product *= sizes[atom];
+  }
+  return product;
+}
+
+Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes) {
+  Roles roles;
+  const AtomSet shared = use.in_k | use.in_v;
+  std::vector<int> shared_order;  // as the queries have them, then those that the queries lack
+  for (const int atom : use.q_order) {
+    if (contains(shared, atom)) {
+      shared_order.push_back(atom);
+    }
+  }
+  std::vector<int> only_q;
+  std::vector<int> elsewhere;  // batch that only masks and the output know
+  for (const int atom : use.plane) {
+    if (contains(shared, atom)) {
+      if (!contains(use.in_q, atom)) {
+        shared_order.insert(shared_order.begin(), atom);
+      }
+    } else {
+      (contains(use.in_q, atom) ? only_q : elsewhere).push_back(atom);
+    }
+  }
+  std::sort(only_q.begin(), only_q.end(),
+            [&](int x, int y) { return position(use.q_order, x) < position(use.q_order, y); });
+  if (!only_q.empty() && !(only_q.size() == 1 && is_lone_group(only_q[0], use, shared))) {
+    const int query = choose_query(only_q, use, sizes);
+    roles.query = {query};
+    std::erase(only_q, query);
+  }
+  const size_t last_shared = shared_order.empty() ? 0 : position(use.q_order, shared_order.back());
+  std::vector<int> batch_only_q;
+  for (const int atom : only_q) {
+    const bool behind = shared_order.empty() || position(use.q_order, atom) > last_shared;
+    (behind ? roles.group : batch_only_q).push_back(atom);
+  }
+  // With one shared dimension only: it is the key-value head, unless the group stands apart from it ([B, T, H, D] over
+  // keys [B, T, D]).
+  bool last_is_head = !shared_order.empty();
+  if (shared_order.size() == 1 && !roles.group.empty()) {
+    last_is_head = position(use.q_order, roles.group.front()) == last_shared + 1;
+  }
+  if (last_is_head) {
+    roles.kv_head = {shared_order.back()};
+    shared_order.pop_back();
+  }
+  if (!batch_only_q.empty() && !shared_order.empty()) {
+    return unsupported("keys are shared by a part of the batch dimensions only");
+  }
+  roles.batch = elsewhere;
+  roles.batch.insert(roles.batch.end(), batch_only_q.begin(), batch_only_q.end());
+  roles.batch.insert(roles.batch.end(), shared_order.begin(), shared_order.end());
+  if (!elsewhere.empty() && roles.batch.size() != elsewhere.size()) {
+    return unsupported("a mask has batch dimensions that queries and keys have not");
+  }
+  return roles;
+}
+
+}  // namespace flashlift::stablehlo

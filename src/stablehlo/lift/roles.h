@@ -1,0 +1,38 @@
+// Which index variable is what: batch, head, query. No MLIR here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashlift/result.h"
+#include "stablehlo/lift/symbol.h"
+
+namespace flashlift::stablehlo {
+
+// What is known of the places where atoms stand, before letters are given.
+struct AtomUse {
+  std::vector<int> q_order;  // atoms of the query tensor, major to minor, its depth left out
+  AtomSet in_q = 0;
+  AtomSet in_k = 0;
+  AtomSet in_v = 0;
+  std::vector<int> plane;   // atoms of the score plane and the output, the key left out, major to minor
+  AtomSet in_programs = 0;  // read by the score or mask formula together with the key
+  int q_free_dims = 1;      // dimensions of the first product's query operand that are its alone
+};
+
+// The atoms of each logical dimension, major to minor.
+struct Roles {
+  std::vector<int> batch;
+  std::vector<int> kv_head;
+  std::vector<int> group;  // heads that share a key-value head, minor to it
+  std::vector<int> query;
+  std::vector<int> heads() const;
+};
+
+Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes);
+
+// The product of the atoms' sizes.
+int64_t extent(const std::vector<int>& atoms, const std::vector<int64_t>& sizes);
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,292 @@
+#include "stablehlo/lift/symbol.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "score/scalar.h"
+#include "score/verify.h"
+
+namespace flashlift::stablehlo {
+
+SymId SymArena::intern(Sym sym) {
+  for (const SymId arg : sym.args) {
+    sym.atoms |= syms_[arg].atoms;
+    sym.has_score |= syms_[arg].has_score;
+  }
+  if (sym.kind == SymKind::kReduce) {
+    for (size_t i = 2; i < sym.spec.size(); i += 2) {
+      if (sym.spec[i] >= 0) {
+        sym.atoms &= ~atom_bit(static_cast<int>(sym.spec[i]));
+      }
+    }
+  }
+  auto key = std::make_tuple(sym.kind, sym.op, sym.type, sym.payload, sym.args, sym.spec);
+  const auto [it, is_new] = existing_.emplace(std::move(key), static_cast<SymId>(syms_.size()));
+  if (is_new) {
+    syms_.push_back(std::move(sym));
+  }
+  return it->second;
+}
+
+SymId SymArena::constant(Type type, int64_t payload) {
+  return intern({.kind = SymKind::kConstant, .type = type, .args = {}, .payload = payload, .spec = {}});
+}
+
+SymId SymArena::f32(float value) { return constant(Type::kF32, std::bit_cast<uint32_t>(value)); }
+SymId SymArena::i32(int64_t value) { return constant(Type::kI32, static_cast<int32_t>(value)); }
+
+SymId SymArena::atom(int number) {
+  return intern({.kind = SymKind::kAtom,
+                 .type = Type::kI32,
+                 .args = {},
+                 .payload = number,
+                 .spec = {},
+                 .atoms = atom_bit(number)});
+}
+
+SymId SymArena::score(AtomSet atoms) {
+  return intern({.kind = SymKind::kScore,
+                 .type = Type::kF32,
+                 .args = {},
+                 .payload = static_cast<int64_t>(atoms),
+                 .spec = {},
+                 .atoms = atoms,
+                 .has_score = true});
+}
+
+SymId SymArena::load(int64_t leaf, Type type, std::vector<SymId> indices) {
+  return intern({.kind = SymKind::kLoad, .type = type, .args = std::move(indices), .payload = leaf, .spec = {}});
+}
+
+SymId SymArena::reduce(ReduceKind kind, const std::vector<ReducePiece>& pieces) {
+  Sym sym{.kind = SymKind::kReduce, .type = syms_[pieces.front().body].type, .args = {}, .spec = {}};
+  sym.spec.push_back(static_cast<int64_t>(kind));
+  for (const ReducePiece& piece : pieces) {
+    sym.args.push_back(piece.body);
+    sym.spec.push_back(piece.size);
+    sym.spec.push_back(piece.atom);
+  }
+  return intern(std::move(sym));
+}
+
+std::vector<ReducePiece> SymArena::pieces(SymId id) const {
+  const Sym& sym = syms_[id];
+  std::vector<ReducePiece> result;
+  for (size_t i = 0; i < sym.args.size(); ++i) {
+    result.push_back({.body = sym.args[i], .size = sym.spec[1 + 2 * i], .atom = static_cast<int>(sym.spec[2 + 2 * i])});
+  }
+  return result;
+}
+
+bool SymArena::is_f32(SymId id, float value) const {
+  return is_constant(id) && syms_[id].type == Type::kF32 && syms_[id].payload == std::bit_cast<uint32_t>(value);
+}
+
+float SymArena::f32_value(SymId id) const { return std::bit_cast<float>(static_cast<uint32_t>(syms_[id].payload)); }
+
+SymId SymArena::fold(Op op, Type type, const std::vector<SymId>& args) {
+  std::array<score::Scalar<float>, 3> values;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!is_constant(args[i])) {
+      return kNoSym;
+    }
+    values[i].i = syms_[args[i]].payload;
+    if (syms_[args[i]].type == Type::kF32) {
+      values[i].f = f32_value(args[i]);
+    }
+  }
+  const auto value = score::apply<float>(op, type, syms_[args.back()].type, {values.data(), args.size()});
+  return type == Type::kF32 ? f32(value.f) : constant(type, value.i);
+}
+
+// f(c ? k1 : k2, k3) is c ? f(k1, k3) : f(k2, k3): how arithmetic on masks, (1 - mask) * -10000, becomes one select.
+SymId SymArena::push_into_select(Op op, const std::vector<SymId>& args) {
+  SymId select = kNoSym;
+  for (const SymId arg : args) {
+    if (is_constant(arg)) {
+      continue;
+    }
+    const bool of_constants =
+        is_op(arg, Op::k_select) && is_constant(syms_[arg].args[1]) && is_constant(syms_[arg].args[2]);
+    if (!of_constants || (select != kNoSym && select != arg)) {
+      return kNoSym;
+    }
+    select = arg;
+  }
+  if (select == kNoSym) {
+    return kNoSym;
+  }
+  const std::vector<SymId> branches = syms_[select].args;
+  std::array<SymId, 2> results{};
+  for (int side = 0; side < 2; ++side) {
+    std::vector<SymId> side_args = args;
+    for (SymId& arg : side_args) {
+      arg = arg == select ? branches[1 + side] : arg;
+    }
+    results[side] = this->op(op, side_args);
+  }
+  return this->op(Op::k_select, {branches[0], results[0], results[1]});
+}
+
+SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
+  const SymId x = args[0];
+  const SymId y = args.size() > 1 ? args[1] : kNoSym;
+  const auto is_integer = [&](SymId id, int64_t value) {
+    return is_constant(id) && syms_[id].type != Type::kF32 && syms_[id].payload == value;
+  };
+  switch (op) {
+    case Op::k_and:
+    case Op::k_or: {
+      if (x == y) {
+        return x;
+      }
+      if (type != Type::kI1) {
+        return kNoSym;
+      }
+      const bool is_and = op == Op::k_and;
+      for (const auto& [constant_side, other] : {std::pair(x, y), std::pair(y, x)}) {
+        if (is_constant(constant_side)) {
+          return (syms_[constant_side].payload != 0) == is_and ? other : constant_side;
+        }
+      }
+      return kNoSym;
+    }
+    case Op::k_not:
+      return is_op(x, Op::k_not) ? syms_[x].args[0] : kNoSym;
+    case Op::k_select: {
+      if (is_constant(x)) {
+        return syms_[x].payload != 0 ? y : args[2];
+      }
+      if (y == args[2]) {
+        return y;
+      }
+      if (is_op(x, Op::k_not)) {
+        return this->op(Op::k_select, {syms_[x].args[0], args[2], y});
+      }
+      if (type == Type::kI1 && is_constant(y) && is_constant(args[2])) {  // the two differ
+        return syms_[y].payload != 0 ? x : this->op(Op::k_not, {x});
+      }
+      if (type == Type::kI1 && is_constant(args[2])) {  // c ? y : false, c ? y : true
+        return syms_[args[2]].payload == 0 ? this->op(Op::k_and, {x, y})
+                                           : this->op(Op::k_or, {this->op(Op::k_not, {x}), y});
+      }
+      if (type == Type::kI1 && is_constant(y)) {  // c ? true : z, c ? false : z
+        return syms_[y].payload != 0 ? this->op(Op::k_or, {x, args[2]})
+                                     : this->op(Op::k_and, {this->op(Op::k_not, {x}), args[2]});
+      }
+      return kNoSym;
+    }
+    case Op::k_add:
+      // x + 0 differs from x in the sign of zero only, which no softmax can tell.
+      if (is_integer(y, 0) || is_f32(y, 0.0f) || is_f32(y, -0.0f)) {
+        return x;
+      }
+      return is_integer(x, 0) || is_f32(x, 0.0f) || is_f32(x, -0.0f) ? y : kNoSym;
+    case Op::k_sub:
+      return is_integer(y, 0) || is_f32(y, 0.0f) ? x : kNoSym;
+    case Op::k_mul:
+      if (is_integer(y, 1) || is_f32(y, 1.0f)) {
+        return x;
+      }
+      return is_integer(x, 1) || is_f32(x, 1.0f) ? y : kNoSym;
+    case Op::k_div:
+      return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
+    case Op::k_max:
+      return is_f32(y, -INFINITY) ? x : (is_f32(x, -INFINITY) ? y : kNoSym);
+    case Op::k_eq:
+    case Op::k_ne:
+      if (syms_[x].type == Type::kI1 && is_constant(y)) {
+        return (syms_[y].payload != 0) == (op == Op::k_eq) ? x : this->op(Op::k_not, {x});
+      }
+      return kNoSym;
+    case Op::k_gt:
+      return this->op(Op::k_lt, {y, x});
+    case Op::k_ge:
+      return this->op(Op::k_le, {y, x});
+    case Op::k_to_i32:
+    case Op::k_to_i64:
+    case Op::k_to_f32:
+      if (syms_[x].type == type) {
+        return x;
+      }
+      if (syms_[x].type == Type::kI1) {
+        return this->op(Op::k_select, {x, convert(boolean(true), type), convert(boolean(false), type)});
+      }
+      return kNoSym;
+    case Op::k_to_i1:
+      return syms_[x].type == Type::kI1 ? x : kNoSym;
+    default:
+      return kNoSym;
+  }
+}
+
+SymId SymArena::op(Op op, std::vector<SymId> args) {
+  std::vector<Type> types;
+  for (const SymId arg : args) {
+    types.push_back(syms_[arg].type);
+  }
+  const auto type = score::result_type(op, types, Type::kF32);
+  if (!type.ok()) {
+    return kNoSym;
+  }
+  if (const SymId folded = fold(op, *type, args); folded != kNoSym) {
+    return folded;
+  }
+  if (const SymId simpler = identity(op, *type, args); simpler != kNoSym) {
+    return simpler;
+  }
+  if (op != Op::k_select) {
+    if (const SymId pushed = push_into_select(op, args); pushed != kNoSym) {
+      return pushed;
+    }
+  }
+  if ((op == Op::k_and || op == Op::k_or || op == Op::k_eq || op == Op::k_ne) && args[1] < args[0]) {
+    std::swap(args[0], args[1]);
+  }
+  return intern({.kind = SymKind::kOp, .op = op, .type = *type, .args = std::move(args), .spec = {}});
+}
+
+SymId SymArena::convert(SymId value, Type type) {
+  if (syms_[value].type == type) {
+    return value;
+  }
+  switch (type) {
+    case Type::kI1:
+      return op(Op::k_to_i1, {value});
+    case Type::kI32:
+      return op(Op::k_to_i32, {value});
+    case Type::kI64:
+      return op(Op::k_to_i64, {value});
+    case Type::kF32:
+      return op(Op::k_to_f32, {value});
+  }
+  return value;
+}
+
+SymId SymArena::replace_memo(SymId id, SymId from, SymId to, std::map<SymId, SymId>& memo) {
+  if (id == from) {
+    return to;
+  }
+  const Sym sym = syms_[id];
+  if (sym.kind != SymKind::kOp) {
+    return id;  // indices of loads cannot hold what is replaced here: scores and conditions
+  }
+  if (const auto found = memo.find(id); found != memo.end()) {
+    return found->second;
+  }
+  std::vector<SymId> args;
+  for (const SymId arg : sym.args) {
+    args.push_back(replace_memo(arg, from, to, memo));
+  }
+  const SymId result = args == sym.args ? id : op(sym.op, args);
+  memo.emplace(id, result);
+  return result;
+}
+
+SymId SymArena::replace(SymId id, SymId from, SymId to) {
+  std::map<SymId, SymId> memo;
+  return replace_memo(id, from, to, memo);
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,96 @@
+// Scalar formulas of one place of the score plane: what the tensor operations between the two products of an
+// attention compute for one (batch, head, query, key), with index arithmetic made explicit. No MLIR here.
+//
+// Formulas are hash-consed: two that are built alike have the same SymId, so equality of formulas is equality of ids.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "flashlift/program.h"
+
+namespace flashlift::stablehlo {
+
+using SymId = int32_t;
+inline constexpr SymId kNoSym = -1;
+
+enum class SymKind : uint8_t {
+  kConstant,  // payload: as Node::payload
+  kAtom,      // an index variable, i32; payload: its number
+  kScore,     // the element of the first product at this place, f32
+  kLoad,      // an element of a tensor; payload: its number among the leaves; args: i32 or i64 indices
+  kOp,        // args: operands
+  kReduce,    // over the pieces of a range; args: one body a piece; see ReduceSpec
+};
+
+// Index variables. Atom 0 is the key; those below kFirstBound are dimensions of the score plane and of values; the rest
+// are bound by a reduction that is not over keys.
+inline constexpr int kKeyAtom = 0;
+inline constexpr int kFirstBound = 40;
+inline constexpr int kMaxAtoms = 64;
+using AtomSet = uint64_t;
+inline constexpr AtomSet atom_bit(int atom) { return AtomSet{1} << atom; }
+
+enum class ReduceKind : uint8_t { kAdd, kMaximum, kMinimum, kAnd, kOr };
+
+// A reduction's range falls into pieces where a concatenation put them side by side. Over a piece of keys the body
+// reads the bound variable as atom 0; other pieces have a bound atom of their own, or none if they have size 1.
+struct ReducePiece {
+  SymId body = kNoSym;
+  int64_t size = 1;
+  int atom = -1;  // kKeyAtom, a bound atom, or -1
+};
+
+struct Sym {
+  SymKind kind = SymKind::kConstant;
+  Op op = Op::k_constant;  // kOp
+  Type type = Type::kF32;
+  std::vector<SymId> args;
+  int64_t payload = 0;
+  std::vector<int64_t> spec;  // kReduce: kind, then size and atom of each piece
+  AtomSet atoms = 0;          // free index variables
+  bool has_score = false;
+};
+
+class SymArena {
+ public:
+  const Sym& operator[](SymId id) const { return syms_[id]; }
+
+  SymId constant(Type type, int64_t payload);
+  SymId f32(float value);
+  SymId i32(int64_t value);
+  SymId boolean(bool value) { return constant(Type::kI1, value ? 1 : 0); }
+  SymId atom(int number);
+  SymId score(AtomSet atoms);
+  SymId load(int64_t leaf, Type type, std::vector<SymId> indices);
+  // Folds constants and applies the identities that make spellings of a mask alike.
+  SymId op(Op op, std::vector<SymId> args);
+  SymId convert(SymId value, Type type);
+  SymId reduce(ReduceKind kind, const std::vector<ReducePiece>& pieces);
+
+  ReduceKind reduce_kind(SymId id) const { return static_cast<ReduceKind>(syms_[id].spec[0]); }
+  std::vector<ReducePiece> pieces(SymId id) const;
+
+  bool is_constant(SymId id) const { return syms_[id].kind == SymKind::kConstant; }
+  bool is_f32(SymId id, float value) const;
+  bool is_op(SymId id, Op op) const { return syms_[id].kind == SymKind::kOp && syms_[id].op == op; }
+  float f32_value(SymId id) const;  // of an f32 constant
+  bool depends_on(SymId id, int atom) const { return (syms_[id].atoms & atom_bit(atom)) != 0; }
+
+  // The formula with each occurrence of `from` outside of reductions replaced, and simplified again.
+  SymId replace(SymId id, SymId from, SymId to);
+
+ private:
+  SymId intern(Sym sym);
+  SymId fold(Op op, Type type, const std::vector<SymId>& args);
+  SymId identity(Op op, Type type, const std::vector<SymId>& args);
+  SymId push_into_select(Op op, const std::vector<SymId>& args);
+  SymId replace_memo(SymId id, SymId from, SymId to, std::map<SymId, SymId>& memo);
+
+  std::vector<Sym> syms_;
+  std::map<std::tuple<SymKind, Op, Type, int64_t, std::vector<SymId>, std::vector<int64_t>>, SymId> existing_;
+};
+
+}  // namespace flashlift::stablehlo
