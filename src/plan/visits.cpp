@@ -1,22 +1,125 @@
 #include "plan/visits.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "score/intervals.h"
 
 namespace flashlift::plan {
+namespace {
 
-Visits::Visits(const Problem& problem, int64_t, int64_t q_len, int64_t kv_len, std::span<const TensorView>)
-    : q_len_(q_len), kv_len_(kv_len), masked_(problem.mask_mod.has_value()) {}
-
-TileKind Visits::classify(const TileBox&, std::vector<score::Interval>&) const {
-  return masked_ ? TileKind::kPartial : TileKind::kFull;
+std::shared_ptr<const score::IntervalProgram> analyse(const Program& program, const Problem& problem,
+                                                      std::span<const TensorView> captures,
+                                                      const score::IntervalProgram::Domain& domain) {
+  std::vector<TensorView> read;
+  for (const Capture& capture : program.captures) {
+    const auto found = std::find_if(problem.captures.begin(), problem.captures.end(),
+                                    [&](const Capture& other) { return other.name == capture.name; });
+    read.push_back(captures[found - problem.captures.begin()]);
+  }
+  return std::make_shared<score::IntervalProgram>(program, read, domain);
 }
 
-void Visits::row(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t kv_tile, VisitRow& row) const {
-  row.runs.assign(1, {0, (kv_len_ + kv_tile - 1) / kv_tile, masked_ ? TileKind::kPartial : TileKind::kFull});
+void append(std::vector<TileRun>& runs, const TileRun& run) {
+  if (!runs.empty() && runs.back().end == run.begin && runs.back().kind == run.kind) {
+    runs.back().end = run.end;
+  } else {
+    runs.push_back(run);
+  }
 }
 
-void Visits::column(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t q_tile, VisitRow& row) const {
-  row.runs.assign(1, {0, (q_len_ + q_tile - 1) / q_tile, masked_ ? TileKind::kPartial : TileKind::kFull});
+int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+}  // namespace
+
+Visits::Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len,
+               std::span<const TensorView> captures)
+    : q_len_(q_len), kv_len_(kv_len) {
+  if (batch == 0 || q_len == 0 || kv_len == 0) {
+    return;  // no tiles
+  }
+  const score::IntervalProgram::Domain domain{
+      .batch = batch, .heads = problem.q_heads, .q_len = q_len, .kv_len = kv_len};
+  if (problem.mask_mod) {
+    mask_ = analyse(*problem.mask_mod, problem, captures, domain);
+    if (score::truth(mask_->whole()) == score::Truth::kTrue) {
+      mask_ = nullptr;
+    }
+  }
+  if (problem.score_mod) {
+    score_ = analyse(*problem.score_mod, problem, captures, domain);
+    if (score_->whole().real_lo > -INFINITY) {
+      score_ = nullptr;
+    }
+  }
+  for (const auto& program : {mask_, score_}) {
+    depends_on_b_ |= program && program->depends_on(Op::k_b);
+    depends_on_h_ |= program && program->depends_on(Op::k_h);
+  }
+}
+
+TileKind Visits::decide(const TileBox& box, bool is_tile, std::vector<score::Interval>& scratch) const {
+  const score::Box ranges{.b = {box.b, box.b},
+                          .h = {box.h_begin, box.h_end - 1},
+                          .q = {box.q_begin, box.q_end - 1},
+                          .kv = {box.kv_begin, box.kv_end - 1}};
+  const score::Truth kept = mask_ ? score::truth(mask_->evaluate(ranges, scratch)) : score::Truth::kTrue;
+  if (kept == score::Truth::kFalse) {
+    return TileKind::kSkipped;
+  }
+  if (score_) {
+    const score::Interval value = score_->evaluate(ranges, scratch);
+    if (value.real_hi == -INFINITY && value.has_number() && !value.may_be_nan) {
+      return TileKind::kSkipped;
+    }
+    if (!is_tile && value.real_lo == -INFINITY) {
+      return TileKind::kPartial;
+    }
+  }
+  return kept == score::Truth::kTrue ? TileKind::kFull : TileKind::kPartial;
+}
+
+TileKind Visits::classify(const TileBox& box, std::vector<score::Interval>& scratch) const {
+  return decide(box, true, scratch);
+}
+
+// Halves what is undecided: a run of n tiles costs about log n evaluations, so causal and windows cost next to nothing,
+// and what alternates at most twice as many as there are tiles.
+void Visits::descend(TileBox& box, int64_t TileBox::*begin, int64_t TileBox::*end, int64_t length, int64_t tile,
+                     int64_t first, int64_t last, VisitRow& row) const {
+  box.*begin = first * tile;
+  box.*end = std::min(last * tile, length);
+  const bool is_tile = last - first == 1;
+  const TileKind kind = decide(box, is_tile, row.scratch);
+  if (kind == TileKind::kSkipped) {
+    return;
+  }
+  if (kind == TileKind::kFull || is_tile) {
+    append(row.runs, {first, last, kind});
+    return;
+  }
+  const auto half = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(last - first - 1)));
+  descend(box, begin, end, length, tile, first, first + half, row);
+  descend(box, begin, end, length, tile, first + half, last, row);
+}
+
+void Visits::row(int64_t b, int64_t h_begin, int64_t h_end, int64_t q_begin, int64_t q_end, int64_t kv_tile,
+                 VisitRow& row) const {
+  row.runs.clear();
+  TileBox box{.b = b, .h_begin = h_begin, .h_end = h_end, .q_begin = q_begin, .q_end = q_end};
+  if (kv_len_ > 0) {
+    descend(box, &TileBox::kv_begin, &TileBox::kv_end, kv_len_, kv_tile, 0, divide_up(kv_len_, kv_tile), row);
+  }
+}
+
+void Visits::column(int64_t b, int64_t h_begin, int64_t h_end, int64_t kv_begin, int64_t kv_end, int64_t q_tile,
+                    VisitRow& row) const {
+  row.runs.clear();
+  TileBox box{.b = b, .h_begin = h_begin, .h_end = h_end, .kv_begin = kv_begin, .kv_end = kv_end};
+  if (q_len_ > 0) {
+    descend(box, &TileBox::q_begin, &TileBox::q_end, q_len_, q_tile, 0, divide_up(q_len_, q_tile), row);
+  }
 }
 
 }  // namespace flashlift::plan

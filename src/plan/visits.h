@@ -10,6 +10,10 @@
 #include "flashlift/problem.h"
 #include "score/interval.h"
 
+namespace flashlift::score {
+class IntervalProgram;
+}
+
 namespace flashlift::plan {
 
 // A box of the score plane within one batch; all ranges are half open and not empty, and lie within the lengths.
@@ -46,7 +50,7 @@ struct VisitRow {
 
 // Bound to one call's lengths and captured tensors; immutable, safe to ask from any thread.
 //
-// Skipping assumes that scores before score_mod are finite: score + (-inf) is taken as masked.
+// A score_mod that surely gives -inf masks too. That takes scores before it as finite: score + (-inf) counts as masked.
 class Visits {
  public:
   // `captures` are the call's tensors in the order of problem.captures, already verified; their memory must outlive
@@ -66,12 +70,19 @@ class Visits {
   bool depends_on_b() const { return depends_on_b_; }
   bool depends_on_h() const { return depends_on_h_; }
   // True: every tile is full, so there is nothing to ask.
-  bool all_full() const { return !masked_; }
+  bool all_full() const { return !mask_ && !score_; }
 
  private:
+  // What is known of a box: like TileKind, but kPartial also stands for "parts of it may be skipped".
+  TileKind decide(const TileBox& box, bool is_tile, std::vector<score::Interval>& scratch) const;
+  void descend(TileBox& box, int64_t TileBox::*begin, int64_t TileBox::*end, int64_t length, int64_t tile,
+               int64_t first, int64_t last, VisitRow& row) const;
+
   int64_t q_len_ = 0;
   int64_t kv_len_ = 0;
-  bool masked_ = false;
+  // Absent where the program masks nothing. Shared, so that the object is cheap to copy.
+  std::shared_ptr<const score::IntervalProgram> mask_;
+  std::shared_ptr<const score::IntervalProgram> score_;
   bool depends_on_b_ = false;
   bool depends_on_h_ = false;
 };

@@ -1,0 +1,446 @@
+#include "score/interval_tape.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "score/interval_integer.h"
+#include "score/interval_real.h"
+
+namespace flashlift::score {
+namespace {
+
+__extension__ using Wide = __int128;
+
+using Action = IntervalProgram::Action;
+using Instruction = IntervalProgram::Instruction;
+using Load = IntervalProgram::Load;
+using Tape = IntervalProgram::Tape;
+using Term = IntervalProgram::Term;
+
+constexpr int kMaxTerms = 8;
+// Forms whose value stays below this need no care when they are evaluated, subtracted or compared.
+constexpr Wide kLimit = Wide{1} << 61;
+
+constexpr uint32_t kQ = 2;
+constexpr uint32_t kKv = 3;
+constexpr uint32_t kScore = 4;
+
+// constant + sum of coefficient * slot. Integers and i1 are any such form, an f32 is always one slot.
+struct Form {
+  std::array<Term, kMaxTerms> terms{};  // by rising slot
+  int count = 0;
+  int64_t constant = 0;
+
+  bool is_constant() const { return count == 0; }
+  bool is_slot() const { return count == 1 && terms[0].coefficient == 1 && constant == 0; }
+  bool operator==(const Form& other) const {
+    return count == other.count && constant == other.constant &&
+           std::equal(terms.begin(), terms.begin() + count, other.terms.begin(), [](const Term& x, const Term& y) {
+             return x.slot == y.slot && x.coefficient == y.coefficient;
+           });
+  }
+};
+
+Form constant_form(int64_t value) { return {.terms = {}, .count = 0, .constant = value}; }
+Form slot_form(uint32_t slot) { return {.terms = {Term{slot, 1}}, .count = 1, .constant = 0}; }
+
+bool is_integer(Type type) { return type == Type::kI32 || type == Type::kI64; }
+
+class TapeCompiler {
+ public:
+  TapeCompiler(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain)
+      : program_(program), captures_(captures), domain_(domain), forms_(program.nodes.size()) {
+    ranges_ = {Interval::integer(0, domain.batch - 1), Interval::integer(0, domain.heads - 1),
+               Interval::integer(0, domain.q_len - 1), Interval::integer(0, domain.kv_len - 1), domain.score};
+    depends_on_plane_ = {false, false, true, true, false};
+  }
+
+  Tape run() {
+    const std::vector<bool> live = live_nodes();
+    for (ValueId id = 0; id < program_.nodes.size(); ++id) {
+      if (live[id]) {
+        forms_[id] = compile(program_.nodes[id]);
+      }
+    }
+    tape_.result = slot_of(forms_[program_.result]);
+    drop_dead();
+    return std::move(tape_);
+  }
+
+ private:
+  std::vector<bool> live_nodes() const {
+    std::vector<bool> live(program_.nodes.size(), false);
+    live[program_.result] = true;
+    for (ValueId id = program_.result + 1; id-- > 0;) {
+      if (live[id]) {
+        for (const ValueId operand : program_.nodes[id].operands) {
+          live[operand] = true;
+        }
+      }
+    }
+    return live;
+  }
+
+  const Form& form(const Node& node, int operand) const { return forms_[node.operands[operand]]; }
+  Type operand_type(const Node& node) const { return program_.nodes[node.operands.back()].type; }
+
+  // The form's value over the whole domain, or nothing where it is too large to reckon with.
+  std::optional<Interval> range(const Form& x) const {
+    Wide lo = x.constant;
+    Wide hi = x.constant;
+    for (int i = 0; i < x.count; ++i) {
+      const Interval& slot = ranges_[x.terms[i].slot];
+      const Wide at_lo = Wide{x.terms[i].coefficient} * slot.lo;
+      const Wide at_hi = Wide{x.terms[i].coefficient} * slot.hi;
+      if (at_lo < -kLimit || at_lo > kLimit || at_hi < -kLimit || at_hi > kLimit) {
+        return std::nullopt;
+      }
+      lo += std::min(at_lo, at_hi);
+      hi += std::max(at_lo, at_hi);
+    }
+    if (lo < -kLimit || hi > kLimit) {
+      return std::nullopt;
+    }
+    return Interval::integer(static_cast<int64_t>(lo), static_cast<int64_t>(hi));
+  }
+
+  // x * scale_x + y * scale_y
+  std::optional<Form> combine(const Form& x, int64_t scale_x, const Form& y, int64_t scale_y) const {
+    Form sum;
+    const auto scaled = [](int64_t value, int64_t scale) { return Wide{value} * scale; };
+    const auto fits = [](Wide value) { return value >= -kLimit && value <= kLimit; };
+    const Wide constant = scaled(x.constant, scale_x) + scaled(y.constant, scale_y);
+    if (!fits(constant)) {
+      return std::nullopt;
+    }
+    sum.constant = static_cast<int64_t>(constant);
+    int i = 0;
+    int j = 0;
+    while (i < x.count || j < y.count) {
+      const bool from_x = j == y.count || (i < x.count && x.terms[i].slot <= y.terms[j].slot);
+      const bool from_y = i == x.count || (j < y.count && y.terms[j].slot <= x.terms[i].slot);
+      const uint32_t slot = from_x ? x.terms[i].slot : y.terms[j].slot;
+      const Wide coefficient = (from_x ? scaled(x.terms[i].coefficient, scale_x) : Wide{0}) +
+                               (from_y ? scaled(y.terms[j].coefficient, scale_y) : Wide{0});
+      i += from_x ? 1 : 0;
+      j += from_y ? 1 : 0;
+      if (coefficient == 0) {
+        continue;
+      }
+      if (!fits(coefficient) || sum.count == kMaxTerms) {
+        return std::nullopt;
+      }
+      sum.terms[sum.count++] = {slot, static_cast<int64_t>(coefficient)};
+    }
+    return range(sum) ? std::optional(sum) : std::nullopt;
+  }
+
+  // Only what cannot wrap around is its form.
+  std::optional<Form> within(Type type, const std::optional<Form>& x) const {
+    if (!x) {
+      return std::nullopt;
+    }
+    const Interval all = Interval::everything(type);
+    const auto values = range(*x);
+    return values && values->lo >= all.lo && values->hi <= all.hi ? x : std::nullopt;
+  }
+
+  // Appends an instruction, unless the domain decides its value.
+  Form emit(const Instruction& instruction, bool depends_on_plane) {
+    const Interval whole = run_instruction(tape_, instruction, ranges_.data());
+    if (instruction.type != Type::kF32 && whole.is_point()) {
+      return constant_form(whole.lo);
+    }
+    tape_.instructions.push_back(instruction);
+    ranges_.push_back(whole);
+    depends_on_plane_.push_back(depends_on_plane);
+    return slot_form(static_cast<uint32_t>(ranges_.size() - 1));
+  }
+
+  Form emit_constant(Type type, const Interval& value) {
+    const Instruction instruction{.action = Action::kConstant, .type = type, .value = value};
+    tape_.instructions.push_back(instruction);
+    ranges_.push_back(value);
+    depends_on_plane_.push_back(false);
+    return slot_form(static_cast<uint32_t>(ranges_.size() - 1));
+  }
+
+  void append_terms(const Form& x, Instruction& instruction) {
+    instruction.first_term = static_cast<uint32_t>(tape_.terms.size());
+    instruction.term_count = static_cast<uint32_t>(x.count);
+    instruction.constant = x.constant;
+    tape_.terms.insert(tape_.terms.end(), x.terms.begin(), x.terms.begin() + x.count);
+  }
+
+  bool depends(const Form& x) const {
+    return std::any_of(x.terms.begin(), x.terms.begin() + x.count,
+                       [&](const Term& term) { return depends_on_plane_[term.slot]; });
+  }
+
+  // A slot that holds the form's value.
+  uint32_t slot_of(const Form& x) {
+    if (x.is_slot()) {
+      return x.terms[0].slot;
+    }
+    for (const auto& [known, slot] : slots_) {
+      if (known == x) {
+        return slot;
+      }
+    }
+    uint32_t slot = 0;
+    if (x.is_constant()) {
+      slot = emit_constant(Type::kI64, Interval::integer(x.constant, x.constant)).terms[0].slot;
+    } else {
+      Instruction instruction{.action = Action::kAffine, .type = Type::kI64};
+      append_terms(x, instruction);
+      slot = emit(instruction, depends(x)).terms[0].slot;
+    }
+    if (slots_.size() < kMaxSharedForms) {
+      slots_.emplace_back(x, slot);
+    }
+    return slot;
+  }
+
+  Form compile(const Node& node) {
+    if (const auto linear = compile_linear(node)) {
+      return *linear;
+    }
+    switch (info(node.op).rule) {
+      case TypeRule::kLoad:
+        return compile_load(node);
+      case TypeRule::kCompare:
+      case TypeRule::kCompareAny:
+        return compile_compare(node);
+      default:
+        return compile_apply(node);
+    }
+  }
+
+  // What stays a form without any instruction.
+  std::optional<Form> compile_linear(const Node& node) {
+    const Type type = node.type;
+    switch (node.op) {
+      case Op::k_score:
+        return slot_form(kScore);
+      case Op::k_b:
+      case Op::k_h:
+      case Op::k_q:
+      case Op::k_kv: {
+        const auto slot = static_cast<uint32_t>(node.op) - static_cast<uint32_t>(Op::k_b);
+        return ranges_[slot].is_point() ? constant_form(ranges_[slot].lo) : slot_form(slot);
+      }
+      case Op::k_q_len:
+        return constant_form(domain_.q_len);
+      case Op::k_kv_len:
+        return constant_form(domain_.kv_len);
+      case Op::k_constant:
+        if (type == Type::kF32) {
+          return emit_constant(type, real_value(std::bit_cast<float>(static_cast<uint32_t>(node.payload))));
+        }
+        return constant_form(node.payload);
+      case Op::k_add:
+      case Op::k_sub:
+        return is_integer(type) ? within(type, combine(form(node, 0), 1, form(node, 1), node.op == Op::k_add ? 1 : -1))
+                                : std::nullopt;
+      case Op::k_neg:
+        return is_integer(type) ? within(type, combine(form(node, 0), -1, {}, 0)) : std::nullopt;
+      case Op::k_not:  // -1 - x
+        return is_integer(type) ? within(type, combine(constant_form(-1), 1, form(node, 0), -1)) : std::nullopt;
+      case Op::k_mul:
+        return is_integer(type) ? product(type, form(node, 0), form(node, 1)) : std::nullopt;
+      case Op::k_shl: {
+        const Form& amount = form(node, 1);
+        const bool small = amount.is_constant() && amount.constant >= 0 && amount.constant < 31;
+        return small ? product(type, form(node, 0), constant_form(int64_t{1} << amount.constant)) : std::nullopt;
+      }
+      case Op::k_min:
+      case Op::k_max:
+        return is_integer(type) ? extremum(node) : std::nullopt;
+      case Op::k_select:
+        if (form(node, 0).is_constant()) {
+          return form(node, 0).constant != 0 ? form(node, 1) : form(node, 2);
+        }
+        return form(node, 1) == form(node, 2) ? std::optional(form(node, 1)) : std::nullopt;
+      case Op::k_and:
+      case Op::k_or:
+        return type == Type::kI1 ? connective(node) : std::nullopt;
+      case Op::k_to_i1:
+      case Op::k_to_i32:
+      case Op::k_to_i64:
+        return operand_type(node) != Type::kF32 ? within(type, form(node, 0)) : std::nullopt;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  std::optional<Form> product(Type type, const Form& x, const Form& y) const {
+    if (x.is_constant()) {
+      return within(type, combine(y, x.constant, {}, 0));
+    }
+    return y.is_constant() ? within(type, combine(x, y.constant, {}, 0)) : std::nullopt;
+  }
+
+  // One operand, if it is the smaller (larger) on the whole domain: clipping that never clips.
+  std::optional<Form> extremum(const Node& node) const {
+    const auto difference = combine(form(node, 0), 1, form(node, 1), -1);
+    const auto values = difference ? range(*difference) : std::nullopt;
+    if (!values || (values->lo < 0 && values->hi > 0)) {
+      return std::nullopt;
+    }
+    const bool first_is_smaller = values->hi <= 0;
+    return form(node, (node.op == Op::k_min) == first_is_smaller ? 0 : 1);
+  }
+
+  // With one operand known, `and` and `or` are the other or that constant.
+  std::optional<Form> connective(const Node& node) const {
+    for (const int i : {0, 1}) {
+      if (const Form& known = form(node, i); known.is_constant()) {
+        const bool neutral = (known.constant != 0) == (node.op == Op::k_and);
+        return neutral ? form(node, 1 - i) : known;
+      }
+    }
+    return std::nullopt;
+  }
+
+  Form compile_compare(const Node& node) {
+    if (operand_type(node) != Type::kF32) {
+      if (const auto difference = combine(form(node, 0), 1, form(node, 1), -1)) {
+        Instruction instruction{.action = Action::kCompareAffine, .op = node.op, .type = Type::kI1};
+        append_terms(*difference, instruction);
+        return emit(instruction, depends(*difference));
+      }
+    }
+    return compile_apply(node);
+  }
+
+  Form compile_apply(const Node& node) {
+    Instruction instruction{
+        .action = Action::kApply, .op = node.op, .type = node.type, .operand_type = operand_type(node)};
+    bool depends_on_plane = false;
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      instruction.operands[i] = slot_of(form(node, static_cast<int>(i)));
+      depends_on_plane |= depends(form(node, static_cast<int>(i)));
+    }
+    return emit(instruction, depends_on_plane);
+  }
+
+  Form compile_load(const Node& node) {
+    const TensorView& tensor = captures_[node.payload];
+    Load load{.tensor = tensor, .whole = dtype_range(tensor.dtype)};
+    int plane_dimensions = 0;
+    int dimension = -1;  // the one indexed by the plane, or else the longest
+    bool empty = false;
+    for (int i = 0; i < tensor.rank; ++i) {
+      const Form& index = form(node, i);
+      load.indices[i] = slot_of(index);
+      empty |= tensor.sizes[i] == 0;
+      if (depends(index) && tensor.strides[i] != 0 && tensor.sizes[i] > 1) {
+        ++plane_dimensions;
+        dimension = i;
+      } else if (plane_dimensions == 0 && (dimension < 0 || tensor.sizes[i] > tensor.sizes[dimension])) {
+        dimension = i;
+      }
+    }
+    if (empty) {  // reads as 0
+      return node.type == Type::kF32 ? emit_constant(node.type, real_value(0)) : constant_form(0);
+    }
+    const bool is_small_table = plane_dimensions == 0 && dimension >= 0 && tensor.element_count() <= kMaxTable;
+    if (plane_dimensions == 1 || is_small_table) {
+      load.bounds = bounds_of(tensor, dimension);
+      load.whole = tape_.bounds[load.bounds].whole();
+    }
+    const Instruction instruction{.action = Action::kLoad,
+                                  .type = node.type,
+                                  .load = static_cast<uint32_t>(tape_.loads.size())};
+    tape_.loads.push_back(load);
+    return emit(instruction, plane_dimensions > 0);
+  }
+
+  int bounds_of(const TensorView& tensor, int dimension) {
+    for (size_t i = 0; i < tape_.bounds.size(); ++i) {
+      if (tape_.bounds[i].is_of(tensor, dimension)) {
+        return static_cast<int>(i);
+      }
+    }
+    tape_.bounds.emplace_back(tensor, dimension);
+    return static_cast<int>(tape_.bounds.size() - 1);
+  }
+
+  // Folding made instructions dead; their slots and loads go.
+  void drop_dead() {
+    constexpr uint32_t kInputs = IntervalProgram::kInputSlots;
+    std::vector<bool> live(ranges_.size(), false);
+    live[tape_.result] = true;
+    for (size_t i = tape_.instructions.size(); i-- > 0;) {
+      if (live[kInputs + i]) {
+        for_each_operand(tape_.instructions[i], [&](uint32_t& slot) { live[slot] = true; });
+      }
+    }
+    std::vector<uint32_t> renamed(ranges_.size());
+    Tape kept;
+    kept.bounds = std::move(tape_.bounds);
+    for (uint32_t i = 0; i < kInputs; ++i) {
+      renamed[i] = i;
+    }
+    for (size_t i = 0; i < tape_.instructions.size(); ++i) {
+      if (!live[kInputs + i]) {
+        continue;
+      }
+      Instruction instruction = tape_.instructions[i];
+      for_each_operand(instruction, [&](uint32_t& slot) { slot = renamed[slot]; });
+      if (instruction.action == Action::kLoad) {
+        kept.loads.push_back(tape_.loads[instruction.load]);
+        instruction.load = static_cast<uint32_t>(kept.loads.size() - 1);
+      }
+      const auto first = tape_.terms.begin() + instruction.first_term;
+      instruction.first_term = static_cast<uint32_t>(kept.terms.size());
+      kept.terms.insert(kept.terms.end(), first, first + instruction.term_count);
+      renamed[kInputs + i] = kInputs + static_cast<uint32_t>(kept.instructions.size());
+      kept.instructions.push_back(instruction);
+    }
+    kept.result = renamed[tape_.result];
+    tape_ = std::move(kept);
+  }
+
+  template <typename Visit>
+  void for_each_operand(Instruction& instruction, Visit visit) {
+    if (instruction.action == Action::kApply) {
+      for (int i = 0; i < info(instruction.op).arity; ++i) {
+        visit(instruction.operands[i]);
+      }
+    }
+    for (uint32_t i = 0; i < instruction.term_count; ++i) {
+      visit(tape_.terms[instruction.first_term + i].slot);
+    }
+    if (instruction.action == Action::kLoad) {
+      Load& load = tape_.loads[instruction.load];
+      for (int i = 0; i < load.tensor.rank; ++i) {
+        visit(load.indices[i]);
+      }
+    }
+  }
+
+  // Tensors indexed by b and h only, up to this size, are read to bound them on the whole domain.
+  static constexpr int64_t kMaxTable = int64_t{1} << 16;
+  // A search through more would cost more than computing a value twice.
+  static constexpr size_t kMaxSharedForms = 64;
+
+  const Program& program_;
+  std::span<const TensorView> captures_;
+  const IntervalProgram::Domain& domain_;
+  std::vector<Form> forms_;                          // of each node
+  std::vector<std::pair<Form, uint32_t>> slots_;     // forms that were put into a slot
+  std::vector<Interval> ranges_;                     // of each slot, over the whole domain
+  std::vector<bool> depends_on_plane_;               // of each slot: on q or kv
+  Tape tape_;
+};
+
+}  // namespace
+
+Tape compile_tape(const Program& program, std::span<const TensorView> captures,
+                  const IntervalProgram::Domain& domain) {
+  return TapeCompiler(program, captures, domain).run();
+}
+
+}  // namespace flashlift::score

@@ -1,0 +1,22 @@
+// Random well-formed score programs over all operations, for tests that compare two readings of the same program.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "flashlift/program.h"
+
+namespace flashlift::score {
+
+struct RandomProgramOptions {
+  ProgramKind kind = ProgramKind::kMaskMod;
+  int nodes = 12;  // besides inputs and constants
+  bool floats = true;
+  // Read at indices made of the program's integers. A program may read none of them.
+  std::vector<Capture> captures;
+};
+
+Program random_program(std::mt19937& random, const RandomProgramOptions& options);
+
+}  // namespace flashlift::score
