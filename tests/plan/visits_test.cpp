@@ -292,7 +292,7 @@ TEST(VisitsAreExact, ScoreModsThatGiveMinusInfinity) {
 TEST(Visits, SoundOnRandomPrograms) {
   std::mt19937 random(11);
   int64_t decided = 0;
-  for (int trial = 0; trial < 600; ++trial) {
+  for (int trial = 0; trial < 300; ++trial) {
     std::vector<int32_t> ids(40);
     std::vector<float> bias(40 * 3);
     std::vector<uint8_t> keep(30 * 30);
@@ -324,7 +324,7 @@ TEST(Visits, SoundOnRandomPrograms) {
                      Expect::kSound);
     ASSERT_FALSE(HasFailure()) << print(*problem.mask_mod);
   }
-  EXPECT_GT(decided, 10000) << "the test has to meet decided tiles";
+  EXPECT_GT(decided, 5000) << "the test has to meet decided tiles";
 }
 
 TEST(Visits, OneRowCoversAGroupOfHeads) {
