@@ -21,7 +21,10 @@ class Inliner {
   // Gives the function's name for an operation to be replaced, otherwise nothing.
   using Select = std::function<std::optional<llvm::StringRef>(mlir::Operation*)>;
 
-  Inliner(mlir::ModuleOp module, Select select) : select_(std::move(select)) {
+  using OnCopy = std::function<void(mlir::Operation*, mlir::Operation*)>;
+
+  Inliner(mlir::ModuleOp module, Select select, OnCopy on_copy = {})
+      : select_(std::move(select)), on_copy_(std::move(on_copy)) {
     for (FuncOp function : module.getOps<FuncOp>()) {
       functions_[function.getName()] = function;
       state_[function].operations = count(function);
@@ -115,13 +118,16 @@ class Inliner {
     return {};
   }
 
-  static void copy_body(mlir::Operation* site, FuncOp callee) {
+  void copy_body(mlir::Operation* site, FuncOp callee) const {
     mlir::Block& body = callee.getBody().front();
     mlir::IRMapping mapping;
     mapping.map(body.getArguments(), site->getOperands());
     mlir::OpBuilder builder(site);
     for (mlir::Operation& op : body.without_terminator()) {
-      builder.clone(op, mapping);
+      mlir::Operation* copy = builder.clone(op, mapping);
+      if (on_copy_) {
+        on_copy_(site, copy);
+      }
     }
     for (auto [result, returned] : llvm::zip(site->getResults(), body.getTerminator()->getOperands())) {
       result.replaceAllUsesWith(mapping.lookup(returned));
@@ -130,6 +136,7 @@ class Inliner {
   }
 
   Select select_;
+  OnCopy on_copy_;
   llvm::StringMap<FuncOp> functions_;
   llvm::DenseMap<mlir::Operation*, State> state_;
   size_t total_ = 0;
@@ -144,14 +151,16 @@ Status inline_calls(Module& module) {
          }).run(module.op());
 }
 
-Status inline_composites(Module& module, const std::function<bool(mlir::Operation*)>& wanted) {
-  return Inliner(module.op(), [&wanted](mlir::Operation* op) -> std::optional<llvm::StringRef> {
-           if (kind(op) != OpKind::kComposite || (wanted && !wanted(op))) {
-             return std::nullopt;
-           }
-           const std::string_view name = composite(op)->decomposition;
-           return llvm::StringRef(name.data(), name.size());
-         }).run(module.op());
+Status inline_composites(Module& module, const std::function<bool(mlir::Operation*)>& wanted,
+                         const std::function<void(mlir::Operation* composite, mlir::Operation* copy)>& on_copy) {
+  const auto select = [&wanted](mlir::Operation* op) -> std::optional<llvm::StringRef> {
+    if (kind(op) != OpKind::kComposite || (wanted && !wanted(op))) {
+      return std::nullopt;
+    }
+    const std::string_view name = composite(op)->decomposition;
+    return llvm::StringRef(name.data(), name.size());
+  };
+  return Inliner(module.op(), select, on_copy).run(module.op());
 }
 
 }  // namespace flashlift::stablehlo

@@ -1,0 +1,180 @@
+#include "flashlift/stablehlo.h"
+
+#include <algorithm>
+#include <set>
+
+#include "llvm/ADT/DenseSet.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/Builders.h"
+#include "stablehlo/lift/lift.h"
+#include "stablehlo/reader/normalize.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/rewrite.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// Which composites an operation comes from, outermost last, as numbers in the order of the module.
+constexpr const char* kComposite = "flashlift.composite";
+constexpr const char* kOrigins = "flashlift.origins";
+
+// Fuses what can be fused in a module without calls.
+class Fuser {
+ public:
+  Fuser(Module& module, FuseAs as) : module_(module), as_(as) {}
+
+  void run() {
+    llvm::SmallVector<mlir::Operation*> products;
+    module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
+      if (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) {
+        products.push_back(op);
+      }
+    });
+    for (mlir::Operation* product : products) {
+      if (!erased_.contains(product)) {
+        visit(product);
+      }
+    }
+    remove_dead_code(module_);
+  }
+
+  std::vector<Candidate> candidates;
+  bool changed = false;
+  std::set<int64_t> composites;  // those of which an operation was part of a fused attention
+
+ private:
+  void visit(mlir::Operation* product) {
+    Candidate candidate;
+    candidate.location = describe(product->getLoc());
+    if (auto function = product->getParentOfType<mlir::func::FuncOp>()) {
+      candidate.function = function.getName().str();
+    }
+    const Result<LiftedAttention> found = lift_attention(product);
+    if (!found.ok()) {
+      if (found.error().kind == ErrorKind::kNotFound) {
+        return;
+      }
+      candidate.reason = found.error().message;
+    } else if (const Status status = rewrite(*found, as_); !status.ok()) {
+      candidate.reason = status.error().message;
+    } else {
+      changed = candidate.fused = true;
+      candidate.reason = found->summary;
+      candidate.problem = print(found->problem);
+      candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
+      candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
+      erase_unused(found->out.replaced);
+      if (found->lse) {
+        erase_unused(found->lse->replaced);
+      }
+    }
+    candidates.push_back(std::move(candidate));
+  }
+
+  // What the call has made unused goes at once: later attentions must not see it as another use of their values.
+  void erase_unused(mlir::Value value) {
+    llvm::SmallVector<mlir::Operation*> pending = {value.getDefiningOp()};
+    while (!pending.empty()) {
+      mlir::Operation* op = pending.pop_back_val();
+      if (op == nullptr || erased_.contains(op) || !op->use_empty() || !is_removable(op)) {
+        continue;
+      }
+      op->walk([&](mlir::Operation* inner) {
+        for (const mlir::Value operand : inner->getOperands()) {
+          mlir::Operation* definition = operand.getDefiningOp();
+          if (definition && !op->isAncestor(definition)) {
+            pending.push_back(definition);
+          }
+        }
+        note_origins(inner);
+        erased_.insert(inner);
+      });
+      op->erase();
+    }
+  }
+
+  void note_origins(mlir::Operation* op) {
+    if (const auto origins = op->getAttrOfType<mlir::DenseI64ArrayAttr>(kOrigins)) {
+      composites.insert(origins.asArrayRef().begin(), origins.asArrayRef().end());
+    }
+  }
+
+  Module& module_;
+  FuseAs as_;
+  llvm::DenseSet<mlir::Operation*> erased_;
+};
+
+// Gives each composite its number, and each operation copied from its decomposition a list of the numbers.
+Status inline_numbered_composites(Module& module, bool& any) {
+  int64_t next = 0;
+  mlir::Builder builder(module.context());
+  module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
+    if (kind(op) == OpKind::kComposite) {
+      op->setDiscardableAttr(kComposite, builder.getI64IntegerAttr(next++));
+    }
+  });
+  any = next > 0;
+  return inline_composites(module, {}, [&](mlir::Operation* composite, mlir::Operation* copy) {
+    const auto number = composite->getAttrOfType<mlir::IntegerAttr>(kComposite);
+    copy->walk([&](mlir::Operation* op) {
+      llvm::SmallVector<int64_t> origins;
+      if (const auto known = op->getAttrOfType<mlir::DenseI64ArrayAttr>(kOrigins)) {
+        origins.append(known.asArrayRef().begin(), known.asArrayRef().end());
+      }
+      origins.push_back(number.getInt());
+      op->setDiscardableAttr(kOrigins, builder.getDenseI64ArrayAttr(origins));
+    });
+  });
+}
+
+// The numbers are those of inline_numbered_composites, the module being the same.
+Status inline_only(Module& module, const std::set<int64_t>& numbers) {
+  int64_t next = 0;
+  module.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
+    if (kind(op) == OpKind::kComposite && numbers.contains(next++)) {
+      op->setDiscardableAttr(kComposite, mlir::UnitAttr::get(module.context()));
+    }
+  });
+  return inline_composites(module,
+                           [](mlir::Operation* op) { return static_cast<bool>(op->getDiscardableAttr(kComposite)); });
+}
+
+}  // namespace
+
+const char* to_string(FuseAs as) { return as == FuseAs::kCustomCall ? "custom_call" : "composite"; }
+
+size_t FuseResult::fused_count() const {
+  return static_cast<size_t>(std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
+}
+
+Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, Module::parse(module_text, options.name));
+  FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
+  remove_dead_code(module);
+
+  // All composites are looked through to find what there is to fuse. Then, starting again, only those are opened up
+  // that hold some of it: another compiler may have its own use for the rest.
+  Module opened = module.clone();
+  bool any_composites = false;
+  FLASHLIFT_RETURN_IF_ERROR(inline_numbered_composites(opened, any_composites));
+  remove_dead_code(opened);
+  Fuser fuser(opened, options.as);
+  fuser.run();
+  FuseResult result{std::string(module_text), fuser.changed, std::move(fuser.candidates)};
+  if (!result.changed) {
+    return result;
+  }
+  if (!any_composites) {
+    result.module = opened.print();
+    return result;
+  }
+  FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
+  remove_dead_code(module);
+  Fuser again(module, options.as);
+  again.run();
+  result.module = module.print();
+  result.candidates = std::move(again.candidates);
+  return result;
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,58 @@
+#include "stablehlo/rewrite/build.h"
+
+#include "mlir/IR/BuiltinTypes.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+mlir::RankedTensorType with_shape(mlir::Value value, llvm::ArrayRef<int64_t> shape) {
+  return mlir::RankedTensorType::get(shape, mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType());
+}
+
+}  // namespace
+
+mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
+                       mlir::ValueRange operands, mlir::TypeRange results,
+                       llvm::ArrayRef<mlir::NamedAttribute> attributes) {
+  mlir::OperationState state(location, name);
+  state.addOperands(operands);
+  state.addTypes(results);
+  if (!attributes.empty()) {
+    state.propertiesAttr = builder.getDictionaryAttr(attributes);
+  }
+  return builder.create(state);
+}
+
+mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                    llvm::ArrayRef<int64_t> shape) {
+  const mlir::RankedTensorType type = with_shape(value, shape);
+  return type == value.getType()
+             ? value
+             : build(builder, location, "stablehlo.reshape", value, mlir::TypeRange(type))->getResult(0);
+}
+
+mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                      llvm::ArrayRef<int64_t> permutation) {
+  bool identity = true;
+  llvm::SmallVector<int64_t> shape;
+  for (const auto [i, from] : llvm::enumerate(permutation)) {
+    identity = identity && static_cast<int64_t>(i) == from;
+    shape.push_back(mlir::cast<mlir::RankedTensorType>(value.getType()).getDimSize(static_cast<unsigned>(from)));
+  }
+  if (identity) {
+    return value;
+  }
+  const mlir::NamedAttribute order(builder.getStringAttr("permutation"), builder.getDenseI64ArrayAttr(permutation));
+  return build(builder, location, "stablehlo.transpose", value, mlir::TypeRange(with_shape(value, shape)), order)
+      ->getResult(0);
+}
+
+std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation) {
+  std::vector<int64_t> back(permutation.size());
+  for (const auto [i, from] : llvm::enumerate(permutation)) {
+    back[static_cast<size_t>(from)] = static_cast<int64_t>(i);
+  }
+  return back;
+}
+
+}  // namespace flashlift::stablehlo

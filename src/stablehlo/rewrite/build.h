@@ -1,0 +1,25 @@
+// Making StableHLO operations.
+#pragma once
+
+#include "llvm/ADT/ArrayRef.h"
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/Operation.h"
+
+namespace flashlift::stablehlo {
+
+// An operation with its own attributes, e.g. build(builder, at, "stablehlo.reshape", {x}, {type}).
+mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
+                       mlir::ValueRange operands, mlir::TypeRange results,
+                       llvm::ArrayRef<mlir::NamedAttribute> attributes = {});
+
+// The value itself where nothing is to be done.
+mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                    llvm::ArrayRef<int64_t> shape);
+// Result dimension i is dimension permutation[i]. An empty permutation is the identity.
+mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
+                      llvm::ArrayRef<int64_t> permutation);
+
+// The permutation that takes back what `permutation` does; empty for empty.
+std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation);
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,213 @@
+#include "stablehlo/rewrite/rewrite.h"
+
+#include "llvm/ADT/DenseSet.h"
+#include "mlir/Analysis/TopologicalSortUtils.h"
+#include "mlir/IR/BuiltinAttributes.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/build.h"
+#include "stablehlo/rewrite/decomposition.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+mlir::NamedAttribute named(mlir::Builder& builder, llvm::StringRef name, mlir::Attribute value) {
+  return {builder.getStringAttr(name), value};
+}
+
+// What the kernel is to compute: the call's backend_config, or the composite's attributes.
+mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention& found) {
+  llvm::SmallVector<mlir::NamedAttribute> entries;
+  const auto add = [&](llvm::StringRef name, const std::string& value) {
+    entries.push_back(named(builder, name, builder.getStringAttr(value)));
+  };
+  add("problem", print(found.problem));
+  add("q_dims", found.q.dims);
+  add("k_dims", found.k.dims);
+  add("v_dims", found.v.dims);
+  add("out_dims", found.out.dims);
+  if (found.lse) {
+    add("lse_dims", found.lse->dims);
+  }
+  return builder.getDictionaryAttr(entries);
+}
+
+// Row-major layouts of all values: dense<[2, 1, 0]> : tensor<3xindex> and so on.
+mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types) {
+  llvm::SmallVector<mlir::Attribute> layouts;
+  for (const mlir::Type type : types) {
+    const int64_t rank = mlir::cast<mlir::RankedTensorType>(type).getRank();
+    llvm::SmallVector<int64_t> order;
+    for (int64_t dim = rank; dim-- > 0;) {
+      order.push_back(dim);
+    }
+    const auto layout_type = mlir::RankedTensorType::get({rank}, builder.getIndexType());
+    layouts.push_back(mlir::DenseIntElementsAttr::get(layout_type, order));
+  }
+  return builder.getArrayAttr(layouts);
+}
+
+// The captured values in the order in which the problem's text names them, which is what a reader of it will expect.
+Result<std::vector<mlir::Value>> captures_in_text_order(const LiftedAttention& found) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem read, parse_problem(print(found.problem)));
+  std::vector<mlir::Value> ordered;
+  for (const Capture& wanted : read.captures) {
+    const auto at = std::find_if(found.problem.captures.begin(), found.problem.captures.end(),
+                                 [&](const Capture& capture) { return capture.name == wanted.name; });
+    const auto index = static_cast<size_t>(at - found.problem.captures.begin());
+    if (index >= found.captures.size()) {
+      return internal_error("the captured tensor '{}' has no value", wanted.name);
+    }
+    ordered.push_back(found.captures[index]);
+  }
+  return ordered;
+}
+
+
+// Whether computing `from` needs `value`.
+bool depends_on(mlir::Value from, mlir::Value value) {
+  llvm::SmallVector<mlir::Value> pending = {from};
+  llvm::DenseSet<mlir::Operation*> seen;
+  while (!pending.empty()) {
+    const mlir::Value each = pending.pop_back_val();
+    if (each == value) {
+      return true;
+    }
+    mlir::Operation* op = each.getDefiningOp();
+    if (op && seen.insert(op).second) {
+      op->walk([&](mlir::Operation* inner) { pending.append(inner->operand_begin(), inner->operand_end()); });
+    }
+  }
+  return false;
+}
+
+class Rewriter {
+ public:
+  Rewriter(const LiftedAttention& found, FuseAs as)
+      : found_(found), as_(as), location_(found.second_product->getLoc()), builder_(found.second_product) {}
+
+  Status run() {
+    FLASHLIFT_RETURN_IF_ERROR(verify(found_.problem));
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<mlir::Value> captures, captures_in_text_order(found_));
+    FLASHLIFT_RETURN_IF_ERROR(check_order(captures));
+    const llvm::SmallVector<mlir::Type> results = result_types();
+    llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
+    operands.append(captures.begin(), captures.end());
+    if (found_.sinks) {
+      operands.push_back(view(*found_.sinks));
+    }
+    mlir::Operation* call = nullptr;
+    if (as_ == FuseAs::kCustomCall) {
+      call = custom_call(operands, results);
+    } else {
+      LiftedAttention ordered = found_;
+      ordered.captures = captures;
+      llvm::SmallVector<mlir::Type> operand_types(mlir::ValueRange(operands).getTypes());
+      Result<std::string> function = add_decomposition(ordered, operand_types, results);
+      if (!function.ok()) {
+        remove_views(operands);
+        return function.error();
+      }
+      call = composite(operands, results, *function);
+    }
+    replace(found_.out, call->getResult(0));
+    if (found_.lse) {
+      replace(*found_.lse, call->getResult(1));
+      restore_order();
+    }
+    return {};
+  }
+
+ private:
+  // The row log-sum-exp may have been used before the product that the call takes the place of. What uses it moves
+  // behind the call, unless the call itself needs it.
+  Status check_order(const std::vector<mlir::Value>& captures) const {
+    if (!found_.lse) {
+      return {};
+    }
+    llvm::SmallVector<mlir::Value> sources = {found_.q.source, found_.k.source, found_.v.source};
+    sources.append(captures.begin(), captures.end());
+    for (const mlir::Value source : sources) {
+      if (depends_on(source, found_.lse->replaced)) {
+        return unsupported("a tensor that the attention reads is computed from its own log-sum-exp");
+      }
+    }
+    return {};
+  }
+
+  llvm::SmallVector<mlir::Type> result_types() const {
+    llvm::SmallVector<mlir::Type> types = {call_type(found_.out)};
+    if (found_.lse) {
+      types.push_back(call_type(*found_.lse));
+    }
+    return types;
+  }
+
+  static mlir::Type call_type(const ResultView& result) {
+    const auto replaced = mlir::cast<mlir::RankedTensorType>(result.replaced.getType());
+    return mlir::RankedTensorType::get(result.call_shape, replaced.getElementType());
+  }
+
+  mlir::Value view(const OperandView& operand) {
+    mlir::Value value = operand.source;
+    if (!operand.reshape.empty()) {
+      value = reshape(builder_, location_, value, operand.reshape);
+    }
+    return transpose(builder_, location_, value, operand.permutation);
+  }
+
+  // Takes back the reshapes and transposes that view() made.
+  void remove_views(llvm::ArrayRef<mlir::Value> operands) {
+    for (mlir::Value value : operands) {
+      mlir::Operation* op = value.getDefiningOp();
+      while (op && op->use_empty() && (kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose)) {
+        mlir::Operation* next = op->getOperand(0).getDefiningOp();
+        op->erase();
+        op = next;
+      }
+    }
+  }
+
+  mlir::Operation* custom_call(mlir::ValueRange operands, mlir::TypeRange results) {
+    return build(builder_, location_, "stablehlo.custom_call", operands, results,
+                 {named(builder_, "api_version", builder_.getI32IntegerAttr(4)),
+                  named(builder_, "backend_config", configuration(builder_, found_)),
+                  named(builder_, "call_target_name", builder_.getStringAttr("flashlift.attention")),
+                  named(builder_, "has_side_effect", builder_.getBoolAttr(false)),
+                  named(builder_, "operand_layouts", row_major_layouts(builder_, operands.getTypes())),
+                  named(builder_, "result_layouts", row_major_layouts(builder_, results))});
+  }
+
+  mlir::Operation* composite(mlir::ValueRange operands, mlir::TypeRange results, const std::string& function) {
+    return build(builder_, location_, "stablehlo.composite", operands, results,
+                 {named(builder_, "composite_attributes", configuration(builder_, found_)),
+                  named(builder_, "decomposition", mlir::FlatSymbolRefAttr::get(builder_.getContext(), function)),
+                  named(builder_, "name", builder_.getStringAttr("flashlift.attention")),
+                  named(builder_, "version", builder_.getI32IntegerAttr(1))});
+  }
+
+  void replace(const ResultView& result, mlir::Value value) {
+    value = transpose(builder_, location_, value, result.permutation);
+    value = reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
+    mlir::Value replaced = result.replaced;
+    replaced.replaceAllUsesWith(value);
+  }
+
+  void restore_order() {
+    mlir::Block* block = builder_.getInsertionBlock();
+    mlir::sortTopologically(block, llvm::make_range(block->begin(), std::prev(block->end())));
+  }
+
+  const LiftedAttention& found_;
+  FuseAs as_;
+  mlir::Location location_;
+  mlir::OpBuilder builder_;
+};
+
+}  // namespace
+
+Status rewrite(const LiftedAttention& found, FuseAs as) { return Rewriter(found, as).run(); }
+
+}  // namespace flashlift::stablehlo
