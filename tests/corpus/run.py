@@ -1,11 +1,16 @@
-"""Runs a folder of StableHLO cases through the reader and compares with what JAX and XLA make of them.
+"""Runs a folder of StableHLO cases through Flashlift and compares with what JAX and XLA make of them.
 
-    python tests/corpus/run.py FOLDER --build build [--case NAME]...
+    build/venv/bin/python tests/corpus/run.py FOLDER [--build build] [--case NAME]... [--mode MODE]...
 
 Each case is a folder with module.mlir (pretty form), maybe module.generic.mlir, inputs.npz (arg0, arg1, ...),
-outputs.npz (out0, ...; both hold bf16 as float32) and meta.json with args, outs (shape, dtype) and tolerance.
-For both forms: the text that the reader prints must be, to JAX, the module that was read, operation for operation;
-and after inlining, removal of dead code and merging of equal operations it must still compute the outputs on XLA:CPU.
+outputs.npz (out0, ...; both hold bf16 as float32) and meta.json with args, outs (shape, dtype), tolerance, and in
+`expect` how many attentions there are to find and whether the module also holds gradients.
+
+The modes, all by default:
+  read         what the reader prints is, to JAX, the module that was read, operation for operation; after inlining,
+               removal of dead code and merging of equal operations it still computes the outputs on XLA:CPU
+  custom_call  as many attentions are fused as expected, and the module computes the outputs through Flashlift's handler
+  composite    the same, with the original kept as the decomposition, which XLA runs
 """
 
 import argparse
@@ -14,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flashlift.jax
 import jax
 import ml_dtypes
 import numpy as np
@@ -21,6 +27,9 @@ from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ("module.mlir", "module.generic.mlir")
+MODES = ("read", "custom_call", "composite")
 PASSES = ["inline", "inline_composites", "remove_dead_code", "merge_equal", "remove_dead_code"]
 
 
@@ -47,35 +56,39 @@ def run_on_cpu(text, arguments):
     return [np.asarray(result[0]) for result in results]
 
 
-def compare(outputs, case, meta):
+def difference(outputs, case, meta):
+    """What is wrong with the outputs; None if nothing is."""
     expected = np.load(case / "outputs.npz")
     for i, out in enumerate(outputs):
-        want = expected[f"out{i}"].astype(np.float64)
-        got = out.astype(np.float64)
-        nan = np.isnan(want)
-        if not np.array_equal(nan, np.isnan(got)):
+        want, got = expected[f"out{i}"].astype(np.float64), out.astype(np.float64)
+        if not np.array_equal(np.isnan(want), np.isnan(got)):
             return f"output {i}: NaN in other places"
-        want, got = np.where(nan, 0, want), np.where(nan, 0, got)
-        same = want == got  # infinities too
         with np.errstate(invalid="ignore"):
-            error = np.where(same, 0, np.abs(got - want))
+            error = np.where((want == got) | np.isnan(want), 0, np.abs(got - want))
         largest = np.max(np.abs(want), initial=0, where=np.isfinite(want))
-        bound = meta["tolerance"]["atol"] * max(1, largest) + meta["tolerance"]["rtol"] * np.abs(want)
+        bound = meta["tolerance"]["atol"] * max(1, largest) + meta["tolerance"]["rtol"] * np.abs(np.nan_to_num(want))
         if not np.all(error <= bound):
-            return f"output {i}: error {np.max(error):.3g}"
+            return f"output {i}: error {np.max(error):.3g} where {np.max(bound):.3g} is allowed"
     return None
 
 
 def load_arguments(case, meta):
+    """None if weights are not stored with the case."""
     inputs = np.load(case / "inputs.npz")
     if any(f"arg{i}" not in inputs for i in range(len(meta["args"]))):
-        return None  # weights that are not stored with the case
+        return None
     return [inputs[f"arg{i}"].astype(dtype_of(arg["dtype"])) for i, arg in enumerate(meta["args"])]
 
 
-def check(case, form, print_module):
-    path = case / form
+def run_and_compare(text, case, meta):
+    arguments = load_arguments(case, meta)
+    if arguments is None:
+        generic_text(text)
+        return None
+    return difference(run_on_cpu(text, arguments), case, meta)
 
+
+def check_reading(path, meta, print_module):
     def printed(*passes):
         done = subprocess.run([print_module, path, *passes], capture_output=True, text=True)
         if done.returncode != 0:
@@ -84,39 +97,61 @@ def check(case, form, print_module):
 
     if generic_text(printed()) != generic_text(path.read_text()):
         return "printed as another module"
-    meta = json.loads((case / "meta.json").read_text())
-    arguments = load_arguments(case, meta)
-    normalized = printed(*PASSES)
-    if arguments is None:
-        generic_text(normalized)
-        return None
-    return compare(run_on_cpu(normalized, arguments), case, meta)
+    return run_and_compare(printed(*PASSES), path.parent, meta)
+
+
+def check_fusing(path, meta, fuse_as):
+    text = path.read_text()
+    result = flashlift.stablehlo.fuse(text, fuse_as=fuse_as, name=str(path))
+    expect = meta["expect"]
+    # Gradients need the probabilities that a fused forward does not keep: such a module may stay as it is, with reasons.
+    allowed = {expect["attentions"]}
+    if expect["direction"] == "forward+backward" or expect.get("optional"):
+        allowed.add(0)
+    if result.fused_count not in allowed or any(not candidate.reason for candidate in result.candidates):
+        reasons = "".join(f"\n    {candidate.reason}" for candidate in result.candidates if not candidate.fused)
+        return f"fused {result.fused_count} of {expect['attentions']}{reasons}"
+    if result.fused_count == 0:
+        return None if result.module == text else "changed without anything fused"
+    return run_and_compare(result.module, path.parent, meta)
+
+
+def check(path, mode, print_module):
+    meta = json.loads((path.parent / "meta.json").read_text())
+    try:
+        if mode == "read":
+            return check_reading(path, meta, print_module)
+        return check_fusing(path, meta, mode)
+    except Exception as error:  # every case is reported, whatever breaks in one
+        return f"{type(error).__name__}: {error}"
+
+
+def find_cases(folder, names=None):
+    """The modules of a folder of cases, pretty and generic."""
+    paths = [path.parent / form for path in sorted(folder.glob("*/module.mlir")) for form in FORMS]
+    return [path for path in paths if path.exists() and (not names or path.parent.name in names)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--case", action="append", help="only this one; may be given several times")
+    parser.add_argument("--mode", action="append", choices=MODES, help="only this one; may be given several times")
     options = parser.parse_args()
-    cases = sorted(path.parent for path in options.folder.glob("*/module.mlir"))
-    cases = [case for case in cases if not options.case or case.name in options.case]
+    cases = find_cases(options.folder, options.case)
     if not cases:
         sys.exit(f"no cases in {options.folder}")
-    checked = failures = 0
-    for case in cases:
-        for form in ("module.mlir", "module.generic.mlir"):
-            if not (case / form).exists():
-                continue
-            checked += 1
-            try:
-                problem = check(case, form, options.build / "bin" / "print_module")
-            except Exception as error:  # report every case, whatever breaks in one
-                problem = f"{type(error).__name__}: {error}"
+    flashlift.jax.register()
+    failures = 0
+    modes = options.mode or MODES
+    for path in cases:
+        for mode in modes:
+            problem = check(path, mode, options.build / "bin" / "print_module")
             if problem:
                 failures += 1
-                print(f"{case.name}/{form}: {problem}")
-    print(f"{checked} modules, {failures} failed")
+                print(f"{path.parent.name}/{path.name} {mode}: {problem}", flush=True)
+    print(f"{len(cases)} modules, {len(cases) * len(modes)} checks, {failures} failed")
     return 1 if failures else 0
 
 
