@@ -21,7 +21,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: build ## find attention in a sentence encoder, run it fused, compare
-	@$(VENV)/bin/python examples/demo.py
+	@$(VENV)/bin/python examples/minilm/demo.py
 
 test: build ## build everything and run all tests
 	@echo "==> C++ tests"
