@@ -1,0 +1,171 @@
+"""Flashlift beside its peers on this machine's CPU: speed and temporary memory, all in one process.
+
+    make bench        or        python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import contenders
+import flashlift
+import hardware
+import jax
+import numpy as np
+import torch
+from contenders import Case, Contender
+
+BUILD = Path(__file__).resolve().parents[1] / "build"
+LEAST_ROUNDS, MOST_ROUNDS = 4, 40
+
+SHAPES = [(8, 1024, 64, 0), (8, 4096, 64, 0), (16, 2048, 128, 0), (32, 2048, 128, 8)]
+PLAIN = [
+    Case(heads, length, depth, dtype, kv_heads, mod)
+    for dtype in ("f32", "bf16")
+    for heads, length, depth, kv_heads in SHAPES
+    for mod in ("full", "causal")
+]
+MODS = [
+    Case(8, 1024, 64, dtype, mod=mod)
+    for dtype in ("f32", "bf16")
+    for mod in ("causal", "ALiBi", "softcap 30", "window 256", "4 documents")
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    problem: str
+    contender: str
+    ms: float
+    gflops: float
+    temporary_bytes: int | None
+    max_difference: float
+    """From Flashlift's result."""
+
+
+def main() -> int:
+    options = parse_arguments()
+    limits = hardware.measure(BUILD)
+    note(f"{limits}\n")
+    plain = run_all([case for case in PLAIN if options.only in case.name], plain_contenders, limits, options)
+    mods = run_all([case for case in MODS if options.only in case.name], mod_contenders, limits, options)
+    text = "\n".join(
+        [
+            f"{limits}.",
+            f"flashlift {flashlift.__version__}, torch {torch.__version__}, jax {jax.__version__}.",
+            "Medians of runs taken in turns in one process. GFLOP/s count the scores that are kept. Temporary memory is",
+            "what a call needs besides inputs and outputs, in the order of the columns. × is Flashlift's speed over the",
+            "peer's.",
+            "",
+            "Written by `make bench`.",
+            "",
+            "### Plain attention",
+            "",
+            *table(plain, ["XLA:CPU, fused", "torch SDPA", "XLA:CPU"]),
+            "",
+            "### Masks and score modifications",
+            "",
+            *table(mods, ["flex_attention"]),
+        ]
+    )
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text + "\n")
+    if options.json:
+        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods]}, indent=1))
+    else:
+        print(f"\n{text}\n\nAlso in {options.output}.")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to run each contender of a case [2]")
+    parser.add_argument("--only", default="", metavar="WORD", help='only cases whose name holds WORD, such as "bf16"')
+    parser.add_argument("--output", type=Path, default=BUILD / "bench.md", help="where the tables go [build/bench.md]")
+    return parser.parse_args()
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def plain_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[Contender]:
+    found = [contenders.with_flashlift(case, inputs, threads), contenders.with_torch(case, inputs)]
+    if case.dtype == "f32":  # XLA:CPU has no bf16 matrix product of its own: it converts, ten times slower
+        found += contenders.with_xla(case, inputs, threads)
+    return found
+
+
+def mod_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[Contender]:
+    return [contenders.with_flashlift(case, inputs, threads), contenders.with_flex(case, inputs)]
+
+
+def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: argparse.Namespace) -> list[Row]:
+    rows = []
+    for case in cases:
+        note(case.name)
+        group = make(case, contenders.Inputs(case), limits.threads)
+        times = measure(group, options.seconds)
+        ours = group[0].result()
+        for one, seconds in zip(group, times, strict=True):
+            rows.append(
+                Row(
+                    case.name,
+                    case.problem,
+                    one.name,
+                    1e3 * seconds,
+                    1e-9 * case.flops / seconds,
+                    one.temporary_bytes,
+                    float(np.abs(one.result() - ours).max()),
+                )
+            )
+            note(f"  {one.name:16} {rows[-1].ms:9.2f} ms {rows[-1].gflops:6.0f} GFLOP/s {in_mib(one.temporary_bytes)}")
+    return rows
+
+
+def measure(group: list[Contender], seconds: float) -> list[float]:
+    """Median seconds of each, run in turns so that the machine's moods meet all of them."""
+    samples: list[list[float]] = [[] for _ in group]
+    for one in group:
+        one.run()
+    begin = time.perf_counter()
+    while len(samples[0]) < LEAST_ROUNDS or (
+        time.perf_counter() - begin < seconds * len(group) and len(samples[0]) < MOST_ROUNDS
+    ):
+        for one, times in zip(group, samples, strict=True):
+            time.sleep(0.002)  # lets the previous one's threads go to sleep instead of spinning beside this one's
+            start = time.perf_counter()
+            one.run()
+            times.append(time.perf_counter() - start)
+    return [float(np.median(times)) for times in samples]
+
+
+def in_mib(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**20:.1f} MiB"
+
+
+def table(rows: list[Row], peers: list[str]) -> list[str]:
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_case.setdefault(row.case, {})[row.contender] = row
+    header = ["problem", "Flashlift"] + [part for peer in peers for part in (peer, "×")] + ["temporary memory, MiB"]
+    lines = [" | ".join(["", *header, ""]).strip(), "|" + " --- |" * len(header)]
+    for name, found in by_case.items():
+        ours = found["Flashlift"]
+        cells = [name, f"{ours.gflops:.0f}"]
+        memory = [in_mib(ours.temporary_bytes).removesuffix(" MiB")]
+        for peer in peers:
+            row = found.get(peer)
+            cells += [f"{row.gflops:.0f}", f"{ours.gflops / row.gflops:.2f}"] if row else ["", ""]
+            memory.append(in_mib(row.temporary_bytes).removesuffix(" MiB") if row else "")
+        lines.append(" | ".join(["", *cells, " · ".join(part or "–" for part in memory), ""]).strip())
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

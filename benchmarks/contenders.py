@@ -1,0 +1,216 @@
+"""Flashlift and its peers, each as a function of no arguments that runs one attention once."""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import flashlift
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention, self-attention on [batch 1, heads, length, depth]."""
+
+    heads: int
+    length: int
+    depth: int
+    dtype: str = "f32"
+    kv_heads: int = 0  # 0: as many as heads
+    mod: str = "full"
+
+    @property
+    def groups(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def name(self) -> str:
+        heads = f"H{self.heads}" if self.groups == self.heads else f"H{self.heads}/{self.groups}"
+        return f"{self.dtype} {heads} S{self.length} D{self.depth} {self.mod}"
+
+    @property
+    def problem(self) -> str:
+        sizes = f"attn b1 hq{self.heads} hkv{self.groups} s{self.length} d{self.depth} {self.dtype}"
+        return f"{sizes} {MODS[self.mod].flashlift}".strip()
+
+    @property
+    def flops(self) -> float:
+        """Of the scores that are kept, so that a masked problem is not flattered."""
+        return 4.0 * self.heads * self.depth * MODS[self.mod].kept(self.length)
+
+
+@dataclass(frozen=True)
+class Mod:
+    flashlift: str
+    kept: Callable[[int], float]
+    score_mod: Callable | None = None
+    mask_mod: Callable | None = None
+
+
+def _causal_pairs(length: int) -> float:
+    return length * (length + 1) / 2
+
+
+def _causal(b, h, q, kv):
+    return kv <= q
+
+
+MODS = {
+    "full": Mod("", lambda n: float(n) * n),
+    "causal": Mod("causal", _causal_pairs, mask_mod=_causal),
+    "ALiBi": Mod(
+        "alibi", lambda n: float(n) * n, score_mod=lambda s, b, h, q, kv: s + torch.exp2(-(h + 1.0)) * (kv - q)
+    ),
+    "softcap 30": Mod(
+        "softcap=30", lambda n: float(n) * n, score_mod=lambda s, b, h, q, kv: 30.0 * torch.tanh(s / 30.0)
+    ),
+    "window 256": Mod(
+        "window=256,0",
+        lambda n: _causal_pairs(n) - _causal_pairs(max(n - 257, 0)),
+        mask_mod=lambda b, h, q, kv: (kv <= q) & (q - kv <= 256),
+    ),
+    "4 documents": Mod(
+        "documents=4", lambda n: 4 * (n / 4.0) ** 2, mask_mod=lambda b, h, q, kv: q * 4 // N == kv * 4 // N
+    ),
+}
+N = 0  # the length, for the documents' mask_mod: flex_attention's mods take no other arguments
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    run: Callable[[], object]
+    temporary_bytes: int | None
+    """At the peak of one call, besides inputs and outputs; None where nothing tells."""
+    result: Callable[[], np.ndarray]
+    """What the latest run computed, as float32 [heads, length, depth]."""
+
+
+class Inputs:
+    """The same numbers for everyone."""
+
+    def __init__(self, case: Case) -> None:
+        random = np.random.default_rng(1)
+        kind = ml_dtypes.bfloat16 if case.dtype == "bf16" else np.float32
+        shapes = [(1, heads, case.length, case.depth) for heads in (case.heads, case.groups, case.groups)]
+        self.q, self.k, self.v = (random.normal(size=shape).astype(np.float32).astype(kind) for shape in shapes)
+
+    def torch(self) -> list[torch.Tensor]:
+        kind = torch.bfloat16 if self.q.dtype != np.float32 else torch.float32
+        return [torch.tensor(array.astype(np.float32)).to(kind) for array in (self.q, self.k, self.v)]
+
+
+def with_flashlift(case: Case, inputs: Inputs, threads: int) -> Contender:
+    attention = flashlift.compile(case.problem)
+    out = np.empty_like(inputs.q)
+    run = attention.bind(inputs.q, inputs.k, inputs.v, out)
+    return Contender("Flashlift", run, attention.workspace_bytes(threads), lambda: out[0].astype(np.float32))
+
+
+def with_torch(case: Case, inputs: Inputs) -> Contender:
+    q, k, v = inputs.torch()
+    options = {"is_causal": case.mod == "causal", "enable_gqa": case.groups != case.heads}
+    return _torch_contender("torch SDPA", lambda: F.scaled_dot_product_attention(q, k, v, **options))
+
+
+def with_flex(case: Case, inputs: Inputs) -> Contender:
+    global N
+    N = case.length
+    # Past eight different mods in one process dynamo falls back to unfused maths without a word.
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    q, k, v = inputs.torch()
+    mod = MODS[case.mod]
+    mask = None
+    if mod.mask_mod is not None:
+        mask = create_block_mask(mod.mask_mod, None, None, case.length, case.length, device="cpu")
+    gqa = case.groups != case.heads
+    return _torch_contender(
+        "flex_attention", lambda: compiled(q, k, v, score_mod=mod.score_mod, block_mask=mask, enable_gqa=gqa)
+    )
+
+
+def _torch_contender(name: str, function: Callable[[], torch.Tensor]) -> Contender:
+    latest = {}
+
+    def run() -> None:
+        with torch.no_grad():
+            latest["out"] = function()
+
+    run()
+    peak = _peak_bytes(run) - latest["out"].numel() * latest["out"].element_size()
+    return Contender(name, run, max(peak, 0), lambda: latest["out"][0].float().numpy())
+
+
+def _peak_bytes(run: Callable[[], object]) -> int:
+    """What a call holds at most, its result included, from torch's own record of what it allocated and freed."""
+    with _silent_stderr(), torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """The profiler's C++ logs to standard error whatever its settings say."""
+    saved = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(nowhere)
+        os.close(saved)
+
+
+def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+    """Attention as anyone would write it, [batch, heads, length, depth]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (jnp.repeat(array, group, axis=1) if group > 1 else array for array in (k, v))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    if causal:
+        at = jnp.arange(scores.shape[-1])
+        scores = jnp.where(at[None, :] <= at[:, None], scores, -jnp.inf)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def with_xla(case: Case, inputs: Inputs, threads: int) -> list[Contender]:
+    """XLA's own compilation of a module, and the same module with its attention fused."""
+    arrays = [jnp.asarray(array) for array in (inputs.q, inputs.k, inputs.v)]
+    causal = case.mod == "causal"
+
+    def function(q, k, v):
+        return jax_attention(q, k, v, causal)
+
+    fused = flashlift.jax.fuse(function, strict=True)
+    problem = fused.analyze(*arrays).problems[0]
+    workspace = flashlift.compile(problem).workspace_bytes(threads)
+    return [
+        _xla_contender("XLA:CPU", jax.jit(function), arrays, 0),
+        _xla_contender("XLA:CPU, fused", jax.jit(fused), arrays, workspace),
+    ]
+
+
+def _xla_contender(name: str, function: Callable, arrays: list[jax.Array], workspace: int) -> Contender:
+    compiled = function.lower(*arrays).compile()
+    latest = {}
+
+    def run() -> None:
+        latest["out"] = compiled(*arrays).block_until_ready()
+
+    temporary = compiled.memory_analysis().temp_size_in_bytes + workspace
+    return Contender(name, run, temporary, lambda: np.asarray(latest["out"][0], np.float32))
