@@ -18,10 +18,11 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
 # The package must not depend on where it was installed first.
 file(RENAME ${WORK}/installed ${WORK}/moved)
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK}/build -DCMAKE_CXX_COMPILER=${COMPILER}
-  -DCMAKE_PREFIX_PATH=${WORK}/moved -DCMAKE_CXX_FLAGS=${flags} -DSTABLEHLO=${STABLEHLO}
+  -DCMAKE_PREFIX_PATH=${WORK}/moved -DCMAKE_C_FLAGS=${flags} -DCMAKE_CXX_FLAGS=${flags} -DSTABLEHLO=${STABLEHLO}
   -DEXAMPLES=${CMAKE_CURRENT_LIST_DIR}/../../examples)
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer)
+run(${WORK}/build/c_consumer)
 if(STABLEHLO)
   run(${WORK}/build/stablehlo_consumer)
 endif()

@@ -25,8 +25,8 @@ def attention(
 
     layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
-    "score_mod(...) {...}". captures: the tensors that the programs read, in the order in which they are first named; sinks:
-    f32 [q_heads, n]. Without "scale=..." the scale is 1/sqrt(head_dim).
+    "score_mod(...) {...}". captures: the tensors that the programs read, in the order in which they are first
+    named; sinks: f32 [q_heads, n]. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
     """
     register()

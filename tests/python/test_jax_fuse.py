@@ -1,0 +1,189 @@
+"""flashlift.jax.fuse: JAX functions whose attention is found and fused."""
+
+import flashlift
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*shape, dtype=jnp.float32):
+    return jnp.asarray(RNG.normal(size=shape), dtype)
+
+
+def attention(q, k, v, *, causal=False, scale=None):
+    """[batch, length, heads, depth]"""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def block(params, x, mask):
+    """Attention between projections, arguments and result as trees."""
+    heads = (*x.shape[:2], 4, 8)
+    q, k, v = (jnp.reshape(x @ params[name], heads) for name in "qkv")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(8)
+    scores = jnp.where(mask[:, None, None, :], scores, -1e30)
+    out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v)
+    return {"out": x + out.reshape(x.shape) @ params["o"], "norm": jnp.linalg.norm(out)}
+
+
+def block_arguments(batch=2, length=24):
+    params = {name: normal(32, 32) * 0.2 for name in "qkvo"}
+    mask = jnp.arange(length) < jnp.asarray([length, length // 2][:batch])[:, None]
+    return params, normal(batch, length, 32), mask
+
+
+def assert_same(ours, theirs, atol=3e-6):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype and one.weak_type == other.weak_type
+        np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64), atol=atol, rtol=1e-5)
+
+
+def test_fuses_and_reports():
+    q, k, v = normal(2, 33, 4, 16), normal(2, 33, 2, 16), normal(2, 33, 2, 16)
+    fused = flashlift.jax.fuse(lambda q, k, v: attention(q, k, v, causal=True))
+    with pytest.raises(flashlift.FlashliftError, match="not been called"):
+        fused.report  # noqa: B018
+    assert_same(fused(q, k, v), attention(q, k, v, causal=True))
+    report = fused.report
+    assert report.fused_count == len(report.problems) == 1 and report.reason == ""
+    candidate = next(one for one in report.candidates if one.fused)
+    assert "hq4 hkv2" in candidate.problem and "mask_mod" in candidate.mask_mod and candidate.reason
+    assert "flashlift.attention" in report.module and "flashlift.attention" not in report.original
+    assert "1 of 1 candidates fused" in str(report)
+    flashlift.compile(report.problems[0])  # the text is a problem
+
+
+def test_trees_and_keyword_arguments():
+    params, x, mask = block_arguments()
+    fused = flashlift.jax.fuse(block)
+    assert_same(fused(params, x, mask), jax.jit(block)(params, x, mask))
+    assert fused.report.fused_count == 1
+    assert_same(fused(params, mask=mask, x=x), jax.jit(block)(params, x, mask))
+    assert fused.__name__ == "block"
+
+
+def test_each_shape_is_fused_once():
+    traced = []
+
+    def function(q, k, v):
+        traced.append(q.shape)
+        return attention(q, k, v)
+
+    fused = flashlift.jax.fuse(function)
+    for length in (16, 40, 16):
+        q = normal(1, length, 2, 8)
+        assert_same(fused(q, q, q), attention(q, q, q))
+        assert f"sq{length}" in fused.report.problems[0] or f"s{length}" in fused.report.problems[0]
+    assert traced == [(1, 16, 2, 8), (1, 40, 2, 8)]
+
+
+def test_static_arguments():
+    q = normal(1, 16, 2, 8)
+
+    def function(q, causal, *, scale):
+        return attention(q, q, q, causal=causal, scale=scale)
+
+    fused = flashlift.jax.fuse(function, static_argnums=1, static_argnames="scale")
+    for causal in (True, False):
+        for scale in (0.5, 1.0):
+            assert_same(fused(q, causal, scale=scale), function(q, causal, scale=scale))
+            assert ("mask_mod" in fused.report.problems[0]) == causal
+    assert_same(fused(q, causal=True, scale=1.0), function(q, True, scale=1.0))
+    assert_same(fused(q, scale=1.0, causal=True), function(q, True, scale=1.0))
+
+
+def test_inside_jit_and_grad():
+    q = normal(1, 16, 2, 8)
+    fused = flashlift.jax.fuse(lambda q: attention(q, 2 * q, q, causal=True))
+    plain = lambda q: attention(q, 2 * q, q, causal=True)  # noqa: E731
+    assert_same(jax.jit(lambda q: 3 * fused(q) + 1)(q), 3 * plain(q) + 1, atol=1e-5)
+    assert fused.report.fused_count == 1
+    assert_same(jax.grad(lambda q: fused(q).sum())(q), jax.grad(lambda q: plain(q).sum())(q), atol=1e-5)
+    text = jax.jit(fused).lower(q).compile().as_text()
+    assert "flashlift.attention" in text
+
+
+def test_weak_types_and_scalars():
+    q = normal(1, 16, 2, 8)
+
+    def function(q, factor):
+        return attention(q, q, q) * factor, factor + 1
+
+    fused = flashlift.jax.fuse(function)
+    assert_same(fused(q, 2.0), jax.jit(function)(q, 2.0))
+    assert_same(fused(q, jnp.float32(2.0)), jax.jit(function)(q, jnp.float32(2.0)))
+    assert_same(fused(q, 2), jax.jit(function)(q, 2))
+
+
+def test_bfloat16():
+    q, k, v = (normal(1, 64, 2, 16, dtype=jnp.bfloat16) for _ in range(3))
+    fused = flashlift.jax.fuse(attention, strict=True)
+    assert_same(fused(q, k, v), attention(q, k, v), atol=2e-2)
+
+
+def test_many_layers_in_a_scan():
+    params, x, mask = block_arguments()
+    stacked = jax.tree.map(lambda one: jnp.stack([one, one * 0.5, -one]), params)
+
+    def model(stacked, x, mask):
+        return jax.lax.scan(lambda x, params: (block(params, x, mask)["out"], None), x, stacked)[0]
+
+    fused = flashlift.jax.fuse(model)
+    assert_same(fused(stacked, x, mask), jax.jit(model)(stacked, x, mask), atol=1e-5)
+    assert fused.report.fused_count == 1
+
+
+def test_nothing_to_fuse():
+    x = normal(4, 4)
+    fused = flashlift.jax.fuse(lambda x: {"y": x @ x})
+    assert_same(fused(x), {"y": x @ x})
+    assert fused.report.fused_count == 0 and "no attention" in fused.report.reason
+    assert fused.report.module == fused.report.original
+    with pytest.raises(flashlift.UnsupportedError, match="0 of 0"):
+        flashlift.jax.fuse(lambda x: x @ x, strict=True)(x)
+
+
+def test_probabilities_used_elsewhere_stay():
+    q = normal(1, 16, 8)
+
+    def function(q):
+        probabilities = jax.nn.softmax(q @ q.swapaxes(1, 2), -1)
+        return probabilities @ q, probabilities
+
+    fused = flashlift.jax.fuse(function)
+    assert_same(fused(q), jax.jit(function)(q))
+    assert fused.report.fused_count == 0
+    assert all(not one.fused and one.reason for one in fused.report.candidates)
+
+
+def test_what_cannot_be_exported_runs_as_it_was():
+    q = normal(1, 16, 2, 8)
+    seen = []
+
+    def function(q):
+        jax.debug.callback(lambda x: seen.append(float(x)), q[0, 0, 0, 0], ordered=True)
+        return attention(q, q, q)
+
+    fused = flashlift.jax.fuse(function)
+    assert_same(fused(q), attention(q, q, q))
+    jax.effects_barrier()
+    assert len(seen) == 1 and fused.report.reason
+    with pytest.raises((flashlift.FlashliftError, NotImplementedError, ValueError)):
+        flashlift.jax.fuse(function, strict=True)(q)
+
+
+def test_errors_of_the_function_are_its_own():
+    with pytest.raises(TypeError):
+        flashlift.jax.fuse(attention)("text", "text", "text")
+    with pytest.raises(ZeroDivisionError):
+        flashlift.jax.fuse(lambda x: x / (1 // 0))(normal(2))
+
+
+def test_analyze_runs_nothing():
+    shape = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)
+    report = flashlift.jax.fuse(lambda q: attention(q, q, q)).analyze(shape)
+    assert report.fused_count == 1 and "s4096" in report.problems[0].replace("sq", "s")
