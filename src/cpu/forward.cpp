@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "cpu/forward_tile.h"
@@ -104,6 +105,11 @@ class Work {
 
 Result<Forward> Forward::compile(const Problem& problem, Isa isa, const ScoreCompiler& compiler) {
   Forward forward(problem, tile_kernels(isa));
+  int exponent = 0;
+  const float mantissa = std::frexp(problem.scale, &exponent);
+  // Huge and tiny powers could overflow or lose bits of small queries.
+  const bool exact = std::abs(mantissa) == 0.5f && std::abs(exponent) < 16;
+  (exact ? forward.query_scale_ : forward.score_scale_) = problem.scale;
   if (problem.score_mod || problem.mask_mod) {
     FLASHLIFT_ASSIGN_OR_RETURN(forward.score_, compiler(problem, isa));
   }

@@ -43,6 +43,11 @@ class Forward {
   const ForwardConfig& config() const { return config_; }
   const TileKernels& kernels() const { return *kernels_; }
   const CompiledScore* score() const { return score_.get(); }
+  // The problem's scale in two factors. A power of two multiplies the queries without rounding. Any other scale waits
+  // for the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements
+  // are equal, and no average over the keys takes that out again.
+  float query_scale() const { return query_scale_; }
+  float score_scale() const { return score_scale_; }
 
  private:
   Forward(const Problem& problem, const TileKernels& kernels) : problem_(problem), kernels_(&kernels) {}
@@ -50,6 +55,8 @@ class Forward {
   Problem problem_;
   const TileKernels* kernels_;
   ForwardConfig config_;
+  float query_scale_ = 1;
+  float score_scale_ = 1;
   std::shared_ptr<const CompiledScore> score_;  // null: no programs
 };
 

@@ -98,7 +98,7 @@ void TaskRunner::load_queries() {
   for (int64_t i = 0; i < task_.h_count; ++i) {
     const int64_t h = task_.h_begin + i;
     kernels_.convert_rows(rows_of(call_.arguments.q, task_.b, h, task_.q_begin), task_.q_count, problem_.head_dim,
-                          problem_.scale, q_ + i * task_.q_count * problem_.head_dim, problem_.head_dim);
+                          call_.kernel.query_scale(), q_ + i * task_.q_count * problem_.head_dim, problem_.head_dim);
     for (int64_t j = 0; j < task_.q_count; ++j) {
       coordinates_[i * task_.q_count + j] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h),
                                              static_cast<int32_t>(task_.q_begin + j)};
@@ -171,7 +171,7 @@ void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_
     function = partial || (problem_.score_mod && !whole) ? score->masked : score->unmasked;
   }
   if (function == nullptr) {
-    kernels_.row_max(scores, kv_tile_, row_end - row_begin, columns, maxima_ + row_begin);
+    kernels_.row_max(scores, kv_tile_, row_end - row_begin, columns, call_.kernel.score_scale(), maxima_ + row_begin);
     return;
   }
   const ScoreArguments arguments{.s = scores,
@@ -183,7 +183,8 @@ void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_
                                  .captures = call_.captures,
                                  .maxima = maxima_ + row_begin,
                                  .q_len = static_cast<int32_t>(call_.sizes.q_len),
-                                 .kv_len = static_cast<int32_t>(call_.sizes.kv_len)};
+                                 .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
+                                 .scale = call_.kernel.score_scale()};
   function(&arguments);
 }
 

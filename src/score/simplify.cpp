@@ -16,7 +16,7 @@ int64_t float_payload(float value) { return std::bit_cast<uint32_t>(value); }
 
 class Simplifier {
  public:
-  explicit Simplifier(const Program& source) : source_(source) {
+  Simplifier(const Program& source, std::span<ValueId> results) : source_(source), results_(results) {
     result_.kind = source.kind;
     result_.captures = source.captures;
   }
@@ -34,14 +34,24 @@ class Simplifier {
       }
       renamed[id] = emit(std::move(node));
     }
-    result_.result = renamed[source_.result];
+    rename_results(result_, source_.result, renamed);
     return drop_dead(std::move(result_));
   }
 
  private:
-  static std::vector<bool> live_nodes(const Program& program) {
+  void rename_results(Program& program, ValueId result, const std::vector<ValueId>& renamed) {
+    program.result = renamed[result];
+    for (ValueId& id : results_) {
+      id = renamed[id];
+    }
+  }
+
+  std::vector<bool> live_nodes(const Program& program) const {
     std::vector<bool> live(program.nodes.size(), false);
     live[program.result] = true;
+    for (const ValueId id : results_) {
+      live[id] = true;
+    }
     for (ValueId id = static_cast<ValueId>(program.nodes.size()); id-- > 0;) {
       if (live[id]) {
         for (const ValueId operand : program.nodes[id].operands) {
@@ -53,7 +63,7 @@ class Simplifier {
   }
 
   // Rewrites made nodes dead; captured tensors may have lost their last reader.
-  static Program drop_dead(Program program) {
+  Program drop_dead(Program program) {
     const std::vector<bool> live = live_nodes(program);
     Program kept{.kind = program.kind, .captures = {}, .nodes = {}, .result = 0};
     std::vector<ValueId> renamed(program.nodes.size(), 0);
@@ -77,7 +87,7 @@ class Simplifier {
       renamed[id] = static_cast<ValueId>(kept.nodes.size());
       kept.nodes.push_back(std::move(node));
     }
-    kept.result = renamed[program.result];
+    rename_results(kept, program.result, renamed);
     return kept;
   }
 
@@ -362,16 +372,20 @@ class Simplifier {
   }
 
   const Program& source_;
+  std::span<ValueId> results_;
   Program result_;
   std::map<std::tuple<Op, Type, int64_t, std::vector<ValueId>>, ValueId> existing_;
 };
 
 }  // namespace
 
-Program simplify(const Program& program) {
+Program simplify(const Program& program) { return simplify(program, {}); }
+
+Program simplify(const Program& program, std::span<ValueId> results) {
   // One pass sees each node after its operands, so identities that cascade need a second look only where a rewrite
   // made an operand of an earlier node; two passes reach the fixed point in practice, and equal hashes need no more.
-  return Simplifier(Simplifier(program).run()).run();
+  const Program once = Simplifier(program, results).run();
+  return Simplifier(once, results).run();
 }
 
 bool is_constant(const Program& program, int64_t payload) {

@@ -1,6 +1,8 @@
 // Rewriting score programs to smaller equal ones.
 #pragma once
 
+#include <span>
+
 #include "flashlift/program.h"
 
 namespace flashlift::score {
@@ -8,6 +10,8 @@ namespace flashlift::score {
 // Folds constants (in f32), applies identities that hold for every input (NaN and infinities included), shares equal
 // nodes, and drops dead nodes and captured tensors that are no longer read. The result computes the same values.
 Program simplify(const Program& program);
+// The same for a program of several results: `results` are kept like program.result, and renamed to their new ids.
+Program simplify(const Program& program, std::span<ValueId> results);
 
 // True if the program gives this constant everywhere.
 bool is_constant(const Program& program, int64_t payload);

@@ -95,7 +95,9 @@ class Generator {
     Node node{.op = op, .type = Type::kI1, .operands = {}};
     const auto result = result_type(op, operands, Type::kI1);
     const bool is_input = info(op).arity == 0 || op == Op::k_load;
-    if (is_input || !result.ok() || (!options_.floats && *result == Type::kF32)) {
+    const bool is_excluded =
+        std::find(options_.excluded.begin(), options_.excluded.end(), op) != options_.excluded.end();
+    if (is_input || is_excluded || !result.ok() || (!options_.floats && *result == Type::kF32)) {
       return;
     }
     node.type = *result;

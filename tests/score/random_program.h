@@ -13,6 +13,7 @@ struct RandomProgramOptions {
   ProgramKind kind = ProgramKind::kMaskMod;
   int nodes = 12;  // besides inputs and constants
   bool floats = true;
+  std::vector<Op> excluded;  // operations not to use
   // Read at indices made of the program's integers. A program may read none of them.
   std::vector<Capture> captures;
 };

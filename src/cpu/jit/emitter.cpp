@@ -114,6 +114,7 @@ class ScoreEmitter {
   Value* kv_begin_ = nullptr;
   Value* q_len_ = nullptr;
   Value* kv_len_ = nullptr;
+  Value* scale_ = nullptr;
   // Of the current row.
   Value* b_ = nullptr;
   Value* h_ = nullptr;
@@ -223,6 +224,7 @@ void ScoreEmitter::open_function(const char* name) {
   kv_begin_ = ir_.CreateTrunc(field(ir_.getInt64Ty(), offsetof(ScoreArguments, kv_begin)), ir_.getInt32Ty());
   q_len_ = field(ir_.getInt32Ty(), offsetof(ScoreArguments, q_len));
   kv_len_ = field(ir_.getInt32Ty(), offsetof(ScoreArguments, kv_len));
+  scale_ = splat(field(ir_.getFloatTy(), offsetof(ScoreArguments, scale)));
   Value* captures = field(ir_.getPtrTy(), offsetof(ScoreArguments, captures));
   for (size_t i = 0; i < problem_.captures.size(); ++i) {
     loads_.declare(problem_.captures[i], captures, i);
@@ -288,7 +290,7 @@ void ScoreEmitter::emit_row(bool masked) {
   Value* lane = ir_.CreateStepVector(llvm::FixedVectorType::get(ir_.getInt32Ty(), static_cast<unsigned>(lanes_)));
   kv_ = ir_.CreateAdd(splat(first), lane);
   Value* address = ir_.CreateGEP(ir_.getFloatTy(), row_scores_, column);
-  score_ = ir_.CreateAlignedLoad(vector, address, llvm::Align(4));
+  score_ = ir_.CreateFMul(ir_.CreateAlignedLoad(vector, address, llvm::Align(4)), scale_);
 
   Value* scores = emit_scores(masked);
   ir_.CreateAlignedStore(scores, address, llvm::Align(4));

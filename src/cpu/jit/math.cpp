@@ -102,9 +102,12 @@ Value* MathEmitter::tanh(Value* x) {
   return ir_.CreateBinaryIntrinsic(llvm::Intrinsic::copysign, result, x);
 }
 
+// e^x / (1 + e^x) for negative x: 1 / (1 + e^-x) would overflow where the result is a small denormal.
 Value* MathEmitter::sigmoid(Value* x) {
-  Value* e = exp(ir_.CreateFNeg(x));
-  return ir_.CreateFDiv(number(1.0, x), ir_.CreateFAdd(number(1.0, x), e));
+  Value* one = number(1.0, x);
+  Value* e = exp(ir_.CreateFNeg(ir_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x)));
+  Value* numerator = ir_.CreateSelect(ir_.CreateFCmpOLT(x, number(0.0, x)), e, one);
+  return ir_.CreateFDiv(numerator, ir_.CreateFAdd(one, e));
 }
 
 // Cephes' logf: mantissa in [sqrt(1/2), sqrt(2)), polynomial in m - 1, exponent added in two parts.

@@ -1,7 +1,7 @@
 // Elementary functions as straight-line vector IR. Everything works on f32 scalars and vectors alike.
 //
-// Accuracy, measured over all f32 inputs by tests/cpu/jit_math_test.cpp: at most 2 ulp for exp, exp2 and log, 4 ulp for
-// tanh and sigmoid.
+// Largest errors over the sample of tests/cpu/jit_math_test.cpp, in ulp: exp 1.02, exp2 1.01, log 0.77, tanh 2.17,
+// sigmoid 2.2.
 #pragma once
 
 #include <llvm/IR/IRBuilder.h>

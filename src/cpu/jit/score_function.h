@@ -26,7 +26,7 @@ struct CaptureView {
 
 // What the compiled code is called with. Its layout is known to jit/emitter.cpp.
 struct ScoreArguments {
-  float* s;          // in: scaled dot products; out: final scores, -inf where masked and in the padding
+  float* s;          // in: dot products; out: final scores, -inf where masked and in the padding
   int64_t s_stride;  // floats between rows; room for columns rounded up to whole vectors
   int64_t rows;
   int64_t kv_begin;  // the key of column 0
@@ -36,6 +36,7 @@ struct ScoreArguments {
   float* maxima;                      // [rows] out: each row's largest score (NaN ignored)
   int32_t q_len;
   int32_t kv_len;
+  float scale;  // from the dot products to what the programs call score
 };
 using ScoreFunction = void (*)(const ScoreArguments*);
 

@@ -29,10 +29,12 @@ struct RowState {
   float sum = 0;
 };
 
-// The exponentials are 2^(score * log2(e) - shift) with the shift rounded to a float, one multiply-add; scores so large
-// that their product with log2(e) could overflow (a mask made of the lowest float) take 2^((score - max) * log2(e)).
+// The exponentials are 2^(score * log2(e) - shift) with the shift rounded to a float, one multiply-add. The rounding is
+// common to the row and cancels, as long as it is small against 1; large maxima (a row masked by a finite constant)
+// take 2^((score - max) * log2(e)).
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline bool is_large_score(float max) { return !(max > -1e38f && max < 1e38f); }
+inline constexpr float kLargeScore = 1e4f;
+inline bool is_large_score(float max) { return !(max > -kLargeScore && max < kLargeScore); }
 inline double exponent_base(float max) {
   return is_large_score(max) ? static_cast<double>(max) : static_cast<double>(max * kLog2E) * 0.69314718055994530942;
 }
@@ -57,8 +59,9 @@ struct TileKernels {
   void (*multiply)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
                    int64_t c_stride, bool accumulate);
 
-  // Sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's maximum (NaN ignored).
-  void (*row_max)(float* s, int64_t s_stride, int64_t rows, int64_t columns, float* maxima);
+  // Multiplies the scores by scale, sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's
+  // maximum (NaN ignored).
+  void (*row_max)(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima);
   // One step of the online softmax: raises state to the block's maxima, replaces s by its exponentials (columns is a
   // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, where a maximum grew.
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,

@@ -217,20 +217,36 @@ void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t 
 
 // ---- The softmax --------------------------------------------------------------------------------------------------
 
-void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float* maxima) {
+template <bool kScaled>
+void row_max_typed(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima) {
+  const Float factor = Vector::set(scale);
   for (int64_t r = 0; r < rows; ++r) {
     float* row = s + r * s_stride;
     Float m = Vector::set(kMinusInfinity);
     int64_t c = 0;
     for (; c + kLanes <= columns; c += kLanes) {
-      m = Vector::max(Vector::load(row + c), m);
+      Float x = Vector::load(row + c);
+      if constexpr (kScaled) {
+        x = Vector::mul(x, factor);
+        Vector::store(row + c, x);
+      }
+      m = Vector::max(x, m);
     }
     if (c < columns) {
-      const Float x = Vector::keep_first(Vector::load(row + c), columns - c, Vector::set(kMinusInfinity));
+      const Float scaled = Vector::mul(Vector::load(row + c), factor);
+      const Float x = Vector::keep_first(scaled, columns - c, Vector::set(kMinusInfinity));
       Vector::store(row + c, x);
       m = Vector::max(x, m);
     }
     maxima[r] = Vector::reduce_max(m);
+  }
+}
+
+void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima) {
+  if (scale == 1.0f) {
+    row_max_typed<false>(s, s_stride, rows, columns, scale, maxima);
+  } else {
+    row_max_typed<true>(s, s_stride, rows, columns, scale, maxima);
   }
 }
 
@@ -273,6 +289,16 @@ float sum_of_infinite_row(float* row, int64_t columns) {
   return sum;
 }
 
+// log2 of what the sums so far are to be multiplied by when the maximum grows: the difference of the two rows'
+// references, each of which is rounded or not, see RowState.
+float shrink_exponent(float before, bool before_large, float m, bool large) {
+  if (before_large) {
+    return large ? (before - m) * kLog2E : __builtin_fmaf(before, kLog2E, -(m * kLog2E));
+  }
+  const float shift = before * kLog2E;
+  return large ? -__builtin_fmaf(m, kLog2E, -shift) : shift - m * kLog2E;
+}
+
 void softmax(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state, float* o,
              int64_t o_stride, int64_t o_columns) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -281,20 +307,18 @@ void softmax(float* s, int64_t s_stride, int64_t rows, int64_t columns, const fl
     const float m = maxima[r] > before ? maxima[r] : before;
     float sum;
     float shrink = 1;
-    if (m > -1e38f && m < 1e38f) {
+    const bool large = !(m > -kLargeScore && m < kLargeScore);
+    if (!large) {
       sum = exponentials<false>(row, columns, m * kLog2E);
-      if (m != before) {
-        shrink = exp2_scalar(before * kLog2E - m * kLog2E);
-      }
     } else if (m == -kMinusInfinity) {
       sum = sum_of_infinite_row(row, columns);
-      shrink = m != before ? 0.0f : 1.0f;
     } else {
       // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
       sum = exponentials<true>(row, columns, m == kMinusInfinity ? 0.0f : m);
-      if (m != before) {
-        shrink = exp2_scalar((before - m) * kLog2E);
-      }
+    }
+    if (m != before) {
+      const bool before_large = !(before > -kLargeScore && before < kLargeScore);
+      shrink = exp2_scalar(shrink_exponent(before, before_large, m, large));
     }
     if (m != before) {
       const Float factor = Vector::set(shrink);

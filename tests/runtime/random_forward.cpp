@@ -1,0 +1,33 @@
+#include "random_forward.h"
+
+#include <fmt/format.h>
+
+#include "flashlift/attention.h"
+#include "problem/check.h"
+#include "support/random_problem.h"
+
+namespace flashlift::testing {
+
+std::string check_random_forward(unsigned long seed) {
+  Random random(seed);
+  const Problem problem = draw_problem(random);
+  const OwnedArguments arguments =
+      random() % 3 == 0 ? dense_arguments(problem, random) : strided_arguments(problem, random);
+  const auto failed = [&](const std::string& what) {
+    return fmt::format("seed {}: {}\n{}\n", seed, what, print(problem));
+  };
+  const Result<Attention> attention = Attention::compile(problem);
+  if (!attention.ok()) {
+    return failed(attention.error().message);
+  }
+  if (const Status status = attention->run(arguments.views); !status.ok()) {
+    return failed(status.error().message);
+  }
+  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  if (!report.ok()) {
+    return failed(report.error().message);
+  }
+  return report->ok ? "" : failed(report->reason);
+}
+
+}  // namespace flashlift::testing
