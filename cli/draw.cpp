@@ -15,7 +15,7 @@ namespace {
 struct Options {
   std::string problem;
   std::string output;
-  DataOptions data;
+  uint64_t seed = 1;
   PictureOptions picture;
 };
 
@@ -30,7 +30,7 @@ Outcome run_draw(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--batch", options.picture.batch, problem.batch));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--head", options.picture.head, problem.q_heads));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.data.seed));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.seed));
   FLASHLIFT_ASSIGN_OR_RETURN(const Picture picture,
                              draw_mask(problem, options.problem, inputs.arguments().captures, options.picture));
   FLASHLIFT_RETURN_IF_ERROR(write_file_atomically(options.output, picture.svg));
@@ -49,12 +49,14 @@ void add_draw(CLI::App& app, Outcome& outcome) {
   command->add_option("--batch", options->picture.batch, "Which batch to draw")->option_text("INT [0]");
   command->add_option("--head", options->picture.head, "Which query head to draw")->option_text("INT [0]");
   command->add_option("--q-tile", options->picture.q_tile, "Queries in a tile")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 30))
       ->option_text("INT [128]");
   command->add_option("--kv-tile", options->picture.kv_tile, "Keys in a tile")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 30))
       ->option_text("INT [128]");
-  command->add_option("--seed", options->data.seed, "Of the captured tensors")->option_text("INT [1]");
+  command->add_option("--seed", options->seed, "Of the captured tensors")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("INT [1]");
   command->footer(kProblemFooter);
   command->callback([options, &outcome] { outcome = run_draw(*options); });
 }

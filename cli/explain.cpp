@@ -14,7 +14,7 @@ namespace {
 
 struct Options {
   std::string subject;
-  DataOptions data;
+  uint64_t seed = 1;
   DeviceOptions device;
   bool code = false;
   bool json = false;
@@ -72,7 +72,7 @@ void print_problem(const std::string& text, const Problem& p, const Json& result
 
 Outcome explain_problem(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.subject));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problem));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.seed));
   FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, Attention::compile(problem, options.device.compile_options()));
   FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, inputs.arguments().captures, 128, 128));
   Json result = {{"problem", print(problem)},
@@ -107,7 +107,9 @@ void add_explain(CLI::App& app, Outcome& outcome) {
       ->required();
   command->add_flag("--code", options->code, "Of a problem: print the generated code too");
   options->device.add_to(*command);
-  options->data.add_to(*command);
+  command->add_option("--seed", options->seed, "Of the captured tensors")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("INT [1]");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(kProblemFooter);
   command->callback([options, &outcome] {

@@ -16,7 +16,7 @@ const char* const kProblemFooter =
     "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
 
 void DataOptions::add_to(CLI::App& command) {
-  command.add_option("--seed", seed, "Of the random tensors")->option_text("INT [1]");
+  command.add_option("--seed", seed, "Of the random tensors")->check(CLI::NonNegativeNumber)->option_text("INT [1]");
   command.add_option("--layout", layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
       ->option_text("TEXT [bhsd]");

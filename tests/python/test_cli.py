@@ -149,8 +149,13 @@ def test_run_prints_a_problem_that_it_reads_back(flashlift):
     assert second["problem"] == first["problem"]
 
 
+@pytest.mark.parametrize("option", ["--seed=-1", "--seconds=-1", "--layout=bdsh", "--device=tpu"])
+def test_run_refuses_values_out_of_range(flashlift, option):
+    assert_bad_input(flashlift("run", "attn h2 s64 d16", option), option.split("=")[0], "flashlift run --help")
+
+
 def test_run_on_a_device_that_this_build_lacks(flashlift):
-    assert_bad_input(flashlift("run", "attn h2 s64 d16", "--device", "tpu"), "tpu", "cpu")
+    assert_bad_input(flashlift("run", "attn h2 s64 d16", "--device", "cuda"), "CUDA")
 
 
 def test_run_with_an_implementation_that_is_not_there(flashlift):
@@ -246,6 +251,12 @@ def test_draw_is_repeatable(flashlift, tmp_path):
         draw(flashlift, tmp_path, problem, "--seed", seed)
         pictures.append((tmp_path / "mask.svg").read_text())
     assert pictures[0] == pictures[1] != pictures[2]
+
+
+@pytest.mark.parametrize("size", [0, -1, 99999999999999999999, "wide"])
+def test_draw_refuses_a_tile_size_that_is_none(flashlift, tmp_path, size):
+    done = flashlift("draw", "attn h1 s8 d8", "-o", tmp_path / "mask.svg", f"--q-tile={size}")
+    assert_bad_input(done, "--q-tile", "flashlift draw --help")
 
 
 def test_draw_refuses_a_head_that_is_not_there(flashlift, tmp_path):
