@@ -1,4 +1,5 @@
-// Any text either is an error or a module that is read back from what it prints.
+// Any text either is an error or a module that is read back from what it prints, and whose fused forms are modules.
+#include "flashlift/stablehlo.h"
 #include "fuzz/fuzz.h"
 #include "stablehlo/reader/module.h"
 
@@ -14,6 +15,17 @@ void check(std::string_view text) {
   const std::string printed = module->print();
   const auto again = stablehlo::Module::parse(printed);
   require(again.ok(), "the printed module is read back", printed);
+
+  for (const auto as : {stablehlo::FuseAs::kCustomCall, stablehlo::FuseAs::kComposite}) {
+    const auto fused = stablehlo::fuse(text, {.as = as, .name = "fuzz"});
+    if (!fused.ok()) {
+      require_callers_error(fused.error());
+      continue;
+    }
+    require(fused->changed == (fused->fused_count() > 0), "a module changes if something in it is fused");
+    require(fused->changed || fused->module == text, "a module that nothing is fused in stays byte for byte");
+    require(stablehlo::Module::parse(fused->module).ok(), "a fused module is a module", fused->module);
+  }
 }
 
 }  // namespace

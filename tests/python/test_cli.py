@@ -206,6 +206,113 @@ def test_explain_code_is_the_generated_code(flashlift):
     assert code.strip() in done.stdout
 
 
+@pytest.fixture(scope="module")
+def causal_module(root):
+    return root / "tests" / "fuzz" / "seeds" / "module" / "causal.mlir"
+
+
+PLAIN_MODULE = """
+func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {   // spaces   and comments stay
+  %0 = stablehlo.add %x, %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+
+
+def test_explain_of_a_module(flashlift, causal_module):
+    (candidate,) = json.loads(flashlift("explain", causal_module, "--json").stdout)["candidates"]
+    assert candidate["fused"] is True and candidate["mask_mod"] and candidate["reason"]
+    output = flashlift("explain", causal_module).stdout
+    assert "fused" in output and candidate["problem"] in output
+
+
+def test_explain_of_a_module_without_attention(flashlift, tmp_path):
+    (tmp_path / "plain.mlir").write_text(PLAIN_MODULE)
+    done = flashlift("explain", tmp_path / "plain.mlir")
+    assert done.returncode == 0 and "nothing" in done.stdout
+
+
+def test_explain_prints_a_found_problem_that_run_takes(flashlift, causal_module):
+    (candidate,) = json.loads(flashlift("explain", causal_module, "--json").stdout)["candidates"]
+    code, result = run_json(flashlift, candidate["problem"], "--check")
+    assert code == 0 and result["ok"]
+
+
+def test_explain_has_no_code_for_modules(flashlift, causal_module):
+    assert_bad_input(flashlift("explain", causal_module, "--code"), "--code")
+
+
+@pytest.mark.parametrize("form, operation", [("custom_call", '"flashlift.attention"'), ("composite", ".composite")])
+def test_fuse_writes_module_and_report(flashlift, tmp_path, causal_module, form, operation):
+    done = flashlift(
+        "fuse", causal_module, "-o", tmp_path / "out.mlir", "--as", form, "--report", tmp_path / "report.json"
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert "1 of 1 fused" in done.stdout
+    assert operation in (tmp_path / "out.mlir").read_text()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["as"] == form and report["fused"] == 1
+    (candidate,) = report["candidates"]
+    assert set(candidate) >= {"location", "fused", "reason", "problem", "score_mod", "mask_mod"}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_fuse_json_is_the_report(flashlift, tmp_path, causal_module):
+    options = ["fuse", causal_module, "-o", tmp_path / "out.mlir", "--report", tmp_path / "report.json", "--json"]
+    assert json.loads(flashlift(*options).stdout) == json.loads((tmp_path / "report.json").read_text())
+
+
+def test_fuse_leaves_a_module_without_attention_byte_for_byte(flashlift, tmp_path):
+    (tmp_path / "plain.mlir").write_text(PLAIN_MODULE)
+    done = flashlift("fuse", tmp_path / "plain.mlir", "-o", tmp_path / "out.mlir")
+    assert done.returncode == 0
+    assert (tmp_path / "out.mlir").read_text() == PLAIN_MODULE
+
+
+def test_fuse_may_replace_its_input(flashlift, tmp_path, causal_module):
+    module = tmp_path / "module.mlir"
+    module.write_text(causal_module.read_text())
+    assert flashlift("fuse", module, "-o", module).returncode == 0
+    assert "flashlift.attention" in module.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "this is no module",
+        "func.func @main(",
+        PLAIN_MODULE.replace("tensor<4xf32>", "tensor<4xf33>"),
+        PLAIN_MODULE.replace("%x, %x", "%x, %y"),
+        PLAIN_MODULE.replace("stablehlo.add", "stablehlo.dot_general"),
+        "ML\xefR\x0dStableHLO",
+        "\0\0\0",
+        "(" * 100000,
+    ],
+)
+def test_malformed_module_writes_nothing(flashlift, tmp_path, text):
+    module = tmp_path / "module.mlir"
+    module.write_text(text)
+    done = flashlift("fuse", module, "-o", tmp_path / "out.mlir", "--report", tmp_path / "report.json")
+    assert_bad_input(done)
+    assert list(tmp_path.iterdir()) == [module]
+    assert_bad_input(flashlift("explain", module))
+
+
+def test_fuse_names_the_place_of_an_error(flashlift, tmp_path):
+    (tmp_path / "module.mlir").write_text(PLAIN_MODULE.replace("%x, %x", "%x, %y"))
+    assert_bad_input(flashlift("fuse", tmp_path / "module.mlir", "-o", tmp_path / "out.mlir"), "module.mlir:3:")
+
+
+def test_fuse_of_files_that_are_not_there(flashlift, tmp_path, causal_module):
+    assert_bad_input(flashlift("fuse", tmp_path / "none.mlir", "-o", tmp_path / "out.mlir"), "none.mlir")
+    assert_bad_input(flashlift("fuse", tmp_path, "-o", tmp_path / "out.mlir"), "folder")
+    assert_bad_input(flashlift("fuse", causal_module, "-o", tmp_path / "no" / "out.mlir"), "out.mlir")
+    same = tmp_path / "same"
+    assert_bad_input(flashlift("fuse", causal_module, "-o", same, "--report", same), "--report")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_explain_of_a_missing_file(flashlift):
     assert_bad_input(flashlift("explain", "no_such_module.mlir"))
 

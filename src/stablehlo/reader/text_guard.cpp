@@ -211,6 +211,13 @@ Status check_module_text(std::string_view text, std::string_view name) {
                        "as arguments instead",
                        name, text.size(), kMaxModuleText);
   }
+  // MLIR takes both for an empty module, which hides that an export before this step failed.
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    return invalid_argument("{}: the text is empty; expected a StableHLO module", name);
+  }
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return invalid_argument("{}: byte {} is zero, so this is no text; expected a StableHLO module as text", name, nul);
+  }
   NestingMeter meter;
   for (size_t i = 0; i < text.size(); ++i) {
     const size_t end = skip_string_or_comment(text, i);
