@@ -134,10 +134,11 @@ bool is_neutral(ReduceKind kind, double init) {
 }  // namespace
 
 Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
-                     std::function<bool(mlir::Operation*)> depends_on_score)
+                     bool opens_reductions, std::function<bool(mlir::Operation*)> depends_on_score)
     : arena_(arena),
       score_product_(score_product),
       atom_sizes_(std::move(atom_sizes)),
+      opens_reductions_(opens_reductions),
       depends_on_score_(std::move(depends_on_score)) {
   atom_sizes_.resize(kMaxAtoms, 1);
 }
@@ -553,7 +554,8 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   if (!kind || result != 0 || how->dims.size() != 1 || !init || !is_neutral(*kind, *init)) {
     return leaf(value, indices);
   }
-  if (!depends_on_score_(op)) {
+  const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
+  if (!depends_on_score_(op) && !(is_logical && opens_reductions_)) {
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
   const size_t dim = static_cast<size_t>(how->dims[0]);

@@ -25,9 +25,10 @@ struct Index {
 // stops at the one product that is the score, and at everything it does not understand, which becomes a load.
 class Evaluator {
  public:
-  // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `depends_on_score` tells whether an operation
-  // computes with the score product's result: such an operation must be understood, it cannot become a load.
-  Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
+  // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `opens_reductions`: any-of and all-of reductions
+  // that do not depend on the score are read, too, instead of being loads. `depends_on_score` tells whether an
+  // operation computes with the score product's result: such an operation must be understood, it cannot become a load.
+  Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes, bool opens_reductions,
             std::function<bool(mlir::Operation*)> depends_on_score);
 
   // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
@@ -67,6 +68,7 @@ class Evaluator {
   SymArena& arena_;
   mlir::Operation* score_product_;
   std::vector<int64_t> atom_sizes_;
+  bool opens_reductions_;
   std::function<bool(mlir::Operation*)> depends_on_score_;
   std::vector<mlir::Value> leaves_;
   std::vector<Index> score_indices_;

@@ -85,8 +85,16 @@ using DigitSizes = std::vector<std::vector<int64_t>>;
 // A try to read one pair of products as attention, with given digits for the dimensions of the probabilities.
 class Attempt {
  public:
-  Attempt(mlir::Operation* first, mlir::Operation* second, unsigned side, const DigitSizes& digits)
-      : first_(first), second_(second), side_(side), digits_(digits), depends_(first) {}
+  // opens_reductions: read "any key is kept" as a formula, which can show what a condition on rows means but cannot
+  // become a program; otherwise as the tensor that it is.
+  Attempt(mlir::Operation* first, mlir::Operation* second, unsigned side, const DigitSizes& digits,
+          bool opens_reductions)
+      : first_(first),
+        second_(second),
+        side_(side),
+        digits_(digits),
+        opens_reductions_(opens_reductions),
+        depends_(first) {}
 
   Result<LiftedAttention> run();
   // After a failure: the atom that must be split for a new try.
@@ -114,6 +122,7 @@ class Attempt {
   mlir::Operation* second_;
   unsigned side_;  // which operand of the second product holds the probabilities
   const DigitSizes& digits_;
+  bool opens_reductions_;
   DependsOn depends_;
   SymArena arena_;
   std::vector<int64_t> sizes_ = std::vector<int64_t>(kMaxAtoms, 1);
@@ -122,7 +131,7 @@ class Attempt {
   std::vector<Index> probability_indices_;
   std::optional<Evaluator> evaluator_;
   SymId probability_ = kNoSym;
-  SymId divisor_ = kNoSym;
+  SymId whole_ = kNoSym;  // the probabilities with what divides the second product's result
   Product product_;
   Softmax softmax_;
   std::vector<Affine> q_indices_, k_indices_, v_indices_;
@@ -187,7 +196,7 @@ Status Attempt::place_probabilities() {
 }
 
 Status Attempt::evaluate_probabilities() {
-  evaluator_.emplace(arena_, first_, sizes_, [this](mlir::Operation* op) { return depends_(op); });
+  evaluator_.emplace(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
   probability_ = evaluator_->evaluate(second_->getOperand(side_), probability_indices_);
   if (probability_ == kNoSym) {
     request_split(evaluator_->split_request());
@@ -202,6 +211,7 @@ Status Attempt::evaluate_probabilities() {
 
 Status Attempt::match() {
   product_ = as_product(arena_, probability_);
+  whole_ = probability_;
   auto softmax = match_softmax(arena_, product_);
   if (softmax.ok()) {
     softmax_ = *std::move(softmax);
@@ -221,9 +231,11 @@ Status Attempt::find_division() {
       break;
     }
     mlir::Operation* user = *out_.value.getUsers().begin();
-    if (kind(user) != OpKind::kDivide || user->getOperand(0) != out_.value || user->getBlock() != second_->getBlock()) {
+    const bool divides = kind(user) == OpKind::kDivide && user->getOperand(0) == out_.value;
+    if ((!divides && kind(user) != OpKind::kMultiply) || user->getBlock() != second_->getBlock()) {
       break;
     }
+    const unsigned other = user->getOperand(0) == out_.value ? 1 : 0;
     std::vector<Index> indices;
     for (size_t d = 0; d < out_.dims.size(); ++d) {
       Index index;
@@ -234,17 +246,23 @@ Status Attempt::find_division() {
       }
       indices.push_back(std::move(index));
     }
-    divisor_ = evaluator_->evaluate(user->getOperand(1), indices);
-    if (divisor_ == kNoSym) {
+    const SymId factor = evaluator_->evaluate(user->getOperand(other), indices);
+    if (factor == kNoSym) {
       request_split(evaluator_->split_request());
       return unsupported("{}", evaluator_->failure());
     }
     for (const int atom : value_depth_) {
-      if (arena_.depends_on(divisor_, atom)) {
+      if (arena_.depends_on(factor, atom)) {
         return unsupported("the output is divided by something that is not one number a row");
       }
     }
-    divide(arena_, product_, divisor_);
+    if (divides) {
+      divide(arena_, product_, factor);
+      whole_ = arena_.op(Op::k_div, {probability_, factor});
+    } else {
+      multiply(product_, as_product(arena_, factor));
+      whole_ = arena_.op(Op::k_mul, {probability_, factor});
+    }
     FLASHLIFT_ASSIGN_OR_RETURN(softmax_, match_softmax(arena_, product_));
     out_.value = user->getResult(0);
     return {};
@@ -481,11 +499,11 @@ Status Attempt::build_programs() {
   }
   problem.out_dtype = *out_dtype;
 
-  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction,
-                             classify_empty_rows(arena_, probability_, divisor_, softmax_));
+  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
   problem.empty_rows = before_extraction;
-  if (extract_finite_mask(arena_, softmax_)) {
-    FLASHLIFT_ASSIGN_OR_RETURN(problem.empty_rows, classify_empty_rows(arena_, probability_, divisor_, softmax_));
+  // With a log-sum-exp wanted, a very negative score stays one: a row of nothing else has it in its log-sum-exp.
+  if (!lifted_.lse && extract_finite_mask(arena_, softmax_)) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.empty_rows, classify_empty_rows(arena_, whole_, softmax_));
   }
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   std::vector<SymId> guards;
@@ -540,6 +558,12 @@ Status Attempt::place_sinks() {
     return unsupported("sink logits stand in {} separate pieces", softmax_.sinks.size());
   }
   const Sym& sink = arena_[softmax_.sinks[0]];
+  if (sink.kind == SymKind::kConstant) {
+    lifted_.problem.sinks = softmax_.sink_sizes[0];
+    lifted_.sinks = OperandView{.constant = arena_.f32_value(softmax_.sinks[0]),
+                                .reshape = {lifted_.problem.q_heads, lifted_.problem.sinks}};
+    return {};
+  }
   if (sink.kind != SymKind::kLoad) {
     return unsupported("sink logits are computed between the two products; compute them before");
   }
@@ -640,7 +664,7 @@ Status Attempt::find_log_sum_exp(mlir::Value value) {
   if (!indices) {
     return unsupported("not a row");
   }
-  Evaluator evaluator(arena_, first_, sizes_, [this](mlir::Operation* op) { return depends_(op); });
+  Evaluator evaluator(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
   // The same numbering of leaves, so that equal formulas are equal.
   const SymId formula = [&] {
     const SymId again = evaluator.evaluate(second_->getOperand(side_), probability_indices_);
@@ -718,29 +742,28 @@ Result<LiftedAttention> Attempt::run() {
   FLASHLIFT_RETURN_IF_ERROR(place_operands());
   FLASHLIFT_RETURN_IF_ERROR(place_output());
   if (const Status matched = match(); !matched.ok()) {
-    const bool lacks_divisor = std::none_of(product_.over.begin(), product_.over.end(),
-                                            [&](SymId id) { return arena_[id].kind == SymKind::kReduce; });
-    if (!lacks_divisor || !find_division().ok()) {
+    if (!product_.over.empty() || !find_division().ok()) {
       return matched.error();
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(give_letters());
+  FLASHLIFT_RETURN_IF_ERROR(check_uses());
   FLASHLIFT_RETURN_IF_ERROR(build_programs());
   FLASHLIFT_RETURN_IF_ERROR(place_sinks());
-  FLASHLIFT_RETURN_IF_ERROR(check_uses());
   FLASHLIFT_RETURN_IF_ERROR(verify(lifted_.problem));
   lifted_.summary = summary();
   return std::move(lifted_);
 }
 
 // Tries with finer and finer digits until nothing asks for a split.
-Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side) {
+Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                  bool opens_reductions) {
   DigitSizes digits;
   for (const int64_t size : shape(second->getOperand(side))) {
     digits.push_back({size});
   }
   for (int tries = 0; tries < kMostSplits; ++tries) {
-    Attempt attempt(first, second, side, digits);
+    Attempt attempt(first, second, side, digits, opens_reductions);
     auto lifted = attempt.run();
     const auto split = attempt.wanted_split();
     if (lifted.ok() || !split) {
@@ -771,7 +794,12 @@ Result<LiftedAttention> lift_attention(mlir::Operation* second_product) {
       if (first->getBlock() != second_product->getBlock()) {
         continue;
       }
-      auto lifted = lift_pair(first, second_product, side);
+      auto lifted = lift_pair(first, second_product, side, false);
+      if (!lifted.ok()) {
+        if (auto opened = lift_pair(first, second_product, side, true); opened.ok()) {
+          return opened;
+        }
+      }
       if (lifted.ok()) {
         return lifted;
       }

@@ -16,6 +16,7 @@ namespace flashlift::stablehlo {
 // dimension of what comes out, as docs/custom_call.md defines them.
 struct OperandView {
   mlir::Value source;
+  std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
   std::vector<int64_t> reshape;
   std::vector<int64_t> permutation;  // result dimension i is dimension permutation[i]
   std::string dims;

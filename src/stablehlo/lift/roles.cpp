@@ -72,11 +72,14 @@ Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes
     roles.query = {query};
     std::erase(only_q, query);
   }
+  // Dimensions that the queries alone have before every shared one are batches over the same keys; the others are heads
+  // that share a key-value head, also where they stand before it (h = g * kv_heads + k): then they are transposed.
+  const size_t first_shared = shared_order.empty() ? 0 : position(use.q_order, shared_order.front());
   const size_t last_shared = shared_order.empty() ? 0 : position(use.q_order, shared_order.back());
   std::vector<int> batch_only_q;
   for (const int atom : only_q) {
-    const bool behind = shared_order.empty() || position(use.q_order, atom) > last_shared;
-    (behind ? roles.group : batch_only_q).push_back(atom);
+    const bool before = !shared_order.empty() && position(use.q_order, atom) < first_shared;
+    (before ? batch_only_q : roles.group).push_back(atom);
   }
   // With one shared dimension only: it is the key-value head, unless the group stands apart from it ([B, T, H, D] over
   // keys [B, T, D]).
@@ -88,8 +91,9 @@ Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes
     roles.kv_head = {shared_order.back()};
     shared_order.pop_back();
   }
-  if (!batch_only_q.empty() && !shared_order.empty()) {
-    return unsupported("keys are shared by a part of the batch dimensions only");
+  if (!shared_order.empty()) {  // a batch that shares keys with only a part of the batch is a group, too
+    roles.group.insert(roles.group.begin(), batch_only_q.begin(), batch_only_q.end());
+    batch_only_q.clear();
   }
   roles.batch = elsewhere;
   roles.batch.insert(roles.batch.end(), batch_only_q.begin(), batch_only_q.end());

@@ -143,7 +143,7 @@ class SumReader {
   Product& product_;
 };
 
-// Guards against dividing by zero touch empty rows alone: max(z, tiny), z == 0 ? 1 : z, z + tiny is not one of them.
+// Guards against dividing by zero touch empty rows alone: max(z, tiny), z == 0 ? 1 : z.
 SymId without_guard(const SymArena& arena, SymId z) {
   const Sym& sym = arena[z];
   if (arena.is_op(z, Op::k_abs)) {
@@ -165,6 +165,25 @@ SymId without_guard(const SymArena& arena, SymId z) {
     }
   }
   return z;
+}
+
+// nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. A softmax of finite scores is NaN in empty rows only (which are
+// computed by themselves) and never infinite.
+bool is_clean_up(const SymArena& arena, const Sym& select) {
+  const SymId condition = select.args[0];
+  if (!arena[condition].has_score || !arena.is_constant(select.args[1])) {
+    return false;
+  }
+  const SymId p = select.args[2];
+  const std::vector<SymId>& args = arena[condition].args;
+  if (arena.is_op(condition, Op::k_ne)) {
+    return args[0] == args[1] && args[0] == p && is_zero(arena, select.args[1]);
+  }
+  if (!arena.is_op(condition, Op::k_eq)) {
+    return false;
+  }
+  const auto is_infinite = [&](SymId id) { return arena.is_f32(id, kInfinity) || arena.is_f32(id, -kInfinity); };
+  return (args[0] == p && is_infinite(args[1])) || (args[1] == p && is_infinite(args[0]));
 }
 
 bool depends_on_key(const SymArena& arena, SymId id) { return arena.depends_on(id, kKeyAtom); }
@@ -279,6 +298,9 @@ Product as_product(SymArena& arena, SymId formula) {
         SumReader(arena, product).read(sym.args[0], false);
         return product;
       case Op::k_select:
+        if (is_clean_up(arena, sym)) {
+          return as_product(arena, sym.args[2]);
+        }
         for (const auto& [kept, masked, keeps_when_true] :
              {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
           if (is_zero(arena, masked)) {
@@ -330,6 +352,37 @@ struct Denominator {
   std::vector<SignedTerm> of_row;
 };
 
+// The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number so small
+// that it is lost next to the largest term, e^0 once the row maximum is subtracted, is no part.
+Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts_maximum) {
+  constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
+  std::vector<ReducePiece> parts;
+  std::vector<SymId> stack{z};
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    if (arena.is_op(id, Op::k_add)) {
+      stack.insert(stack.end(), arena[id].args.begin(), arena[id].args.end());
+    } else if (arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kAdd) {
+      append(parts, arena.pieces(id));
+    } else if (arena.is_constant(id)) {
+      if (!subtracts_maximum || std::abs(arena.f32_value(id)) > kLostBesideOne) {
+        return unsupported("a constant is added to the row sum");
+      }
+    } else {
+      parts.push_back({.body = id, .size = 1, .atom = -1});
+    }
+  }
+  return parts;
+}
+
+bool holds_row_sum(const SymArena& arena, SymId z) {
+  if (arena.is_op(z, Op::k_add)) {
+    return holds_row_sum(arena, arena[z].args[0]) || holds_row_sum(arena, arena[z].args[1]);
+  }
+  return arena[z].kind == SymKind::kReduce && arena.reduce_kind(z) == ReduceKind::kAdd;
+}
+
 Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
   Softmax softmax;
   softmax.denominator = z;
@@ -342,8 +395,13 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
       key_guards.push_back(guard);
     }
   }
+  const bool subtracts_maximum = std::any_of(of_row.begin(), of_row.end(), [&](const SignedTerm& term) {
+    return term.negative && arena[term.term].kind == SymKind::kReduce &&
+           arena.reduce_kind(term.term) == ReduceKind::kMaximum;
+  });
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<ReducePiece> parts, parts_of_divisor(arena, z, subtracts_maximum));
   bool found_keys = false;
-  for (const ReducePiece& piece : arena.pieces(z)) {
+  for (const ReducePiece& piece : parts) {
     const Product body = as_product(arena, piece.body);
     if (!body.over.empty() || !body.times.empty()) {
       return unsupported("the row sum that divides is not a sum of exponentials alone");
@@ -476,7 +534,7 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
   std::string reason = "the exponentials are not divided by their sum over the keys";
   for (size_t i = 0; i < product.over.size(); ++i) {
     const SymId z = product.over[i];
-    if (arena[z].kind != SymKind::kReduce || arena.reduce_kind(z) != ReduceKind::kAdd) {
+    if (!holds_row_sum(arena, z)) {
       continue;
     }
     auto softmax = match_denominator(arena, product, z);
@@ -523,7 +581,7 @@ bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
   return sorted(of_row) == sorted(product.exponent);
 }
 
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, SymId divisor, const Softmax& softmax) {
+Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
   if (!softmax.sinks.empty()) {
     return EmptyRows::kZero;  // a sink keeps every row from being empty
   }
@@ -539,10 +597,7 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, SymId 
     known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
   }
   EmptyRowEvaluator evaluator(arena, std::move(known));
-  float value = evaluator.evaluate(probability).f;
-  if (divisor != kNoSym) {
-    value /= evaluator.evaluate(divisor).f;
-  }
+  const float value = evaluator.evaluate(probability).f;
   if (std::isnan(value)) {
     return EmptyRows::kNan;
   }

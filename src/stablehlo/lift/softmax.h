@@ -50,10 +50,9 @@ struct Softmax {
 // The product is the whole of what multiplies the values. Errors are kUnsupported with the reason.
 Result<Softmax> match_softmax(SymArena& arena, const Product& product);
 
-// What a row gives that has no key left, by computing such a row: `probability` is the formula of what multiplies the
-// values, `divisor` (or kNoSym) what divides the second product. Errors: kUnsupported for a row that gives none of
-// zero, uniform and NaN.
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, SymId divisor, const Softmax& softmax);
+// What a row gives that has no key left, by computing such a row of the formula of what multiplies the values. Errors:
+// kUnsupported for a row that gives none of zero, uniform and NaN.
+Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);

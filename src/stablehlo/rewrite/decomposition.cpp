@@ -124,7 +124,15 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
     mapping.map(capture, body->getArgument(next++));
   }
   if (found.sinks) {
-    give(*found.sinks);
+    const mlir::Value argument = body->getArgument(next++);
+    if (!found.sinks->constant) {  // a constant is computed inside, as the original does
+      llvm::SmallVector<int64_t> digits(found.sinks->reshape.begin(), found.sinks->reshape.end());
+      for (const auto [i, from] : llvm::enumerate(found.sinks->permutation)) {
+        digits[i] = found.sinks->reshape[static_cast<size_t>(from)];
+      }
+      const mlir::Value view = reshape(builder, location, argument, digits);
+      mapping.map(found.sinks->source, source_of(builder, location, *found.sinks, view));
+    }
   }
 
   Slice slice(mapping);

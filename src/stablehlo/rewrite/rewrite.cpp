@@ -96,7 +96,8 @@ class Rewriter {
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
     operands.append(captures.begin(), captures.end());
     if (found_.sinks) {
-      operands.push_back(view(*found_.sinks));
+      const llvm::SmallVector<int64_t> shape = {found_.problem.q_heads, found_.problem.sinks};
+      operands.push_back(reshape(builder_, location_, view(*found_.sinks), shape));
     }
     mlir::Operation* call = nullptr;
     if (as_ == FuseAs::kCustomCall) {
@@ -151,6 +152,12 @@ class Rewriter {
   }
 
   mlir::Value view(const OperandView& operand) {
+    if (operand.constant) {
+      const auto type = mlir::RankedTensorType::get(operand.reshape, builder_.getF32Type());
+      const mlir::NamedAttribute number(builder_.getStringAttr("value"),
+                                        mlir::DenseElementsAttr::get(type, *operand.constant));
+      return build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(type), number)->getResult(0);
+    }
     mlir::Value value = operand.source;
     if (!operand.reshape.empty()) {
       value = reshape(builder_, location_, value, operand.reshape);
