@@ -25,6 +25,15 @@ bool is_product(mlir::Operation* op) {
          static_tensor(op->getOperand(1));
 }
 
+int64_t summed_elements(mlir::Operation* product) {
+  int64_t count = 1;
+  const auto dims = *dot_dims(product);
+  for (const int64_t d : dims.lhs_contract) {
+    count *= shape(product->getOperand(0))[static_cast<size_t>(d)];
+  }
+  return count;
+}
+
 // What a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
@@ -50,6 +59,9 @@ Chain chain_behind(mlir::Value value) {
       stack.push_back(operand.getDefiningOp());
     }
   }
+  // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
+  std::stable_sort(chain.products.begin(), chain.products.end(),
+                   [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
   return chain;
 }
 
@@ -560,8 +572,8 @@ Status Attempt::place_sinks() {
   const Sym& sink = arena_[softmax_.sinks[0]];
   if (sink.kind == SymKind::kConstant) {
     lifted_.problem.sinks = softmax_.sink_sizes[0];
-    lifted_.sinks = OperandView{.constant = arena_.f32_value(softmax_.sinks[0]),
-                                .reshape = {lifted_.problem.q_heads, lifted_.problem.sinks}};
+    lifted_.sinks = OperandView{.reshape = {lifted_.problem.q_heads, lifted_.problem.sinks},
+                                .constant = arena_.f32_value(softmax_.sinks[0])};
     return {};
   }
   if (sink.kind != SymKind::kLoad) {

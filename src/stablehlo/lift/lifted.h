@@ -16,10 +16,10 @@ namespace flashlift::stablehlo {
 // dimension of what comes out, as docs/custom_call.md defines them.
 struct OperandView {
   mlir::Value source;
-  std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
   std::vector<int64_t> reshape;
   std::vector<int64_t> permutation;  // result dimension i is dimension permutation[i]
   std::string dims;
+  std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
 };
 
 // A result of the call: of call_shape with `dims`, then transposed if permutation is not empty, then reshaped to the

@@ -113,11 +113,12 @@ class SumReader {
     return false;
   }
 
-  // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel.
+  // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel. Only where there is such
+  // an m: (1 - mask) * -10000 must stay whole, or it would lift the keys that are kept by 10000 and round their scores.
   bool read_scaled(const Sym& sym, bool negative) {
     for (const auto& [sum, factor] : {std::pair(sym.args[0], sym.args[1]), std::pair(sym.args[1], sym.args[0])}) {
       const bool is_sum = arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub);
-      if (!arena_.is_constant(factor) || !is_sum) {
+      if (!arena_.is_constant(factor) || !is_sum || !holds_row_statistic(sum)) {
         continue;
       }
       const std::vector<SymId> args = arena_[sum].args;
@@ -127,6 +128,14 @@ class SumReader {
       return true;
     }
     return false;
+  }
+
+  // Whether a sum has a term that is computed from all scores of the row.
+  bool holds_row_statistic(SymId sum) const {
+    if (arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub)) {
+      return holds_row_statistic(arena_[sum].args[0]) || holds_row_statistic(arena_[sum].args[1]);
+    }
+    return arena_[sum].has_score && !arena_.depends_on(sum, kKeyAtom);
   }
 
   // e^(-log z) is 1 / z.
@@ -188,11 +197,13 @@ bool is_clean_up(const SymArena& arena, const Sym& select) {
 
 bool depends_on_key(const SymArena& arena, SymId id) { return arena.depends_on(id, kKeyAtom); }
 
-// The terms that depend on the key, and those that do not.
+// The terms that make the score, and those computed from all scores of the row, which cancel. What depends on the row
+// alone but not on its scores would cancel, too; it stays with the score, whose log-sum-exp holds it.
 void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std::vector<SignedTerm>& of_key,
                std::vector<SignedTerm>& of_row) {
   for (const SignedTerm& term : terms) {
-    (depends_on_key(arena, term.term) ? of_key : of_row).push_back(term);
+    const bool is_statistic = arena[term.term].has_score && !depends_on_key(arena, term.term);
+    (is_statistic ? of_row : of_key).push_back(term);
   }
 }
 
@@ -211,8 +222,9 @@ SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms) {
 // Numbers for a row all of whose keys are masked.
 class EmptyRowEvaluator {
  public:
-  EmptyRowEvaluator(const SymArena& arena, std::map<SymId, score::Scalar<float>> known)
-      : arena_(arena), values_(std::move(known)) {}
+  // masked_scores: the data masks, not a condition.
+  EmptyRowEvaluator(const SymArena& arena, std::map<SymId, score::Scalar<float>> known, bool masked_scores)
+      : arena_(arena), values_(std::move(known)), masked_(masked_scores) {}
 
   score::Scalar<float> evaluate(SymId id) {
     if (const auto found = values_.find(id); found != values_.end()) {
@@ -228,8 +240,8 @@ class EmptyRowEvaluator {
       case SymKind::kAtom:
         value.i = 1;
         break;
-      case SymKind::kScore:
-        value.f = 0.5f;
+      case SymKind::kScore:  // where a term was rewritten and is not found in the formula, this masks it
+        value.f = masked_ ? -kInfinity : 0.5f;
         break;
       case SymKind::kLoad:
         value = {.i = 1, .f = 0.25f};
@@ -277,6 +289,7 @@ class EmptyRowEvaluator {
  private:
   const SymArena& arena_;
   std::map<SymId, score::Scalar<float>> values_;
+  bool masked_;
 };
 
 }  // namespace
@@ -593,10 +606,11 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const 
     known[guard] = {.i = 0, .f = 0};
   }
   if (softmax.guards.empty()) {  // the data alone may mask: an added -inf
-    const SignedTerm& term = softmax.key_terms.front();
-    known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
+    for (const SignedTerm& term : softmax.key_terms) {
+      known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
+    }
   }
-  EmptyRowEvaluator evaluator(arena, std::move(known));
+  EmptyRowEvaluator evaluator(arena, std::move(known), softmax.guards.empty());
   const float value = evaluator.evaluate(probability).f;
   if (std::isnan(value)) {
     return EmptyRows::kNan;

@@ -60,8 +60,9 @@ class Slice {
     }
     mlir::Operation* op = value.getDefiningOp();
     if (!op || !is_removable(op)) {
-      return unsupported("its operations read a value that is none of its operands, so they cannot stand in a function "
-                         "of their own; write it as a custom_call");
+      return unsupported(
+          "its operations read a value that is none of its operands, so they cannot stand in a function "
+          "of their own; write it as a custom_call");
     }
     if (!seen_.contains(op)) {
       pending.push_back({op, false});
@@ -75,7 +76,8 @@ class Slice {
 };
 
 // From an operand of the call back to the value that it is a view of.
-mlir::Value source_of(mlir::OpBuilder& builder, mlir::Location location, const OperandView& view, mlir::Value argument) {
+mlir::Value source_of(mlir::OpBuilder& builder, mlir::Location location, const OperandView& view,
+                      mlir::Value argument) {
   const mlir::Value back = transpose(builder, location, argument, inverse(view.permutation));
   return reshape(builder, location, back, mlir::cast<mlir::RankedTensorType>(view.source.getType()).getShape());
 }
@@ -107,7 +109,8 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
   const mlir::Location location = found.second_product->getLoc();
   mlir::OpBuilder builder = mlir::OpBuilder::atBlockEnd(module.getBody());
   const std::string name = free_name(module);
-  auto function = mlir::func::FuncOp::create(builder, location, name, builder.getFunctionType(operand_types, result_types));
+  auto function =
+      mlir::func::FuncOp::create(builder, location, name, builder.getFunctionType(operand_types, result_types));
   function.setPrivate();
   mlir::Block* body = function.addEntryBlock();
   builder.setInsertionPointToEnd(body);

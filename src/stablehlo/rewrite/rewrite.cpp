@@ -65,7 +65,6 @@ Result<std::vector<mlir::Value>> captures_in_text_order(const LiftedAttention& f
   return ordered;
 }
 
-
 // Whether computing `from` needs `value`.
 bool depends_on(mlir::Value from, mlir::Value value) {
   llvm::SmallVector<mlir::Value> pending = {from};
@@ -197,7 +196,8 @@ class Rewriter {
 
   void replace(const ResultView& result, mlir::Value value) {
     value = transpose(builder_, location_, value, result.permutation);
-    value = reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
+    value =
+        reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
     mlir::Value replaced = result.replaced;
     replaced.replaceAllUsesWith(value);
   }
