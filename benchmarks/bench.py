@@ -14,6 +14,7 @@ import contenders
 import flashlift
 import hardware
 import jax
+import memory
 import numpy as np
 import torch
 from contenders import Case, Contender
@@ -42,7 +43,8 @@ class Row:
     contender: str
     ms: float
     gflops: float
-    temporary_bytes: int | None
+    temporary_bytes: int
+    prepare_ms: float
     max_difference: float
     """From Flashlift's result."""
 
@@ -57,9 +59,10 @@ def main() -> int:
         [
             f"{limits}.",
             f"flashlift {flashlift.__version__}, torch {torch.__version__}, jax {jax.__version__}.",
-            "Medians of runs taken in turns in one process. GFLOP/s count the scores that are kept. Temporary memory is",
-            "what a call needs besides inputs and outputs, in the order of the columns. × is Flashlift's speed over the",
-            "peer's.",
+            "Medians of runs taken in turns in one process. Speeds in GFLOP/s, of the scores that are kept; × is",
+            "Flashlift's speed over the peer's. Memory is what a call needs besides inputs and outputs: what the library",
+            "plans, or by how much the process grows, whichever is more. Preparing is compiling, building masks and the",
+            "first call. The last two columns have one number for each contender, in order.",
             "",
             "Written by `make bench`.",
             "",
@@ -120,11 +123,14 @@ def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: a
                     one.name,
                     1e3 * seconds,
                     1e-9 * case.flops / seconds,
-                    one.temporary_bytes,
+                    max(one.planned_bytes, memory.growth(one.run) - one.result_bytes),
+                    1e3 * one.prepare_seconds,
                     float(np.abs(one.result() - ours).max()),
                 )
             )
-            note(f"  {one.name:16} {rows[-1].ms:9.2f} ms {rows[-1].gflops:6.0f} GFLOP/s {in_mib(one.temporary_bytes)}")
+            row = rows[-1]
+            cost = f"{in_mib(row.temporary_bytes)} MiB; prepared in {row.prepare_ms:.0f} ms"
+            note(f"  {one.name:16} {row.ms:9.2f} ms {row.gflops:6.0f} GFLOP/s {cost}")
     return rows
 
 
@@ -145,26 +151,30 @@ def measure(group: list[Contender], seconds: float) -> list[float]:
     return [float(np.median(times)) for times in samples]
 
 
-def in_mib(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**20:.1f} MiB"
+def in_mib(count: int) -> str:
+    return f"{count / 2**20:.1f}"
 
 
 def table(rows: list[Row], peers: list[str]) -> list[str]:
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_case.setdefault(row.case, {})[row.contender] = row
-    header = ["problem", "Flashlift"] + [part for peer in peers for part in (peer, "×")] + ["temporary memory, MiB"]
-    lines = [" | ".join(["", *header, ""]).strip(), "|" + " --- |" * len(header)]
+    header = ["", "Flashlift", *(part for peer in peers for part in (peer, "×")), "memory, MiB", "prepared in, ms"]
+    lines = [as_line(header), as_line(["---"] * len(header))]
     for name, found in by_case.items():
         ours = found["Flashlift"]
+        theirs = [found.get(peer) for peer in peers]
         cells = [name, f"{ours.gflops:.0f}"]
-        memory = [in_mib(ours.temporary_bytes).removesuffix(" MiB")]
-        for peer in peers:
-            row = found.get(peer)
+        for row in theirs:
             cells += [f"{row.gflops:.0f}", f"{ours.gflops / row.gflops:.2f}"] if row else ["", ""]
-            memory.append(in_mib(row.temporary_bytes).removesuffix(" MiB") if row else "")
-        lines.append(" | ".join(["", *cells, " · ".join(part or "–" for part in memory), ""]).strip())
+        cells.append(" · ".join(in_mib(row.temporary_bytes) if row else "–" for row in [ours, *theirs]))
+        cells.append(" · ".join(f"{row.prepare_ms:.0f}" if row else "–" for row in [ours, *theirs]))
+        lines.append(as_line(cells))
     return lines
+
+
+def as_line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

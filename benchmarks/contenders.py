@@ -1,9 +1,8 @@
 """Flashlift and its peers, each as a function of no arguments that runs one attention once."""
 
-import contextlib
 import math
-import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import flashlift
@@ -89,8 +88,12 @@ N = 0  # the length, for the documents' mask_mod: flex_attention's mods take no 
 class Contender:
     name: str
     run: Callable[[], object]
-    temporary_bytes: int | None
-    """At the peak of one call, besides inputs and outputs; None where nothing tells."""
+    planned_bytes: int
+    """Temporary memory that the library says a call takes; 0 where it does not say."""
+    result_bytes: int
+    """Allocated in each call for the result; 0 where the caller brings its memory."""
+    prepare_seconds: float
+    """From nothing to the first result: compiling, building masks, the first call."""
     result: Callable[[], np.ndarray]
     """What the latest run computed, as float32 [heads, length, depth]."""
 
@@ -110,16 +113,22 @@ class Inputs:
 
 
 def with_flashlift(case: Case, inputs: Inputs, threads: int) -> Contender:
-    attention = flashlift.compile(case.problem)
     out = np.empty_like(inputs.q)
+    start = time.perf_counter()
+    attention = flashlift.compile(case.problem)
     run = attention.bind(inputs.q, inputs.k, inputs.v, out)
-    return Contender("Flashlift", run, attention.workspace_bytes(threads), lambda: out[0].astype(np.float32))
+    run()
+    prepare = time.perf_counter() - start
+    workspace = attention.workspace_bytes(threads)
+    return Contender("Flashlift", run, workspace, 0, prepare, lambda: out[0].astype(np.float32))
 
 
 def with_torch(case: Case, inputs: Inputs) -> Contender:
     q, k, v = inputs.torch()
     options = {"is_causal": case.mod == "causal", "enable_gqa": case.groups != case.heads}
-    return _torch_contender("torch SDPA", lambda: F.scaled_dot_product_attention(q, k, v, **options))
+    return _torch_contender(
+        "torch SDPA", lambda: F.scaled_dot_product_attention(q, k, v, **options), time.perf_counter()
+    )
 
 
 def with_flex(case: Case, inputs: Inputs) -> Contender:
@@ -127,19 +136,18 @@ def with_flex(case: Case, inputs: Inputs) -> Contender:
     N = case.length
     # Past eight different mods in one process dynamo falls back to unfused maths without a word.
     torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, dynamic=False)
     q, k, v = inputs.torch()
+    start = time.perf_counter()
+    compiled = torch.compile(flex_attention, dynamic=False)
     mod = MODS[case.mod]
     mask = None
     if mod.mask_mod is not None:
         mask = create_block_mask(mod.mask_mod, None, None, case.length, case.length, device="cpu")
-    gqa = case.groups != case.heads
-    return _torch_contender(
-        "flex_attention", lambda: compiled(q, k, v, score_mod=mod.score_mod, block_mask=mask, enable_gqa=gqa)
-    )
+    options = {"score_mod": mod.score_mod, "block_mask": mask, "enable_gqa": case.groups != case.heads}
+    return _torch_contender("flex_attention", lambda: compiled(q, k, v, **options), start)
 
 
-def _torch_contender(name: str, function: Callable[[], torch.Tensor]) -> Contender:
+def _torch_contender(name: str, function: Callable[[], torch.Tensor], start: float) -> Contender:
     latest = {}
 
     def run() -> None:
@@ -147,34 +155,8 @@ def _torch_contender(name: str, function: Callable[[], torch.Tensor]) -> Contend
             latest["out"] = function()
 
     run()
-    peak = _peak_bytes(run) - latest["out"].numel() * latest["out"].element_size()
-    return Contender(name, run, max(peak, 0), lambda: latest["out"][0].float().numpy())
-
-
-def _peak_bytes(run: Callable[[], object]) -> int:
-    """What a call holds at most, its result included, from torch's own record of what it allocated and freed."""
-    with _silent_stderr(), torch.profiler.profile(profile_memory=True) as profile:
-        run()
-    held = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """The profiler's C++ logs to standard error whatever its settings say."""
-    saved = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(nowhere)
-        os.close(saved)
+    prepare = time.perf_counter() - start
+    return Contender(name, run, 0, latest["out"].nbytes, prepare, lambda: latest["out"][0].float().numpy())
 
 
 def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
@@ -206,11 +188,15 @@ def with_xla(case: Case, inputs: Inputs, threads: int) -> list[Contender]:
 
 
 def _xla_contender(name: str, function: Callable, arrays: list[jax.Array], workspace: int) -> Contender:
+    start = time.perf_counter()
     compiled = function.lower(*arrays).compile()
     latest = {}
 
     def run() -> None:
         latest["out"] = compiled(*arrays).block_until_ready()
 
-    temporary = compiled.memory_analysis().temp_size_in_bytes + workspace
-    return Contender(name, run, temporary, lambda: np.asarray(latest["out"][0], np.float32))
+    run()
+    planned = compiled.memory_analysis().temp_size_in_bytes + workspace
+    prepare = time.perf_counter() - start
+    size = latest["out"].nbytes
+    return Contender(name, run, planned, size, prepare, lambda: np.asarray(latest["out"][0], np.float32))
