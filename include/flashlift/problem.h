@@ -67,6 +67,8 @@ struct AttentionArguments {
 Status verify(const Problem& problem);
 // Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come.
 Status verify(const Problem& problem, const AttentionArguments& arguments);
+// The part of it that concerns the captured tensors.
+Status verify_captures(const Problem& problem, std::span<const TensorView> captures);
 
 // The captured tensors of both programs, score_mod's first: what Problem::captures must be.
 // Errors: both declare the same name differently.

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "problem/elements.h"
-#include "score/interpret.h"
+#include "problem/oracle_rows.h"
 
 namespace flashlift::problem {
 namespace {
@@ -13,28 +13,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// The views of a program's captured tensors, in its own order.
-std::vector<TensorView> views_of(const Program& program, const Problem& problem, const AttentionArguments& arguments) {
-  std::vector<TensorView> views;
-  for (const Capture& capture : program.captures) {
-    const auto found = std::find(problem.captures.begin(), problem.captures.end(), capture);
-    views.push_back(arguments.captures[found - problem.captures.begin()]);
-  }
-  return views;
-}
-
 class Oracle {
  public:
-  Oracle(const Problem& problem, const AttentionArguments& arguments) : problem_(problem), arguments_(arguments) {
-    if (problem.score_mod) {
-      score_views_ = views_of(*problem.score_mod, problem, arguments);
-      score_mod_.emplace(*problem.score_mod, score_views_);
-    }
-    if (problem.mask_mod) {
-      mask_views_ = views_of(*problem.mask_mod, problem, arguments);
-      mask_mod_.emplace(*problem.mask_mod, mask_views_);
-    }
-  }
+  Oracle(const Problem& problem, const AttentionArguments& arguments)
+      : problem_(problem), arguments_(arguments), rows_(problem, arguments) {}
 
   OracleResult run() {
     OracleResult result;
@@ -53,16 +35,17 @@ class Oracle {
  private:
   // Computes one output row into out_ and returns its lse.
   double row(int64_t b, int64_t h, int64_t i) {
-    compute_scores(b, h, i);
+    rows_.compute(b, h, i);
+    const std::vector<double>& scores = rows_.scores();
     double maximum = -kInfinity;
     bool any_nan = false;
-    for (const double s : scores_) {
+    for (const double s : scores) {
       maximum = std::max(maximum, s);
       any_nan |= std::isnan(s);
     }
     for (int64_t r = 0; r < problem_.sinks; ++r) {
-      maximum = std::max(maximum, sink(h, r));
-      any_nan |= std::isnan(sink(h, r));
+      maximum = std::max(maximum, rows_.sink(h, r));
+      any_nan |= std::isnan(rows_.sink(h, r));
     }
     out_.assign(problem_.value_dim, 0.0);
     if (any_nan || maximum == kInfinity) {  // inf - inf: what softmax itself gives
@@ -74,13 +57,13 @@ class Oracle {
     }
     double sum = 0;
     for (int64_t r = 0; r < problem_.sinks; ++r) {
-      sum += std::exp(sink(h, r) - maximum);
+      sum += std::exp(rows_.sink(h, r) - maximum);
     }
-    for (size_t j = 0; j < scores_.size(); ++j) {
-      if (scores_[j] == -kInfinity) {
+    for (size_t j = 0; j < scores.size(); ++j) {
+      if (scores[j] == -kInfinity) {
         continue;  // a masked key's value takes no part, even if it is NaN
       }
-      const double p = std::exp(scores_[j] - maximum);
+      const double p = std::exp(scores[j] - maximum);
       sum += p;
       accumulate(b, h, static_cast<int64_t>(j), p);
     }
@@ -90,34 +73,6 @@ class Oracle {
       }
     }
     return maximum + std::log(sum);
-  }
-
-  void compute_scores(int64_t b, int64_t h, int64_t i) {
-    const int64_t q_len = arguments_.q.sizes[2];
-    const int64_t kv_len = arguments_.k.sizes[2];
-    const int64_t g = h * problem_.kv_heads / problem_.q_heads;
-    scores_.resize(kv_len);
-    for (int64_t j = 0; j < kv_len; ++j) {
-      const score::Coordinates at{.b = static_cast<int32_t>(b),
-                                  .h = static_cast<int32_t>(h),
-                                  .q = static_cast<int32_t>(i),
-                                  .kv = static_cast<int32_t>(j),
-                                  .q_len = static_cast<int32_t>(q_len),
-                                  .kv_len = static_cast<int32_t>(kv_len)};
-      if (mask_mod_ && !mask_mod_->mask_mod(at)) {
-        scores_[j] = -kInfinity;
-        continue;
-      }
-      const int64_t q_offset = row_offset(arguments_.q, b, h, i);
-      const int64_t k_offset = row_offset(arguments_.k, b, g, j);
-      double dot = 0;
-      for (int64_t d = 0; d < problem_.head_dim; ++d) {
-        dot += read_float(arguments_.q, q_offset + d * arguments_.q.strides[3]) *
-               read_float(arguments_.k, k_offset + d * arguments_.k.strides[3]);
-      }
-      const double score = problem_.scale * dot;
-      scores_[j] = score_mod_ ? score_mod_->score_mod(score, at) : score;
-    }
   }
 
   double empty_row(int64_t b, int64_t h) {
@@ -141,17 +96,9 @@ class Oracle {
     }
   }
 
-  double sink(int64_t h, int64_t r) const {
-    return read_float(*arguments_.sinks, h * arguments_.sinks->strides[0] + r * arguments_.sinks->strides[1]);
-  }
-
   const Problem& problem_;
   const AttentionArguments& arguments_;
-  std::vector<TensorView> score_views_;
-  std::vector<TensorView> mask_views_;
-  std::optional<score::Interpreter> score_mod_;
-  std::optional<score::Interpreter> mask_mod_;
-  std::vector<double> scores_;
+  OracleRows rows_;
   std::vector<double> out_;
 };
 

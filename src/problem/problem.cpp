@@ -147,6 +147,18 @@ Status verify(const Problem& problem) {
   return {};
 }
 
+Status verify_captures(const Problem& problem, std::span<const TensorView> captures) {
+  if (captures.size() != problem.captures.size()) {
+    return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
+  }
+  for (size_t i = 0; i < problem.captures.size(); ++i) {
+    const std::string name = fmt::format("captured tensor `{}`", problem.captures[i].name);
+    FLASHLIFT_RETURN_IF_ERROR(
+        verify_tensor({name.c_str(), captures[i], problem.captures[i].dtype, problem.captures[i].shape}));
+  }
+  return {};
+}
+
 Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const Problem& p = problem;
   const int64_t batch = arguments.q.rank > 0 ? arguments.q.sizes[0] : -1;
@@ -159,14 +171,7 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
-  if (arguments.captures.size() != p.captures.size()) {
-    return invalid_argument("expected {} captured tensors, got {}", p.captures.size(), arguments.captures.size());
-  }
-  for (size_t i = 0; i < p.captures.size(); ++i) {
-    const std::string name = fmt::format("captured tensor `{}`", p.captures[i].name);
-    FLASHLIFT_RETURN_IF_ERROR(
-        verify_tensor({name.c_str(), arguments.captures[i], p.captures[i].dtype, p.captures[i].shape}));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, arguments.captures));
   if (arguments.sinks.has_value() != (p.sinks > 0)) {
     return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,
                             arguments.sinks ? "gives" : "lacks");

@@ -12,9 +12,7 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
   if (q_tile < 1 || kv_tile < 1) {
     return invalid_argument("tiles have at least one query and one key, got {} and {}", q_tile, kv_tile);
   }
-  if (captures.size() != problem.captures.size()) {
-    return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
-  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
   const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
   const int64_t batches = visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
   const int64_t heads = visits.depends_on_h() ? problem.q_heads : 1;

@@ -28,6 +28,10 @@ class BasicInterpreter {
   Real score_mod(Real score, const Coordinates& at);
   bool mask_mod(const Coordinates& at);
 
+  // Any node's value in the last run: what programs of several results are read by.
+  double real(ValueId id) const { return reals_[id]; }
+  int64_t integer(ValueId id) const { return integers_[id]; }
+
  private:
   void evaluate(Real score, const Coordinates& at);
 

@@ -1,0 +1,33 @@
+// The fp64 oracle's backward: the gradients of attention from its definition, recomputed in double precision.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::problem {
+
+struct OracleCotangents {
+  TensorView out;                 // like arguments.out: f32, bf16 or f16 [batch, q_heads, q_len, value_dim]
+  std::optional<TensorView> lse;  // f32 [batch, q_heads, q_len]
+};
+
+// All dense, in the logical order of the arguments.
+struct OracleGradients {
+  std::vector<double> q;
+  std::vector<double> k;
+  std::vector<double> v;
+  // For each of problem.captures, of its logical shape, so that the elements of a broadcast dimension have their own
+  // gradients; empty where score_mod reads no float from it.
+  std::vector<std::vector<double>> captures;
+  std::vector<double> sinks;  // [q_heads, sinks]
+};
+
+// Rows without a key pass nothing on, except that `uniform` ones pass their mean on to v. A masked key takes no part,
+// whatever its value.
+// Errors: as run_oracle; kUnsupported for an output that is not normalised, whose hidden row maximum has no gradient.
+Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
+                                            const OracleCotangents& cotangents);
+
+}  // namespace flashlift::problem

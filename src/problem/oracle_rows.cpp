@@ -1,0 +1,66 @@
+#include "problem/oracle_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "problem/elements.h"
+
+namespace flashlift::problem {
+
+std::vector<TensorView> views_of(const Program& program, const Problem& problem, const AttentionArguments& arguments) {
+  std::vector<TensorView> views;
+  for (const Capture& capture : program.captures) {
+    const auto found = std::find(problem.captures.begin(), problem.captures.end(), capture);
+    views.push_back(arguments.captures[found - problem.captures.begin()]);
+  }
+  return views;
+}
+
+OracleRows::OracleRows(const Problem& problem, const AttentionArguments& arguments)
+    : problem_(problem), arguments_(arguments) {
+  if (problem.score_mod) {
+    score_views_ = views_of(*problem.score_mod, problem, arguments);
+    score_mod_.emplace(*problem.score_mod, score_views_);
+  }
+  if (problem.mask_mod) {
+    mask_views_ = views_of(*problem.mask_mod, problem, arguments);
+    mask_mod_.emplace(*problem.mask_mod, mask_views_);
+  }
+}
+
+score::Coordinates OracleRows::coordinates(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  return {.b = static_cast<int32_t>(b),
+          .h = static_cast<int32_t>(h),
+          .q = static_cast<int32_t>(i),
+          .kv = static_cast<int32_t>(j),
+          .q_len = static_cast<int32_t>(arguments_.q.sizes[2]),
+          .kv_len = static_cast<int32_t>(arguments_.k.sizes[2])};
+}
+
+void OracleRows::compute(int64_t b, int64_t h, int64_t i) {
+  const int64_t kv_len = arguments_.k.sizes[2];
+  scores_.resize(kv_len);
+  products_.assign(kv_len, 0.0);
+  for (int64_t j = 0; j < kv_len; ++j) {
+    const score::Coordinates at = coordinates(b, h, i, j);
+    if (mask_mod_ && !mask_mod_->mask_mod(at)) {
+      scores_[j] = -std::numeric_limits<double>::infinity();
+      continue;
+    }
+    const int64_t q_offset = row_offset(arguments_.q, b, h, i);
+    const int64_t k_offset = row_offset(arguments_.k, b, kv_head(h), j);
+    double dot = 0;
+    for (int64_t d = 0; d < problem_.head_dim; ++d) {
+      dot += read_float(arguments_.q, q_offset + d * arguments_.q.strides[3]) *
+             read_float(arguments_.k, k_offset + d * arguments_.k.strides[3]);
+    }
+    products_[j] = problem_.scale * dot;
+    scores_[j] = score_mod_ ? score_mod_->score_mod(products_[j], at) : products_[j];
+  }
+}
+
+double OracleRows::sink(int64_t h, int64_t r) const {
+  return read_float(*arguments_.sinks, h * arguments_.sinks->strides[0] + r * arguments_.sinks->strides[1]);
+}
+
+}  // namespace flashlift::problem
