@@ -22,8 +22,6 @@ constexpr int kMaxTerms = 8;
 // Forms whose value stays below this need no care when they are evaluated, subtracted or compared.
 constexpr Wide kLimit = Wide{1} << 61;
 
-constexpr uint32_t kQ = 2;
-constexpr uint32_t kKv = 3;
 constexpr uint32_t kScore = 4;
 
 // constant + sum of coefficient * slot. Integers and i1 are any such form, an f32 is always one slot.

@@ -2,9 +2,21 @@
 #include "flashlift/stablehlo.h"
 #include "fuzz/fuzz.h"
 #include "stablehlo/reader/module.h"
+#include "stablehlo/reader/normalize.h"
 
 namespace flashlift::fuzz {
 namespace {
+
+void check_normalization(const stablehlo::Module& module) {
+  stablehlo::Module copy = module.clone();
+  if (!stablehlo::inline_calls(copy).ok() || !stablehlo::inline_composites(copy).ok()) {
+    return;
+  }
+  stablehlo::merge_equal_operations(copy);
+  stablehlo::remove_dead_code(copy);
+  const std::string printed = copy.print();
+  require(stablehlo::Module::parse(printed).ok(), "the normalised module is read back", printed);
+}
 
 void check(std::string_view text) {
   const auto module = stablehlo::Module::parse(text);
@@ -15,6 +27,7 @@ void check(std::string_view text) {
   const std::string printed = module->print();
   const auto again = stablehlo::Module::parse(printed);
   require(again.ok(), "the printed module is read back", printed);
+  check_normalization(*module);
 
   for (const auto as : {stablehlo::FuseAs::kCustomCall, stablehlo::FuseAs::kComposite}) {
     const auto fused = stablehlo::fuse(text, {.as = as, .name = "fuzz"});

@@ -36,7 +36,8 @@ size_t skip_string_or_comment(std::string_view text, size_t i) {
   if (text[i] != '"') {
     return i;
   }
-  for (size_t end = i + 1; end < text.size(); ++end) {
+  size_t end = i + 1;
+  while (end < text.size()) {
     end = text.find_first_of("\"\\\n", end);
     if (end == std::string_view::npos) {
       return text.size();
@@ -44,7 +45,7 @@ size_t skip_string_or_comment(std::string_view text, size_t i) {
     if (text[end] != '\\') {
       return end + 1;
     }
-    ++end;  // what is escaped
+    end += 2;  // a backslash and what it escapes
   }
   return text.size();
 }
