@@ -10,8 +10,11 @@
 namespace flashlift::cpu {
 namespace {
 
-// Rows that are judged skipped, full or partial together.
-constexpr int64_t kVisitRows = 64;
+// Rows that are judged skipped, full or partial together: a multiple of the rows of every micro-kernel.
+constexpr int64_t kVisitRows = 48;
+// Groups of them that go through both products and the softmax together. More would push the scores out of the
+// first-level cache, fewer would read the packed keys and values from the second level more often.
+constexpr int64_t kRunGroups = 2;
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -23,7 +26,7 @@ MatrixView rows_of(const TensorView& tensor, int64_t b, int64_t h, int64_t row) 
 
 // The visited blocks of each group of rows, kept by the thread so that asking allocates nothing once warm.
 struct TaskVisits {
-  static constexpr int64_t kMaxGroups = 16;
+  static constexpr int64_t kMaxGroups = ForwardConfig{}.q_tile / kVisitRows;
   plan::VisitRow rows[kMaxGroups];
   size_t next_run[kMaxGroups];
 };
@@ -69,8 +72,9 @@ class TaskRunner {
   void run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void multiply_values(int64_t row_begin, int64_t row_end, int64_t columns);
-  void note_kept(int64_t row_begin, int64_t row_end, int64_t columns);
-  void multiply_kept_values(int64_t row_begin, int64_t row_end, int64_t columns);
+  void note_kept(int64_t rows, int64_t columns);
+  void multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns);
+  void prefetch(int64_t block, int64_t group_begin, int64_t group_end);
 
   const ForwardCall& call_;
   const Problem& problem_;
@@ -162,7 +166,6 @@ void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
 }
 
 void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
-  float* scores = s_ + row_begin * kv_tile_;
   const CompiledScore* score = call_.kernel.score();
   ScoreFunction function = nullptr;
   if (score != nullptr) {
@@ -171,10 +174,10 @@ void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_
     function = partial || (problem_.score_mod && !whole) ? score->masked : score->unmasked;
   }
   if (function == nullptr) {
-    kernels_.row_max(scores, kv_tile_, row_end - row_begin, columns, call_.kernel.score_scale(), maxima_ + row_begin);
+    kernels_.row_max(s_, kv_tile_, row_end - row_begin, columns, call_.kernel.score_scale(), maxima_ + row_begin);
     return;
   }
-  const ScoreArguments arguments{.s = scores,
+  const ScoreArguments arguments{.s = s_,
                                  .s_stride = kv_tile_,
                                  .rows = row_end - row_begin,
                                  .kv_begin = kv_begin,
@@ -190,28 +193,27 @@ void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_
 
 void TaskRunner::multiply_values(int64_t row_begin, int64_t row_end, int64_t columns) {
   for (int i = 0; i < panel_count_; ++i) {
-    kernels_.multiply(row_end - row_begin, panels_[i].vectors, columns, s_ + row_begin * kv_tile_, kv_tile_,
-                      v_ + panels_[i].begin * columns, o_ + row_begin * layout_.o_stride + panels_[i].begin,
-                      layout_.o_stride, true);
+    kernels_.multiply(row_end - row_begin, panels_[i].vectors, columns, s_, kv_tile_, v_ + panels_[i].begin * columns,
+                      o_ + row_begin * layout_.o_stride + panels_[i].begin, layout_.o_stride, true);
   }
 }
 
 // A masked key takes no part even if its value is infinite or NaN, where 0 times the value would give NaN. Such blocks
 // are rare (values that were never written, behind a padding mask), so they pay for it alone.
-void TaskRunner::note_kept(int64_t row_begin, int64_t row_end, int64_t columns) {
-  for (int64_t r = row_begin; r < row_end; ++r) {
+void TaskRunner::note_kept(int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
       kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != -std::numeric_limits<float>::infinity();
     }
   }
 }
 
-void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t row_end, int64_t columns) {
+void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns) {
   for (int i = 0; i < panel_count_; ++i) {
     const int64_t width = panels_[i].vectors * kernels_.lanes;
     const float* panel = v_ + panels_[i].begin * columns;
-    for (int64_t r = row_begin; r < row_end; ++r) {
-      float* out = o_ + r * layout_.o_stride + panels_[i].begin;
+    for (int64_t r = 0; r < rows; ++r) {
+      float* out = o_ + (row_begin + r) * layout_.o_stride + panels_[i].begin;
       for (int64_t c = 0; c < columns; ++c) {
         if (kept_[r * kv_tile_ + c]) {
           const float p = s_[r * kv_tile_ + c];
@@ -231,20 +233,34 @@ void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, 
   for (int64_t c = 0; c < columns; c += width) {
     const int64_t padded = round_up(std::min(width, columns - c), kernels_.lanes);
     kernels_.multiply(rows, static_cast<int>(padded / kernels_.lanes), problem_.head_dim,
-                      q_ + row_begin * problem_.head_dim, problem_.head_dim, panel, s_ + row_begin * kv_tile_ + c,
-                      kv_tile_, false);
+                      q_ + row_begin * problem_.head_dim, problem_.head_dim, panel, s_ + c, kv_tile_, false);
     panel += padded * problem_.head_dim;
   }
   finalize_scores(row_begin, row_end, kv_begin, columns, partial);
   if (!values_finite_) {
-    note_kept(row_begin, row_end, columns);
+    note_kept(rows, columns);
   }
-  kernels_.softmax(s_ + row_begin * kv_tile_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin,
-                   state_ + row_begin, o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
+  kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin, state_ + row_begin,
+                   o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
   if (values_finite_) {
     multiply_values(row_begin, row_end, columns);
   } else {
-    multiply_kept_values(row_begin, row_end, columns);
+    multiply_kept_values(row_begin, rows, columns);
+  }
+}
+
+// A share of the next block's keys and values, so that packing them does not wait for memory.
+void TaskRunner::prefetch(int64_t block, int64_t group_begin, int64_t group_end) {
+  const int64_t first = block * kv_tile_;
+  const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
+  if (columns <= 0) {
+    return;
+  }
+  const int64_t begin = first + columns * group_begin / groups_;
+  const int64_t end = first + columns * group_end / groups_;
+  if (begin < end) {
+    kernels_.prefetch(rows_of(call_.arguments.k, task_.b, task_.g, begin), end - begin, problem_.head_dim);
+    kernels_.prefetch(rows_of(call_.arguments.v, task_.b, task_.g, begin), end - begin, problem_.value_dim);
   }
 }
 
@@ -255,7 +271,7 @@ void TaskRunner::visit_block(int64_t block) {
   for (int64_t begin = 0; begin < groups_;) {
     const plan::TileKind kind = kind_at(begin, block);
     int64_t end = begin + 1;
-    while (end < groups_ && kind_at(end, block) == kind) {
+    while (end < groups_ && end - begin < kRunGroups && kind_at(end, block) == kind) {
       ++end;
     }
     if (kind != plan::TileKind::kSkipped) {
@@ -264,6 +280,7 @@ void TaskRunner::visit_block(int64_t block) {
         pack_values(kv_begin, columns);
         packed = true;
       }
+      prefetch(block + 1, begin, end);
       run_rows(begin * kVisitRows, std::min(end * kVisitRows, task_.rows()), kv_begin, columns,
                kind == plan::TileKind::kPartial);
     }
@@ -314,12 +331,12 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
   k = take(kv_tile * problem.head_dim, sizeof(float));
   v = take(kv_tile * o_stride, sizeof(float));
   // finish() borrows the scores for one row of output.
-  s = take(std::max(rows * kv_tile, o_stride), sizeof(float));
+  s = take(std::max(std::min(rows, kVisitRows * kRunGroups) * kv_tile, o_stride), sizeof(float));
   o = take(rows * o_stride, sizeof(float));
   maxima = take(rows, sizeof(float));
   state = take(rows, sizeof(RowState));
   coordinates = take(rows, sizeof(RowCoordinates));
-  kept = take(rows * kv_tile, 1);
+  kept = take(std::min(rows, kVisitRows * kRunGroups) * kv_tile, 1);
 }
 
 int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]) {

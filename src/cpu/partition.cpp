@@ -5,8 +5,8 @@
 namespace flashlift::cpu {
 namespace {
 
-// Fewer rows than this leave the packing of the keys poorly amortised.
-constexpr int64_t kMinRows = 32;
+// Fewer rows than this leave the packing of the keys poorly amortised. Tiles are multiples of it.
+constexpr int64_t kMinRows = 48;
 // Enough tasks for the largest sockets when a decode step is split over its keys.
 constexpr int64_t kSplitTasks = 32;
 // Up to so many rows a call counts as decoding.

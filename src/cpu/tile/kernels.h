@@ -51,6 +51,9 @@ struct TileKernels {
   // multiple of lanes, rows <= dst_stride.
   void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride);
 
+  // Starts bringing rows x columns elements into the second-level cache. Does nothing for a scattered layout.
+  void (*prefetch)(const MatrixView& src, int64_t rows, int64_t columns);
+
   // Whether none of `count` floats, a multiple of lanes, is infinite or NaN.
   bool (*all_finite)(const float* x, int64_t count);
 

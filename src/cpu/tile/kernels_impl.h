@@ -121,6 +121,23 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
   }
 }
 
+void prefetch(const MatrixView& src, int64_t rows, int64_t columns) {
+  const int64_t size = src.dtype == DType::kF32 ? 4 : 2;
+  const bool by_row = src.column_stride == 1;
+  if (!by_row && src.row_stride != 1) {
+    return;
+  }
+  const int64_t lines = by_row ? rows : columns;
+  const int64_t bytes = (by_row ? columns : rows) * size;
+  const int64_t stride = (by_row ? src.row_stride : src.column_stride) * size;
+  for (int64_t i = 0; i < lines; ++i) {
+    const char* line = static_cast<const char*>(src.data) + i * stride;
+    for (int64_t at = 0; at < bytes; at += 64) {
+      _mm_prefetch(line + at, _MM_HINT_T1);
+    }
+  }
+}
+
 bool all_finite(const float* x, int64_t count) {
   // 0 times an infinity or NaN is NaN, and stays.
   Float sum0 = Vector::zero();
@@ -368,16 +385,17 @@ void store_row(const float* src, int64_t columns, float factor, void* dst, DType
 // Called once this machine is known to have the instruction set.
 const TileKernels& kernels();
 const TileKernels& kernels() {
-  static constexpr TileKernels kKernels = {FLASHLIFT_ISA_VALUE,
-                                           kLanes,
-                                           kLanes * Vector::kPanelVectors,
-                                           convert_rows,
-                                           pack_transposed,
-                                           all_finite,
-                                           multiply,
-                                           row_max,
-                                           softmax,
-                                           store_row};
+  static constexpr TileKernels kKernels = {.isa = FLASHLIFT_ISA_VALUE,
+                                           .lanes = kLanes,
+                                           .panel_width = kLanes * Vector::kPanelVectors,
+                                           .convert_rows = convert_rows,
+                                           .pack_transposed = pack_transposed,
+                                           .prefetch = prefetch,
+                                           .all_finite = all_finite,
+                                           .multiply = multiply,
+                                           .row_max = row_max,
+                                           .softmax = softmax,
+                                           .store_row = store_row};
   return kKernels;
 }
 
