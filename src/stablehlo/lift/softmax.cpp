@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "score/scalar.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
@@ -24,177 +22,6 @@ std::vector<T> sorted(std::vector<T> values) {
   return values;
 }
 
-void add_guard(SymArena& arena, std::vector<SymId>& guards, SymId condition) {
-  if (arena.is_op(condition, Op::k_and)) {
-    const std::vector<SymId> args = arena[condition].args;
-    add_guard(arena, guards, args[0]);
-    add_guard(arena, guards, args[1]);
-  } else if (std::find(guards.begin(), guards.end(), condition) == guards.end()) {
-    guards.push_back(condition);
-  }
-}
-
-bool is_zero(const SymArena& arena, SymId id) { return arena.is_f32(id, 0.0f) || arena.is_f32(id, -0.0f); }
-
-// The formula where the condition is known to hold.
-SymId assume(SymArena& arena, SymId formula, SymId condition) {
-  SymId result = arena.replace(formula, condition, arena.boolean(true));
-  if (arena.is_op(condition, Op::k_and)) {
-    const std::vector<SymId> args = arena[condition].args;
-    result = assume(arena, assume(arena, result, args[0]), args[1]);
-  }
-  if (arena.is_op(condition, Op::k_not)) {
-    result = arena.replace(result, arena[condition].args[0], arena.boolean(false));
-  }
-  return result;
-}
-
-// Takes a sum apart: the exponent of e. Terms that are -inf under a condition become guards.
-class SumReader {
- public:
-  SumReader(SymArena& arena, Product& product) : arena_(arena), product_(product) {}
-
-  void read(SymId formula, bool negative) {
-    const Sym sym = arena_[formula];
-    if (sym.kind == SymKind::kOp) {
-      switch (sym.op) {
-        case Op::k_add:
-          read(sym.args[0], negative);
-          read(sym.args[1], negative);
-          return;
-        case Op::k_sub:
-          read(sym.args[0], negative);
-          read(sym.args[1], !negative);
-          return;
-        case Op::k_neg:
-          read(sym.args[0], !negative);
-          return;
-        case Op::k_select:
-          if (read_select(sym, negative)) {
-            return;
-          }
-          break;
-        case Op::k_mul:
-          if (read_scaled(sym, negative)) {
-            return;
-          }
-          break;
-        case Op::k_log:
-          if (read_logarithm(sym.args[0], negative)) {
-            return;
-          }
-          break;
-        default:
-          break;
-      }
-    }
-    if (is_zero(arena_, formula)) {
-      return;
-    }
-    product_.exponent.push_back({formula, negative});
-  }
-
- private:
-  // A condition on the score itself cannot be a mask_mod: such a select stays a term.
-  bool read_select(const Sym& sym, bool negative) {
-    const SymId condition = sym.args[0];
-    if (negative || arena_[condition].has_score) {
-      return false;
-    }
-    for (const auto& [kept, masked, keeps_when_true] :
-         {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
-      if (arena_.is_f32(masked, -kInfinity)) {
-        const SymId guard = keeps_when_true ? condition : arena_.op(Op::k_not, {condition});
-        add_guard(arena_, product_.guards, guard);
-        read(assume(arena_, kept, guard), negative);
-        return true;
-      }
-    }
-    return false;
-  }
-
-  // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel. Only where there is such
-  // an m: (1 - mask) * -10000 must stay whole, or it would lift the keys that are kept by 10000 and round their scores.
-  bool read_scaled(const Sym& sym, bool negative) {
-    for (const auto& [sum, factor] : {std::pair(sym.args[0], sym.args[1]), std::pair(sym.args[1], sym.args[0])}) {
-      const bool is_sum = arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub);
-      if (!arena_.is_constant(factor) || !is_sum || !holds_row_statistic(sum)) {
-        continue;
-      }
-      const std::vector<SymId> args = arena_[sum].args;
-      const bool subtracts = arena_.is_op(sum, Op::k_sub);
-      read(arena_.op(Op::k_mul, {args[0], factor}), negative);
-      read(arena_.op(Op::k_mul, {args[1], factor}), negative != subtracts);
-      return true;
-    }
-    return false;
-  }
-
-  // Whether a sum has a term that is computed from all scores of the row.
-  bool holds_row_statistic(SymId sum) const {
-    if (arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub)) {
-      return holds_row_statistic(arena_[sum].args[0]) || holds_row_statistic(arena_[sum].args[1]);
-    }
-    return arena_[sum].has_score && !arena_.depends_on(sum, kKeyAtom);
-  }
-
-  // e^(-log z) is 1 / z.
-  bool read_logarithm(SymId argument, bool negative) {
-    const SymId inner = arena_.is_op(argument, Op::k_abs) ? arena_[argument].args[0] : argument;
-    if (arena_[inner].kind != SymKind::kReduce) {
-      return false;
-    }
-    (negative ? product_.over : product_.times).push_back(inner);
-    return true;
-  }
-
-  SymArena& arena_;
-  Product& product_;
-};
-
-// Guards against dividing by zero touch empty rows alone: max(z, tiny), z == 0 ? 1 : z.
-SymId without_guard(const SymArena& arena, SymId z) {
-  const Sym& sym = arena[z];
-  if (arena.is_op(z, Op::k_abs)) {
-    return without_guard(arena, sym.args[0]);
-  }
-  if (arena.is_op(z, Op::k_max)) {
-    for (int side = 0; side < 2; ++side) {
-      if (arena.is_constant(sym.args[side]) && arena.f32_value(sym.args[side]) < 1e-6f) {
-        return without_guard(arena, sym.args[1 - side]);
-      }
-    }
-  }
-  if (arena.is_op(z, Op::k_select) && arena.is_op(sym.args[0], Op::k_eq)) {
-    const std::vector<SymId>& compared = arena[sym.args[0]].args;
-    const bool with_zero = is_zero(arena, compared[0]) || is_zero(arena, compared[1]);
-    const SymId other = is_zero(arena, compared[0]) ? compared[1] : compared[0];
-    if (with_zero && arena.is_constant(sym.args[1]) && other == sym.args[2]) {
-      return without_guard(arena, sym.args[2]);
-    }
-  }
-  return z;
-}
-
-// nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. A softmax of finite scores is NaN in empty rows only (which are
-// computed by themselves) and never infinite.
-bool is_clean_up(const SymArena& arena, const Sym& select) {
-  const SymId condition = select.args[0];
-  if (!arena[condition].has_score || !arena.is_constant(select.args[1])) {
-    return false;
-  }
-  const SymId p = select.args[2];
-  const std::vector<SymId>& args = arena[condition].args;
-  if (arena.is_op(condition, Op::k_ne)) {
-    return args[0] == args[1] && args[0] == p && is_zero(arena, select.args[1]);
-  }
-  if (!arena.is_op(condition, Op::k_eq)) {
-    return false;
-  }
-  const auto is_infinite = [&](SymId id) { return arena.is_f32(id, kInfinity) || arena.is_f32(id, -kInfinity); };
-  return (args[0] == p && is_infinite(args[1])) || (args[1] == p && is_infinite(args[0]));
-}
-
 bool depends_on_key(const SymArena& arena, SymId id) { return arena.depends_on(id, kKeyAtom); }
 
 // The terms that make the score, and those computed from all scores of the row, which cancel. What depends on the row
@@ -206,164 +33,6 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
     (is_statistic ? of_row : of_key).push_back(term);
   }
 }
-
-SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms) {
-  SymId sum = kNoSym;
-  for (const SignedTerm& term : terms) {
-    if (sum == kNoSym) {
-      sum = term.negative ? arena.op(Op::k_neg, {term.term}) : term.term;
-    } else {
-      sum = arena.op(term.negative ? Op::k_sub : Op::k_add, {sum, term.term});
-    }
-  }
-  return sum == kNoSym ? arena.f32(0.0f) : sum;
-}
-
-// Numbers for a row all of whose keys are masked.
-class EmptyRowEvaluator {
- public:
-  // masked_scores: the data masks, not a condition.
-  EmptyRowEvaluator(const SymArena& arena, std::map<SymId, score::Scalar<float>> known, bool masked_scores)
-      : arena_(arena), values_(std::move(known)), masked_(masked_scores) {}
-
-  score::Scalar<float> evaluate(SymId id) {
-    if (const auto found = values_.find(id); found != values_.end()) {
-      return found->second;
-    }
-    const Sym& sym = arena_[id];
-    score::Scalar<float> value;
-    switch (sym.kind) {
-      case SymKind::kConstant:
-        value.i = sym.payload;
-        value.f = sym.type == Type::kF32 ? arena_.f32_value(id) : 0.0f;
-        break;
-      case SymKind::kAtom:
-        value.i = 1;
-        break;
-      case SymKind::kScore:  // where a term was rewritten and is not found in the formula, this masks it
-        value.f = masked_ ? -kInfinity : 0.5f;
-        break;
-      case SymKind::kLoad:
-        value = {.i = 1, .f = 0.25f};
-        break;
-      case SymKind::kOp: {
-        std::vector<score::Scalar<float>> args;
-        for (const SymId arg : sym.args) {
-          args.push_back(evaluate(arg));
-        }
-        value = score::apply<float>(sym.op, sym.type, arena_[sym.args.back()].type, args);
-        break;
-      }
-      case SymKind::kReduce:
-        value = evaluate_reduce(id);
-        break;
-    }
-    values_.emplace(id, value);
-    return value;
-  }
-
- private:
-  score::Scalar<float> evaluate_reduce(SymId id) {
-    score::Scalar<float> result;
-    bool first = true;
-    for (const ReducePiece& piece : arena_.pieces(id)) {
-      const score::Scalar<float> body = evaluate(piece.body);
-      const int copies = arena_.reduce_kind(id) == ReduceKind::kAdd && piece.size > 1 ? kKeys : 1;
-      for (int copy = 0; copy < copies; ++copy) {
-        result = first ? body : combine(arena_.reduce_kind(id), result, body, arena_[id].type);
-        first = false;
-      }
-    }
-    return result;
-  }
-
-  static score::Scalar<float> combine(ReduceKind kind, score::Scalar<float> x, score::Scalar<float> y, Type type) {
-    static constexpr Op kOps[] = {Op::k_add, Op::k_max, Op::k_min, Op::k_and, Op::k_or};
-    const score::Scalar<float> both[] = {x, y};
-    return score::apply<float>(kOps[static_cast<size_t>(kind)], type, type, both);
-  }
-
- public:
-  static constexpr int kKeys = 4;  // of the imagined row
-
- private:
-  const SymArena& arena_;
-  std::map<SymId, score::Scalar<float>> values_;
-  bool masked_;
-};
-
-}  // namespace
-
-Product as_product(SymArena& arena, SymId formula) {
-  const Sym sym = arena[formula];
-  Product product;
-  if (sym.kind == SymKind::kOp) {
-    switch (sym.op) {
-      case Op::k_mul:
-        product = as_product(arena, sym.args[0]);
-        multiply(product, as_product(arena, sym.args[1]));
-        return product;
-      case Op::k_div:
-        product = as_product(arena, sym.args[0]);
-        divide(arena, product, sym.args[1]);
-        return product;
-      case Op::k_exp:
-        SumReader(arena, product).read(sym.args[0], false);
-        return product;
-      case Op::k_select:
-        if (is_clean_up(arena, sym)) {
-          return as_product(arena, sym.args[2]);
-        }
-        for (const auto& [kept, masked, keeps_when_true] :
-             {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
-          if (is_zero(arena, masked)) {
-            const SymId guard = keeps_when_true ? sym.args[0] : arena.op(Op::k_not, {sym.args[0]});
-            product = as_product(arena, assume(arena, kept, guard));
-            add_guard(arena, product.guards, guard);
-            return product;
-          }
-        }
-        break;
-      default:
-        break;
-    }
-  }
-  if (!arena.is_f32(formula, 1.0f)) {
-    product.times.push_back(formula);
-  }
-  return product;
-}
-
-void multiply(Product& product, const Product& factor) {
-  append(product.guards, factor.guards);
-  append(product.exponent, factor.exponent);
-  append(product.over, factor.over);
-  append(product.times, factor.times);
-  product.guards = sorted(product.guards);
-  product.guards.erase(std::unique(product.guards.begin(), product.guards.end()), product.guards.end());
-}
-
-void divide(SymArena& arena, Product& product, SymId divisor) {
-  const Product below = as_product(arena, without_guard(arena, divisor));
-  if (!below.guards.empty()) {
-    product.over.push_back(divisor);
-    return;
-  }
-  for (const SignedTerm& term : below.exponent) {
-    product.exponent.push_back({term.term, !term.negative});
-  }
-  append(product.over, below.times);
-  append(product.times, below.over);
-}
-
-namespace {
-
-// One piece of the denominator, or why it does not fit the numerator.
-struct Denominator {
-  std::vector<SymId> guards;
-  std::vector<SignedTerm> of_key;
-  std::vector<SignedTerm> of_row;
-};
 
 // The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number so small
 // that it is lost next to the largest term, e^0 once the row maximum is subtracted, is no part.
@@ -477,8 +146,7 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
       if (!is_infinite_constant(args[0]) && !is_infinite_constant(args[1])) {
         return false;
       }
-      Product product;
-      SumReader(arena, product).read(other, false);
+      const Product product = as_exponent(arena, other);
       return sorted(product.guards) == sorted(softmax.guards) && sum_of(arena, product.exponent) == whole_score;
     }
     std::vector<SymId> guards;
@@ -490,8 +158,7 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
       return false;
     }
     const auto pieces = arena.pieces(id);
-    Product product;
-    SumReader(arena, product).read(pieces[0].body, false);
+    const Product product = as_exponent(arena, pieces[0].body);
     return pieces.size() == 1 && sorted(product.guards) == sorted(softmax.guards) &&
            sum_of(arena, product.exponent) == whole_score;
   };
@@ -570,8 +237,7 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
 }
 
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
-  Product product;  // of e^formula, which must be the sum of e^score
-  SumReader(arena, product).read(formula, false);
+  const Product product = as_exponent(arena, formula);  // e^formula must be the sum of e^score
   if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1) {
     return false;
   }
@@ -592,87 +258,6 @@ bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
     term.negative = !term.negative;
   }
   return sorted(of_row) == sorted(product.exponent);
-}
-
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
-  if (!softmax.sinks.empty()) {
-    return EmptyRows::kZero;  // a sink keeps every row from being empty
-  }
-  std::map<SymId, score::Scalar<float>> known;
-  for (const SymId guard : softmax.guards) {
-    if (arena.is_op(guard, Op::k_not)) {
-      known[arena[guard].args[0]] = {.i = 1, .f = 0};
-    }
-    known[guard] = {.i = 0, .f = 0};
-  }
-  if (softmax.guards.empty()) {  // the data alone may mask: an added -inf
-    for (const SignedTerm& term : softmax.key_terms) {
-      known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
-    }
-  }
-  EmptyRowEvaluator evaluator(arena, std::move(known), softmax.guards.empty());
-  const float value = evaluator.evaluate(probability).f;
-  if (std::isnan(value)) {
-    return EmptyRows::kNan;
-  }
-  if (value == 0) {
-    return EmptyRows::kZero;
-  }
-  if (std::abs(value - 1.0f / EmptyRowEvaluator::kKeys) < 1e-5f) {
-    return EmptyRows::kUniform;
-  }
-  return unsupported("a row without any key left gives neither 0, nor the mean of the values, nor NaN");
-}
-
-namespace {
-
-// The condition under which a formula is not the very negative constant that it is otherwise, and what it is then.
-struct FiniteMask {
-  SymId kept_when = kNoSym;
-  SymId kept = kNoSym;
-};
-
-std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId formula, float at_most) {
-  if (!arena.is_op(formula, Op::k_select)) {
-    return std::nullopt;
-  }
-  const std::vector<SymId> args = arena[formula].args;
-  if (arena[args[0]].has_score) {
-    return std::nullopt;
-  }
-  for (const auto& [masked, kept, keeps_when_true] :
-       {std::tuple(args[2], args[1], true), std::tuple(args[1], args[2], false)}) {
-    if (arena.is_constant(masked) && arena.f32_value(masked) <= at_most) {
-      return FiniteMask{keeps_when_true ? args[0] : arena.op(Op::k_not, {args[0]}), kept};
-    }
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-bool extract_finite_mask(SymArena& arena, Softmax& softmax) {
-  constexpr float kReplacedBelow = -30000.0f;
-  constexpr float kAddedBelow = -1e20f;
-  if (!softmax.guards.empty()) {
-    return false;
-  }
-  if (const auto mask = read_finite_mask(arena, softmax.score, kReplacedBelow)) {
-    softmax.guards.push_back(mask->kept_when);
-    softmax.score = assume(arena, mask->kept, mask->kept_when);
-    return true;
-  }
-  for (size_t i = 0; i < softmax.key_terms.size() && softmax.key_terms.size() > 1; ++i) {
-    const SignedTerm term = softmax.key_terms[i];
-    const auto mask = term.negative ? std::nullopt : read_finite_mask(arena, term.term, kAddedBelow);
-    if (mask && is_zero(arena, mask->kept)) {
-      softmax.key_terms.erase(softmax.key_terms.begin() + static_cast<std::ptrdiff_t>(i));
-      softmax.guards.push_back(mask->kept_when);
-      softmax.score = sum_of(arena, softmax.key_terms);
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace flashlift::stablehlo

@@ -12,27 +12,9 @@
 
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/lift/product.h"
 
 namespace flashlift::stablehlo {
-
-struct SignedTerm {
-  SymId term = kNoSym;
-  bool negative = false;
-  auto operator<=>(const SignedTerm&) const = default;
-};
-
-struct Product {
-  std::vector<SymId> guards;         // i1: the product is 0 unless all hold
-  std::vector<SignedTerm> exponent;  // of e
-  std::vector<SymId> over;           // divided by these
-  std::vector<SymId> times;          // multiplied by these
-};
-
-// Every formula is a product, if only of itself.
-Product as_product(SymArena& arena, SymId formula);
-void multiply(Product& product, const Product& factor);
-void divide(SymArena& arena, Product& product, SymId divisor);
 
 // What a softmax over keys was found to be of.
 struct Softmax {

@@ -1,0 +1,365 @@
+#include "stablehlo/lift/attempt.h"
+
+#include <algorithm>
+
+#include "stablehlo/reader/ops.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// The indices of one operand of a product, from those of its result and of the dimensions that are summed.
+std::vector<Affine> operand_indices(const std::vector<int64_t>& batch, const std::vector<int64_t>& contract,
+                                    size_t rank, const std::vector<Affine>& batch_indices,
+                                    const std::vector<Affine>& contract_indices,
+                                    const std::vector<Affine>& free_indices) {
+  std::vector<Affine> indices(rank);
+  std::vector<bool> is_free(rank, true);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    indices[static_cast<size_t>(batch[i])] = batch_indices[i];
+    is_free[static_cast<size_t>(batch[i])] = false;
+  }
+  for (size_t i = 0; i < contract.size(); ++i) {
+    indices[static_cast<size_t>(contract[i])] = contract_indices[i];
+    is_free[static_cast<size_t>(contract[i])] = false;
+  }
+  size_t next = 0;
+  for (size_t d = 0; d < rank; ++d) {
+    if (is_free[d]) {
+      indices[d] = free_indices[next++];
+    }
+  }
+  return indices;
+}
+
+bool mentions(const std::vector<Affine>& indices, int atom) {
+  return std::any_of(indices.begin(), indices.end(), [&](const Affine& index) {
+    return std::any_of(index.terms.begin(), index.terms.end(), [&](const auto& term) { return term.first == atom; });
+  });
+}
+
+}  // namespace
+
+std::vector<Affine> affine_of(const std::vector<Index>& indices) {
+  std::vector<Affine> affine;
+  for (const Index& index : indices) {
+    affine.push_back(index.affine);
+  }
+  return affine;
+}
+
+int Attempt::new_atom(int64_t size) {
+  sizes_[static_cast<size_t>(next_atom_)] = size;
+  return next_atom_++;
+}
+
+void Attempt::request_split(const SplitRequest& request) {
+  if (request.atom > kKeyAtom && request.atom < kFirstBound && origin_[request.atom].first != ~size_t{0}) {
+    const auto [dim, digit] = origin_[request.atom];
+    wanted_split_ = {dim, {digit, request.inner_size}};
+  }
+}
+
+// Atoms for each dimension of the probabilities; the one that the second product sums over is the key.
+Status Attempt::place_probabilities() {
+  const auto dims = *dot_dims(second_);
+  const auto& contract = side_ == 0 ? dims.lhs_contract : dims.rhs_contract;
+  const mlir::Value probabilities = second_->getOperand(side_);
+  const auto p_shape = shape(probabilities);
+  if (contract.size() != 1) {
+    return unsupported("the second product sums over {} dimensions of the probabilities, not over the keys alone",
+                       contract.size());
+  }
+  for (size_t d = 0; d < p_shape.size(); ++d) {
+    if (p_shape[d] == 0) {
+      return unsupported("a dimension of the probabilities has size 0");
+    }
+    Index index;
+    if (static_cast<int64_t>(d) == contract[0]) {
+      sizes_[kKeyAtom] = p_shape[d];
+      index.affine = affine_atom(kKeyAtom);
+    } else {
+      int64_t stride = p_shape[d];
+      for (size_t digit = 0; digit < digits_[d].size(); ++digit) {
+        const int64_t size = digits_[d][digit];
+        stride /= size;
+        if (size == 1) {
+          continue;
+        }
+        if (next_atom_ + 8 >= kFirstBound) {
+          return unsupported("the probabilities have too many dimensions");
+        }
+        const int atom = new_atom(size);
+        origin_[static_cast<size_t>(atom)] = {d, digit};
+        index.affine = affine_sum(index.affine, affine_product(affine_atom(atom), stride));
+      }
+    }
+    probability_indices_.push_back(std::move(index));
+  }
+  return {};
+}
+
+Status Attempt::evaluate_probabilities() {
+  evaluator_.emplace(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
+  probability_ = evaluator_->evaluate(second_->getOperand(side_), probability_indices_);
+  if (probability_ == kNoSym) {
+    request_split(evaluator_->split_request());
+    return unsupported("{}",
+                       evaluator_->failure().empty() ? "the probabilities could not be read" : evaluator_->failure());
+  }
+  if (evaluator_->score_indices().empty()) {
+    return unsupported("the probabilities do not depend on the product before them");
+  }
+  return {};
+}
+
+Status Attempt::match() {
+  product_ = as_product(arena_, probability_);
+  whole_ = probability_;
+  auto softmax = match_softmax(arena_, product_);
+  if (softmax.ok()) {
+    softmax_ = *std::move(softmax);
+    return {};
+  }
+  return softmax.error();
+}
+
+// The second product's result on its way through transposes to a division by the row sum.
+Status Attempt::find_division() {
+  while (true) {
+    if (auto next = follow_result(out_, sizes_)) {
+      out_ = std::move(*next);
+      continue;
+    }
+    if (!out_.value.hasOneUse()) {
+      break;
+    }
+    mlir::Operation* user = *out_.value.getUsers().begin();
+    const bool divides = kind(user) == OpKind::kDivide && user->getOperand(0) == out_.value;
+    if ((!divides && kind(user) != OpKind::kMultiply) || user->getBlock() != second_->getBlock()) {
+      break;
+    }
+    const unsigned other = user->getOperand(0) == out_.value ? 1 : 0;
+    std::vector<Index> indices;
+    for (size_t d = 0; d < out_.dims.size(); ++d) {
+      Index index;
+      int64_t stride = shape(out_.value)[d];
+      for (const int atom : out_.dims[d]) {
+        stride /= sizes_[static_cast<size_t>(atom)];
+        index.affine = affine_sum(index.affine, affine_product(affine_atom(atom), stride));
+      }
+      indices.push_back(std::move(index));
+    }
+    const SymId factor = evaluator_->evaluate(user->getOperand(other), indices);
+    if (factor == kNoSym) {
+      request_split(evaluator_->split_request());
+      return unsupported("{}", evaluator_->failure());
+    }
+    for (const int atom : value_depth_) {
+      if (arena_.depends_on(factor, atom)) {
+        return unsupported("the output is divided by something that is not one number a row");
+      }
+    }
+    if (divides) {
+      divide(arena_, product_, factor);
+      whole_ = arena_.op(Op::k_div, {probability_, factor});
+    } else {
+      multiply(product_, as_product(arena_, factor));
+      whole_ = arena_.op(Op::k_mul, {probability_, factor});
+    }
+    FLASHLIFT_ASSIGN_OR_RETURN(softmax_, match_softmax(arena_, product_));
+    out_.value = user->getResult(0);
+    return {};
+  }
+  return unsupported("the exponentials are not divided by their sum over the keys");
+}
+
+// Queries, keys and values with the indices at which the products read them.
+Status Attempt::place_operands() {
+  const auto dims = *dot_dims(first_);
+  const std::vector<Affine> score = affine_of(evaluator_->score_indices());
+  const size_t batch = dims.lhs_batch.size();
+  std::vector<Affine> contract;
+  for (const int64_t d : dims.lhs_contract) {
+    const int64_t size = shape(first_->getOperand(0))[static_cast<size_t>(d)];
+    contract.push_back(size == 1 ? Affine{} : affine_atom(new_atom(size)));
+    if (size != 1) {
+      depth_.push_back(next_atom_ - 1);
+    }
+  }
+  const size_t lhs_rank = shape(first_->getOperand(0)).size();
+  const size_t rhs_rank = shape(first_->getOperand(1)).size();
+  const size_t lhs_free = lhs_rank - batch - dims.lhs_contract.size();
+  const std::vector<Affine> batch_indices(score.begin(), score.begin() + static_cast<std::ptrdiff_t>(batch));
+  const auto lhs_begin = score.begin() + static_cast<std::ptrdiff_t>(batch);
+  const auto rhs_begin = lhs_begin + static_cast<std::ptrdiff_t>(lhs_free);
+  auto lhs =
+      operand_indices(dims.lhs_batch, dims.lhs_contract, lhs_rank, batch_indices, contract, {lhs_begin, rhs_begin});
+  auto rhs =
+      operand_indices(dims.rhs_batch, dims.rhs_contract, rhs_rank, batch_indices, contract, {rhs_begin, score.end()});
+  const bool lhs_is_key = mentions(lhs, kKeyAtom);
+  if (lhs_is_key == mentions(rhs, kKeyAtom)) {
+    return unsupported("one operand of the first product must be the keys and the other must not depend on them");
+  }
+  q_operand_ = first_->getOperand(lhs_is_key ? 1 : 0);
+  k_operand_ = first_->getOperand(lhs_is_key ? 0 : 1);
+  q_indices_ = lhs_is_key ? rhs : lhs;
+  k_indices_ = lhs_is_key ? lhs : rhs;
+  return {};
+}
+
+// The value operand and the output of the second product.
+Status Attempt::place_output() {
+  const auto dims = *dot_dims(second_);
+  const bool p_is_lhs = side_ == 0;
+  v_operand_ = second_->getOperand(p_is_lhs ? 1 : 0);
+  const auto& p_batch = p_is_lhs ? dims.lhs_batch : dims.rhs_batch;
+  const auto& p_contract = p_is_lhs ? dims.lhs_contract : dims.rhs_contract;
+  const auto& v_batch = p_is_lhs ? dims.rhs_batch : dims.lhs_batch;
+  const auto& v_contract = p_is_lhs ? dims.rhs_contract : dims.lhs_contract;
+  const std::vector<Affine> p = affine_of(probability_indices_);
+  std::vector<Affine> batch;
+  std::vector<Affine> p_free;
+  for (const int64_t d : p_batch) {
+    batch.push_back(p[static_cast<size_t>(d)]);
+  }
+  for (size_t d = 0; d < p.size(); ++d) {
+    const int64_t dim = static_cast<int64_t>(d);
+    if (dim != p_contract[0] && std::find(p_batch.begin(), p_batch.end(), dim) == p_batch.end()) {
+      p_free.push_back(p[d]);
+    }
+  }
+  const auto v_shape = shape(v_operand_);
+  std::vector<Affine> v_free;
+  for (size_t d = 0; d < v_shape.size(); ++d) {
+    const int64_t dim = static_cast<int64_t>(d);
+    if (dim != v_contract[0] && std::find(v_batch.begin(), v_batch.end(), dim) == v_batch.end()) {
+      v_free.push_back(v_shape[d] == 1 ? Affine{} : affine_atom(new_atom(v_shape[d])));
+      if (v_shape[d] != 1) {
+        value_depth_.push_back(next_atom_ - 1);
+      }
+    }
+  }
+  v_indices_ = operand_indices(v_batch, v_contract, v_shape.size(), batch, {affine_atom(kKeyAtom)}, v_free);
+  std::vector<Affine> out = batch;
+  for (const auto& free : p_is_lhs ? std::vector{p_free, v_free} : std::vector{v_free, p_free}) {
+    out.insert(out.end(), free.begin(), free.end());
+  }
+  auto placed = place_tensor(second_->getResult(0), out, sizes_);
+  if (!placed) {
+    return unsupported("the output's dimensions are not those of queries and values");
+  }
+  out_ = std::move(*placed);
+  return {};
+}
+
+// The farthest source of each of q, k and v, all of one dtype.
+Result<std::vector<PlacedTensor>> Attempt::pick_sources(bool through_conversions) {
+  std::vector<PlacedTensor> picked;
+  for (const auto& [operand, indices] :
+       {std::pair(q_operand_, q_indices_), std::pair(k_operand_, k_indices_), std::pair(v_operand_, v_indices_)}) {
+    Sources sources = follow_operand(operand, indices, sizes_, through_conversions);
+    request_split(sources.split);
+    if (wanted_split_) {
+      return unsupported("a dimension must be split");
+    }
+    if (operand == v_operand_ && indices == v_indices_) {
+      // A constant factor of the values is not a factor of the scores: keep what stands before it.
+      std::erase_if(sources.tensors, [](const PlacedTensor& tensor) { return tensor.scale != 1.0f; });
+    }
+    if (sources.tensors.empty()) {
+      return unsupported("the queries, keys or values are read by an index that no strided tensor has");
+    }
+    picked.push_back(sources.tensors.back());
+  }
+  const auto type = dtype(picked[0].value.getType());
+  const bool supported = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
+  for (const PlacedTensor& tensor : picked) {
+    if (!supported || dtype(tensor.value.getType()) != type) {
+      return unsupported("queries, keys and values must be f32, bf16 or f16, and of one type");
+    }
+  }
+  return picked;
+}
+
+Status Attempt::give_letters() {
+  auto picked = pick_sources(true);
+  if (!picked.ok() && !wanted_split_) {
+    picked = pick_sources(false);
+  }
+  if (!picked.ok()) {
+    return picked.error();
+  }
+  q_ = (*picked)[0];
+  k_ = (*picked)[1];
+  v_ = (*picked)[2];
+  while (auto next = follow_result(out_, sizes_)) {
+    out_ = std::move(*next);
+  }
+  const auto set_of = [](const PlacedTensor& tensor) {
+    AtomSet set = 0;
+    for (const int atom : tensor.order()) {
+      set |= atom_bit(atom);
+    }
+    return set;
+  };
+  AtomSet depth = 0;
+  for (const auto* atoms : {&depth_, &value_depth_}) {
+    for (const int atom : *atoms) {
+      depth |= atom_bit(atom);
+    }
+  }
+  const AtomSet not_plane = depth | atom_bit(kKeyAtom);
+  AtomUse use;
+  use.in_q = set_of(q_) & ~not_plane;
+  use.in_k = set_of(k_) & ~not_plane;
+  use.in_v = set_of(v_) & ~not_plane;
+  for (const int atom : q_.order()) {
+    if ((not_plane & atom_bit(atom)) == 0) {
+      use.q_order.push_back(atom);
+    }
+  }
+  for (const Affine& index : affine_of(probability_indices_)) {
+    for (const auto& term : index.terms) {
+      if (term.first != kKeyAtom) {
+        use.plane.push_back(term.first);
+      }
+    }
+  }
+  use.in_programs = arena_[softmax_.score].kind == SymKind::kScore ? 0 : AtomSet{0};
+  for (const SymId guard : softmax_.guards) {
+    use.in_programs |= arena_.depends_on(guard, kKeyAtom) ? arena_[guard].atoms : 0;
+  }
+  const auto dims = *dot_dims(first_);
+  const size_t q_rank = shape(q_operand_).size();
+  use.q_free_dims = static_cast<int>(q_rank - dims.lhs_batch.size() - dims.lhs_contract.size());
+  FLASHLIFT_ASSIGN_OR_RETURN(roles_, assign_roles(use, sizes_));
+  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.q, operand_view(q_, roles_, depth_, sizes_, false));
+  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.k, operand_view(k_, roles_, depth_, sizes_, true));
+  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.v, operand_view(v_, roles_, value_depth_, sizes_, true));
+  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.out, result_view(out_, roles_, value_depth_, sizes_));
+  return {};
+}
+
+Result<LiftedAttention> Attempt::run() {
+  lifted_.first_product = first_;
+  lifted_.second_product = second_;
+  FLASHLIFT_RETURN_IF_ERROR(place_probabilities());
+  FLASHLIFT_RETURN_IF_ERROR(evaluate_probabilities());
+  FLASHLIFT_RETURN_IF_ERROR(place_operands());
+  FLASHLIFT_RETURN_IF_ERROR(place_output());
+  if (const Status matched = match(); !matched.ok()) {
+    if (!product_.over.empty() || !find_division().ok()) {
+      return matched.error();
+    }
+  }
+  FLASHLIFT_RETURN_IF_ERROR(give_letters());
+  FLASHLIFT_RETURN_IF_ERROR(check_uses());
+  FLASHLIFT_RETURN_IF_ERROR(build_programs());
+  FLASHLIFT_RETURN_IF_ERROR(place_sinks());
+  FLASHLIFT_RETURN_IF_ERROR(verify(lifted_.problem));
+  lifted_.summary = summary();
+  return std::move(lifted_);
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,275 @@
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "llvm/ADT/DenseSet.h"
+#include "stablehlo/lift/attempt.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// A name for a captured tensor that a person recognises: the argument's, or a number.
+std::string leaf_name(mlir::Value value, size_t number) {
+  if (const auto argument = llvm::dyn_cast<mlir::BlockArgument>(value)) {
+    return fmt::format("arg{}", argument.getArgNumber());
+  }
+  return fmt::format("t{}", number);
+}
+
+}  // namespace
+
+Status Attempt::build_programs() {
+  Problem& problem = lifted_.problem;
+  problem.batch = extent(roles_.batch, sizes_);
+  problem.kv_heads = extent(roles_.kv_head, sizes_);
+  problem.q_heads = extent(roles_.heads(), sizes_);
+  problem.q_len = extent(roles_.query, sizes_);
+  problem.kv_len = sizes_[kKeyAtom];
+  problem.head_dim = extent(depth_, sizes_);
+  problem.value_dim = extent(value_depth_, sizes_);
+  problem.dtype = *dtype(q_.value.getType());
+  const auto out_dtype = dtype(out_.value.getType());
+  if (!out_dtype) {
+    return unsupported("the output has an unsupported element type");
+  }
+  problem.out_dtype = *out_dtype;
+
+  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
+  problem.empty_rows = before_extraction;
+  // With a log-sum-exp wanted, a very negative score stays one: a row of nothing else has it in its log-sum-exp.
+  if (!lifted_.lse && extract_finite_mask(arena_, softmax_)) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.empty_rows, classify_empty_rows(arena_, whole_, softmax_));
+  }
+  // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
+  std::vector<SymId> guards;
+  for (const SymId guard : softmax_.guards) {
+    if (arena_[guard].has_score) {
+      softmax_.score = arena_.op(Op::k_select, {guard, softmax_.score, arena_.f32(-INFINITY)});
+    } else {
+      guards.push_back(guard);
+    }
+  }
+  SymId score = softmax_.score;
+  problem.scale = extract_scale(arena_, score) * q_.scale * k_.scale;
+
+  if (guards.empty() && arena_[score].kind == SymKind::kScore) {
+    problem.empty_rows = EmptyRows::kZero;  // nothing masks: no row is ever empty
+  }
+
+  const auto& leaves = evaluator_->leaves();
+  std::set<std::string> names;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    std::string name = leaf_name(leaves[i], i);
+    name = names.insert(name).second ? name : fmt::format("t{}", i);
+    names.insert(name);
+    const auto dims = shape(leaves[i]);
+    leaf_infos_.push_back(
+        {Capture{.name = name, .dtype = *dtype(leaves[i].getType()), .shape = {dims.begin(), dims.end()}}});
+  }
+  const ProgramEmitter emitter(arena_, roles_, sizes_, leaf_infos_);
+  if (arena_[score].kind != SymKind::kScore) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.score_mod, emitter.score_mod(score));
+  }
+  if (!guards.empty()) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.mask_mod, emitter.mask_mod(guards));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
+  for (const Capture& capture : problem.captures) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      if (leaf_infos_[i].capture.name == capture.name) {
+        lifted_.captures.push_back(leaves[i]);
+      }
+    }
+  }
+  return {};
+}
+
+// Sinks are a tensor of the call: loads of one tensor by head, and by the sink's number if there are several.
+Status Attempt::place_sinks() {
+  if (softmax_.sinks.empty()) {
+    return {};
+  }
+  if (softmax_.sinks.size() != 1) {
+    return unsupported("sink logits stand in {} separate pieces", softmax_.sinks.size());
+  }
+  const Sym& sink = arena_[softmax_.sinks[0]];
+  if (sink.kind == SymKind::kConstant) {
+    lifted_.problem.sinks = softmax_.sink_sizes[0];
+    lifted_.sinks = OperandView{.reshape = {lifted_.problem.q_heads, lifted_.problem.sinks},
+                                .constant = arena_.f32_value(softmax_.sinks[0])};
+    return {};
+  }
+  if (sink.kind != SymKind::kLoad) {
+    return unsupported("sink logits are computed between the two products; compute them before");
+  }
+  const mlir::Value source = evaluator_->leaves()[static_cast<size_t>(sink.payload)];
+  if (dtype(source.getType()) != DType::kF32) {
+    return unsupported("sink logits are {}, expected f32", to_string(*dtype(source.getType())));
+  }
+  PlacedTensor tensor{.value = source, .dims = {}};
+  std::vector<int> order;
+  for (const SymId index : sink.args) {
+    // An affine index again, from its formula: a sum of multiples of atoms.
+    std::vector<std::pair<int64_t, int>> digits;  // (coefficient, atom)
+    std::vector<SymId> stack{index};
+    while (!stack.empty()) {
+      const Sym term = arena_[stack.back()];
+      stack.pop_back();
+      if (term.kind == SymKind::kOp && term.op == Op::k_add) {
+        stack.insert(stack.end(), term.args.begin(), term.args.end());
+      } else if (term.kind == SymKind::kAtom) {
+        digits.emplace_back(1, static_cast<int>(term.payload));
+      } else if (term.kind == SymKind::kOp && term.op == Op::k_mul && arena_[term.args[0]].kind == SymKind::kAtom &&
+                 arena_.is_constant(term.args[1])) {
+        digits.emplace_back(arena_[term.args[1]].payload, static_cast<int>(arena_[term.args[0]].payload));
+      } else if (!(term.kind == SymKind::kConstant && term.payload == 0)) {
+        return unsupported("sink logits are read at computed indices");
+      }
+    }
+    std::sort(digits.rbegin(), digits.rend());
+    for (const auto& digit : digits) {
+      order.push_back(digit.second);
+    }
+  }
+  std::vector<int> wanted = roles_.heads();
+  const int sink_atom = softmax_.sink_atoms[0];
+  if (sink_atom >= 0) {
+    wanted.push_back(sink_atom);
+  }
+  std::vector<int64_t> digit_sizes;
+  int64_t count = 1;
+  for (const int atom : order) {
+    if (std::find(wanted.begin(), wanted.end(), atom) == wanted.end()) {
+      return unsupported("sink logits depend on more than the head");
+    }
+    digit_sizes.push_back(atom == sink_atom ? softmax_.sink_sizes[0] : sizes_[static_cast<size_t>(atom)]);
+    count *= digit_sizes.back();
+  }
+  if (order.size() != wanted.size() || count != static_tensor(source).getNumElements()) {
+    return unsupported("sink logits are not one number a head");
+  }
+  OperandView view{.source = source, .reshape = digit_sizes, .permutation = {}, .dims = {}};
+  if (order != wanted) {
+    for (const int atom : wanted) {
+      view.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
+    }
+  }
+  lifted_.problem.sinks = softmax_.sink_sizes[0];
+  lifted_.sinks = std::move(view);
+  return {};
+}
+
+// The indices of a value that has one element a row: one dimension for each atom of the plane, of whatever order.
+std::optional<std::vector<Index>> Attempt::row_indices(mlir::Value value) {
+  if (!static_tensor(value) || dtype(value.getType()) != DType::kF32) {
+    return std::nullopt;
+  }
+  // Row values keep the order of the scores' dimensions in the first product or of the probabilities; what was
+  // transposed later is followed there by uses.
+  for (const auto& order : {probability_indices_, evaluator_->score_indices()}) {
+    std::vector<Index> indices;
+    size_t d = 0;
+    const auto dims = shape(value);
+    for (const Index& index : order) {
+      const bool is_key = index.affine == affine_atom(kKeyAtom);
+      const int64_t size = index.affine.is_constant() ? 1 : affine_range(index.affine, sizes_).high + 1;
+      if (is_key) {
+        continue;
+      }
+      if (d < dims.size() && dims[d] == size) {
+        indices.push_back(index);
+        ++d;
+      } else if (size != 1) {
+        break;
+      }
+    }
+    while (d < dims.size() && dims[d] == 1) {
+      indices.push_back(Index{});
+      ++d;
+    }
+    if (d == dims.size() && indices.size() == dims.size()) {
+      return indices;
+    }
+  }
+  return std::nullopt;
+}
+
+Status Attempt::find_log_sum_exp(mlir::Value value) {
+  const auto indices = row_indices(value);
+  if (!indices) {
+    return unsupported("not a row");
+  }
+  Evaluator evaluator(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
+  // The same numbering of leaves, so that equal formulas are equal.
+  const SymId formula = [&] {
+    const SymId again = evaluator.evaluate(second_->getOperand(side_), probability_indices_);
+    return again == kNoSym ? kNoSym : evaluator.evaluate(value, *indices);
+  }();
+  if (formula == kNoSym || !is_log_sum_exp(arena_, formula, softmax_)) {
+    return unsupported("not the log-sum-exp");
+  }
+  auto placed = place_tensor(value, affine_of(*indices), sizes_);
+  if (!placed) {
+    return unsupported("not a strided row");
+  }
+  while (auto next = follow_result(*placed, sizes_)) {
+    placed = std::move(next);
+  }
+  if (dtype(placed->value.getType()) != DType::kF32) {
+    return unsupported("the log-sum-exp is not f32");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.lse, result_view(*placed, roles_, value_depth_, sizes_));
+  lifted_.problem.want_lse = true;
+  return {};
+}
+
+// Everything that the scores flow into must end in what the call replaces.
+Status Attempt::check_uses() {
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{first_};
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second) {
+      continue;
+    }
+    for (const mlir::Value result : op->getResults()) {
+      if (result == lifted_.out.replaced || (lifted_.lse && result == lifted_.lse->replaced)) {
+        continue;
+      }
+      if (!lifted_.lse && softmax_.sinks.empty() && !result.use_empty() && kind(op) == OpKind::kAdd &&
+          find_log_sum_exp(result).ok()) {
+        if (result == lifted_.lse->replaced) {
+          continue;
+        }
+      }
+      for (mlir::Operation* user : result.getUsers()) {
+        if (!is_removable(user)) {
+          return unsupported(
+              "scores or probabilities are used elsewhere (for a gradient, or as an output): they reach "
+              "`{}` at {}",
+              user->getName().getStringRef().str(), describe(user->getLoc()));
+        }
+        stack.push_back(user);
+      }
+    }
+  }
+  return {};
+}
+
+std::string Attempt::summary() const {
+  const Problem& p = lifted_.problem;
+  std::string text = fmt::format("softmax over {} keys, {} of {} queries x {} heads", p.kv_len,
+                                 p.kv_heads == p.q_heads ? "attention" : "grouped attention", p.q_len, p.q_heads);
+  const auto note = [&](bool present, std::string_view words) { text += present ? fmt::format(", {}", words) : ""; };
+  note(p.score_mod.has_value(), "with a score_mod");
+  note(p.mask_mod.has_value(), "with a mask_mod");
+  note(p.sinks > 0, "with sinks");
+  note(p.want_lse, "with the log-sum-exp");
+  return text;
+}
+
+}  // namespace flashlift::stablehlo

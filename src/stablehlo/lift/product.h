@@ -1,0 +1,39 @@
+// Formulas taken apart: a product of conditions, an exponential of a sum, and factors. No MLIR here.
+#pragma once
+
+#include <vector>
+
+#include "stablehlo/lift/symbol.h"
+
+namespace flashlift::stablehlo {
+
+struct SignedTerm {
+  SymId term = kNoSym;
+  bool negative = false;
+  auto operator<=>(const SignedTerm&) const = default;
+};
+
+struct Product {
+  std::vector<SymId> guards;         // i1: the product is 0 unless all hold
+  std::vector<SignedTerm> exponent;  // of e
+  std::vector<SymId> over;           // divided by these
+  std::vector<SymId> times;          // multiplied by these
+};
+
+// Every formula is a product, if only of itself.
+Product as_product(SymArena& arena, SymId formula);
+// The product that e^formula is.
+Product as_exponent(SymArena& arena, SymId formula);
+void multiply(Product& product, const Product& factor);
+void divide(SymArena& arena, Product& product, SymId divisor);
+
+// A sum of terms as a formula again.
+SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms);
+// Adds a condition to a list, a conjunction as its parts, each once.
+void add_guard(SymArena& arena, std::vector<SymId>& guards, SymId condition);
+// The formula where the condition is known to hold.
+SymId assume(SymArena& arena, SymId formula, SymId condition);
+// 0 or -0.
+bool is_zero(const SymArena& arena, SymId id);
+
+}  // namespace flashlift::stablehlo
