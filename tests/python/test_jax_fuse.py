@@ -107,6 +107,22 @@ def test_inside_jit_and_grad():
     assert "flashlift.attention" in text
 
 
+def test_batching():
+    q, k = normal(3, 1, 16, 2, 8), normal(1, 16, 2, 8)
+    function = lambda q, k: attention(q, k, k, causal=True)  # noqa: E731
+    fused = flashlift.jax.fuse(function)
+    batched = jax.vmap(fused, in_axes=(0, None))
+    assert_same(batched(q, k), jax.vmap(function, in_axes=(0, None))(q, k))
+    assert fused.report.fused_count == 1
+    assert_same(jax.jit(batched)(q, k), jax.vmap(function, in_axes=(0, None))(q, k))
+    twice, k_twice = normal(2, 3, 1, 16, 2, 8), normal(2, 3, 1, 16, 2, 8)
+    nested = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731
+    assert_same(nested(fused)(twice, k_twice), nested(function)(twice, k_twice))
+    assert fused.report.fused_count == 1 and "_fuse.py" not in str(fused.report)
+    loss = lambda f: jax.grad(lambda k: jax.vmap(f, in_axes=(0, None))(q, k).sum())  # noqa: E731
+    assert_same(loss(fused)(k), loss(function)(k), atol=1e-5)
+
+
 def test_weak_types_and_scalars():
     q = normal(1, 16, 2, 8)
 

@@ -1,8 +1,8 @@
 """JAX functions with their attention found and fused.
 
 A function is exported to StableHLO for the shapes that it is called with, the text is fused, and the result takes the
-original's place in the exported function, which JAX then calls, differentiates (by the original's own derivative) and
-inlines into other jitted functions.
+original's place in the exported function, which JAX then calls, inlines into other jitted functions, batches (fusing
+the batched function anew) and differentiates (by the original's own derivative).
 """
 
 import dataclasses
@@ -15,11 +15,16 @@ from typing import Any
 
 import jax
 from jax import export
+from jax.custom_batching import custom_vmap
+from jax.extend import source_info_util
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, UnsupportedError
 from flashlift.jax._register import register
+
+# Locations in reports are to be the user's lines, not ours.
+source_info_util.register_exclusion(__file__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ class FusedFunction:
         self._latest: Report | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call, dynamic_args, dynamic_kwargs = self._prepare(args, kwargs)[1:]
-        return call(*dynamic_args, **dynamic_kwargs)
+        _, call, leaves = self._prepare(args, kwargs)
+        return call(*leaves)
 
     @property
     def report(self) -> Report:
@@ -84,26 +89,58 @@ class FusedFunction:
         """Finds and fuses for these arguments, or jax.ShapeDtypeStruct in their place, and runs nothing."""
         return self._prepare(args, kwargs)[0]
 
-    def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, tuple, dict]:
+    def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, list]:
         static_args = {i: args[i] for i in self._static_argnums if i < len(args)}
         static_kwargs = {name: kwargs[name] for name in self._static_argnames if name in kwargs}
         dynamic_args = tuple(value for i, value in enumerate(args) if i not in static_args)
         dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static_kwargs}
-        shapes = jax.tree.map(_shape_of, (dynamic_args, dynamic_kwargs))
-        leaves, tree = jax.tree.flatten(shapes)
+        leaves, tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
+        shapes = [_shape_of(leaf) for leaf in leaves]
         key = (
             tree,
-            tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves),
+            _key_of(shapes),
             tuple(sorted(static_args.items())),
             tuple(sorted(static_kwargs.items())),
         )
         with self._lock:
             if key not in self._prepared:
-                closed = _close_over(self._function, static_args, static_kwargs)
-                self._prepared[key] = _export_and_fuse(closed, shapes, self._strict)
+                flat = _on_leaves(self._function, tree, static_args, static_kwargs)
+                self._prepared[key] = self._build(flat, shapes)
             call, report = self._prepared[key]
             self._latest = report
-        return report, call, dynamic_args, dynamic_kwargs
+        return report, call, leaves
+
+    def _build(self, flat: Callable, shapes: list[jax.ShapeDtypeStruct]) -> tuple[Callable, Report]:
+        """A function of leaves, fused for these shapes, that JAX can differentiate and batch."""
+        fused, report = _export_and_fuse(flat, shapes, self._strict)
+        if report.fused_count == 0:
+            return fused, report
+        batches: dict[Hashable, tuple[Callable, Report]] = {}
+
+        @custom_vmap
+        def call(*leaves: Any) -> Any:
+            return fused(*leaves)
+
+        # A batch of attentions is one attention with another dimension: found and fused anew, not run one by one.
+        @call.def_vmap
+        def _(_: int, batched: Sequence[bool], *leaves: Any) -> tuple[Any, Any]:
+            batched_shapes = [_shape_of(leaf) for leaf in leaves]
+            key = (tuple(batched), _key_of(batched_shapes))
+            if key not in batches:
+                over = jax.vmap(flat, in_axes=tuple(0 if is_batched else None for is_batched in batched))
+                batches[key] = self._build(functools.wraps(flat)(over), batched_shapes)
+            batched_call, self._latest = batches[key]
+            result = batched_call(*leaves)
+            return result, jax.tree.map(lambda _: True, result)
+
+        @jax.custom_vjp
+        def differentiable(*leaves: Any) -> Any:
+            return call(*leaves)
+
+        differentiable.defvjp(
+            lambda *leaves: (call(*leaves), leaves), lambda leaves, cotangent: jax.vjp(flat, *leaves)[1](cotangent)
+        )
+        return jax.jit(differentiable), report
 
 
 def fuse(
@@ -117,22 +154,23 @@ def fuse(
 
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
     fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
-    an UnsupportedError. The derivative is the original function's, so a backward pass is not fused yet.
+    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work; the derivative is the original function's,
+    so that a backward pass is not fused yet.
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return FusedFunction(function, numbers, names, strict)
 
 
-def _export_and_fuse(function: Callable, shapes: tuple, strict: bool) -> tuple[Callable, Report]:
-    jitted = jax.jit(function)
+def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
+    jitted = jax.jit(flat)
     platform = jax.default_backend()
     try:
         if platform != "cpu":
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU")
-        exported = export.export(jitted)(*shapes[0], **shapes[1])
+        exported = export.export(jitted)(*shapes)
         original = exported.mlir_module()
-        fused = stablehlo.fuse(original, name=getattr(function, "__name__", "<module>"))
+        fused = stablehlo.fuse(original, name=flat.__name__)
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:
@@ -150,7 +188,7 @@ def _export_and_fuse(function: Callable, shapes: tuple, strict: bool) -> tuple[C
         fused.module, stablehlo_dialect.get_current_version()
     )
     replaced = dataclasses.replace(exported, mlir_module_serialized=serialized)
-    return jax.jit(replaced.call), Report(fused.candidates, "", original, fused.module)
+    return replaced.call, Report(fused.candidates, "", original, fused.module)
 
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
@@ -158,15 +196,22 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _close_over(function: Callable, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
-    @functools.wraps(function)
-    def closed(*args: Any, **kwargs: Any) -> Any:
+def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
+    return tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
+
+
+def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
+    """The function with its static arguments in place, of the leaves of the others."""
+
+    def flat(*leaves: Any) -> Any:
+        args, kwargs = jax.tree.unflatten(tree, leaves)
         remaining = list(args)
         for i in sorted(static_args):
             remaining.insert(i, static_args[i])
         return function(*remaining, **kwargs, **static_kwargs)
 
-    return closed
+    flat.__name__ = getattr(function, "__name__", "function")
+    return flat
 
 
 def _static_arguments(
