@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashlift._errors import InvalidArgumentError
-from flashlift._library import Arguments, CompileOptions, DLDevice, DLTensor, ProblemInfo, check, core
+from flashlift._library import Arguments, CompileOptions, DLDevice, DLTensor, ProblemInfo, RunOptions, check, core
 from flashlift._tensor import Tensor, numpy_type
 
 _DEVICES = {"cpu": 1, "cuda": 2}
@@ -128,9 +128,11 @@ class BoundAttention:
             **{name: ctypes.pointer(one.dl) for name, one in self._tensors.items()},
         )
 
-    def __call__(self) -> None:
+    def __call__(self, stream: int | None = None) -> None:
+        """Runs; on a GPU on this CUstream (as an integer, None: the default stream), without waiting for it."""
         library = self._attention._library
-        check(library, library.flashlift_attention_run(self._attention._handle, self._arguments, None))
+        options = RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
+        check(library, library.flashlift_attention_run(self._attention._handle, self._arguments, options))
 
 
 def compile(problem: str, *, device: str = "cpu", implementation: str | None = None) -> Attention:

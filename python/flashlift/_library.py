@@ -65,6 +65,10 @@ class Arguments(Structure):
     ]
 
 
+class RunOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("executor", c_void_p), ("stream", c_void_p)]
+
+
 class ProblemInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -98,7 +102,7 @@ _CORE = _ERRORS | {
     "flashlift_attention_implementation": (c_char_p, [c_void_p]),
     "flashlift_attention_considerations": (c_char_p, [c_void_p]),
     "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
-    "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), c_void_p]),
+    "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
 }
 _STABLEHLO = _ERRORS | {
     "flashlift_stablehlo_fuse": (c_void_p, [c_char_p, c_size_t, POINTER(FuseOptions), POINTER(c_void_p)]),

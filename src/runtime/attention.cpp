@@ -5,6 +5,9 @@
 #ifdef FLASHLIFT_HAS_CPU
 #include "runtime/cpu_attention.h"
 #endif
+#ifdef FLASHLIFT_HAS_CUDA
+#include "runtime/cuda_attention.h"
+#endif
 
 namespace flashlift {
 namespace {
@@ -19,7 +22,11 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
       return unsupported("this build has no CPU backend: configure it with FLASHLIFT_CPU=ON");
 #endif
     case DeviceKind::kCuda:
-      return unsupported("this build has no CUDA backend yet: use device cpu");
+#ifdef FLASHLIFT_HAS_CUDA
+      return runtime::compile_cuda(problem, options);
+#else
+      return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
+#endif
   }
   return invalid_argument("unknown device");
 }

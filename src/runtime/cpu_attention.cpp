@@ -4,9 +4,9 @@
 
 #include "cpu/forward.h"
 #include "runtime/kernel_cache.h"
+#include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
 #include "score/canonical.h"
-#include "score/simplify.h"
 #include "support/error.h"
 #include "support/log.h"
 
@@ -52,20 +52,6 @@ std::string score_key(const Problem& problem, cpu::Isa isa) {
     key += "\n" + capture.name;
   }
   return key;
-}
-
-// The programs as they are compiled: simplified, and left out where they change nothing.
-Problem simplified(const Problem& problem) {
-  Problem result = problem;
-  for (auto* program : {&result.score_mod, &result.mask_mod}) {
-    if (*program) {
-      **program = score::simplify(**program);
-      if (score::is_identity(**program)) {
-        program->reset();
-      }
-    }
-  }
-  return result;
 }
 
 }  // namespace

@@ -1,0 +1,223 @@
+"""Flashlift's forward kernel on a GPU beside its peers, in one process.
+
+    python benchmarks/gpu/forward.py [--suite plain|mods|overhead|all] [--quick] [--json FILE]
+
+Peers: cuDNN and FlashAttention-2 through torch, FlexAttention with its Triton backend; whichever is there. Every
+kernel's output is compared with f32 maths first. Rounds go through all kernels in turn, so that a GPU that clocks
+down slows all of them; a figure is the median. Inputs are random: zeros draw less power and run faster.
+TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks
+that hold a kept score, as FlexAttention's block mask has them.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import flashlift
+
+BLOCK = 128
+
+
+def median_ms(kernels, rounds):
+    """Milliseconds of each kernel: two launches between events, after one that warms its instructions up."""
+    for run in kernels.values():
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    events = {name: [] for name in kernels}
+    for _ in range(rounds):
+        for name, run in kernels.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            run()
+            begin.record()
+            run()
+            run()
+            end.record()
+            events[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: statistics.median(b.elapsed_time(e) / 2 for b, e in pairs) for name, pairs in events.items()}
+
+
+def relative_error(out, reference):
+    return ((out.float() - reference).norm() / reference.norm()).item()
+
+
+def inputs(b, hq, hkv, sq, skv, d, dv, dtype=torch.bfloat16):
+    shapes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
+
+
+def bind(text, q, k, v, captures=()):
+    attention = flashlift.compile(text, device="cuda")
+    out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), device="cuda", dtype=q.dtype)
+    return attention, out, attention.bind(q, k, v, out, captures=captures)
+
+
+def plain_case(s, d, dv, causal, heads, kv_heads):
+    b = max(1, 16384 // s)
+    q, k, v = inputs(b, heads, kv_heads, s, s, d, dv)
+    scale = 1 / math.sqrt(d)
+    text = f"attn b{b} hq{heads} hkv{kv_heads} s{s} dqk{d} dv{dv} bf16 out=bf16 scale={scale!r}" + " causal" * causal
+    _, out, run = bind(text, q, k, v)
+    kernels = {"flashlift": run}
+
+    def sdpa(backend):
+        def call():
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+
+        return call
+
+    reference = None
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+        call = sdpa(backend)
+        try:
+            result = call()
+        except RuntimeError:
+            continue
+        kernels[name] = call
+        reference = result.float() if reference is None else reference
+    run()
+    error = relative_error(out, reference) if reference is not None else float("nan")
+    flops = 2 * b * heads * s * s * (d + dv) * (0.5 if causal else 1)
+    name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
+    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, error
+
+
+def mod_cases(s):
+    h, d = 16, 128
+    slopes = torch.exp2(-8.0 * (torch.arange(h, device="cuda") + 1) / h)
+    table = torch.randn(2 * s, device="cuda")
+    document = torch.arange(s, device="cuda", dtype=torch.int32) // (s // 8)
+
+    def causal(b, h, q, kv):
+        return q >= kv
+
+    def alibi(score, b, h, q, kv):
+        return score + slopes[h] * (kv - q)
+
+    def softcap(score, b, h, q, kv):
+        return 30 * torch.tanh(score / 30)
+
+    def relative(score, b, h, q, kv):
+        return score + table[q - kv + s]
+
+    relative_text = (
+        " score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, " + str(s) + "; %2 = load table[%1]; "
+        "%3 = add score, %2; return %3 }"
+    )
+    documents_text = " mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; %3 = le kv, q; "
+    documents_text += "%4 = and %2, %3; return %4 }"
+    eagle_text = f" mask_mod() {{ %0 = le kv, q; %1 = sub kv, q; %2 = rem %1, {s}; %3 = eq %2, 0; %4 = ge kv, {s}; "
+    eagle_text += "%5 = and %3, %4; %6 = or %0, %5; return %6 }"
+    return [  # name, words of the problem, captures, score_mod, mask_mod, kv_len
+        ("none", "", (), None, None, s),
+        ("causal", " causal", (), None, causal, s),
+        ("alibi", " alibi", (), alibi, None, s),
+        ("alibi+causal", " alibi causal", (), alibi, causal, s),
+        ("softcap", " softcap=30", (), softcap, None, s),
+        ("softcap+causal", " softcap=30 causal", (), softcap, causal, s),
+        ("relative bias", relative_text, (table,), relative, None, s),
+        ("window 1024", " causal window=1024", (), None, lambda b, h, q, kv: (q >= kv) & (q - kv <= 1024), s),
+        ("8 documents+causal", documents_text, (document,), None,
+         lambda b, h, q, kv: (document[q] == document[kv]) & (q >= kv), s),
+        ("prefix-LM 2048", " causal prefix=2048", (), None, lambda b, h, q, kv: (q >= kv) | (kv < 2048), s),
+        ("eagle3", eagle_text, (), None, lambda b, h, q, kv: (q >= kv) | ((kv >= s) & ((kv - q) % s == 0)), 2 * s),
+    ]  # fmt: skip
+
+
+def mod_case(case, s):
+    name, words, captures, score_mod, mask_mod, skv = case
+    b, h, d = 2, 16, 128
+    q, k, v = inputs(b, h, h, s, skv, d, d)
+    scale = 1 / math.sqrt(d)
+    text = f"attn b{b} h{h} sq{s} skv{skv} d{d} bf16 out=bf16 scale={scale!r}{words}"
+    _, out, run = bind(text, q, k, v, captures)
+    block_mask = create_block_mask(mask_mod, None, None, s, skv, device="cuda") if mask_mod else None
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def flex():
+        return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
+
+    run()
+    error = relative_error(out, flex().float())
+    blocks = (s // BLOCK) * (skv // BLOCK)
+    if block_mask is not None:
+        blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
+    return name, {"flashlift": run, "flex": flex}, 4 * b * h * blocks * BLOCK * BLOCK * d, error
+
+
+def report(rows, name, kernels, flops, error, rounds):
+    times = median_ms(kernels, rounds)
+    rates = {kernel: flops / ms / 1e9 for kernel, ms in times.items()}
+    rows.append({"case": name, "error": error, "ms": times, "tflops": rates})
+    ratios = " ".join(f"{rates['flashlift'] / rate:.2f}x {peer}" for peer, rate in rates.items() if peer != "flashlift")
+    figures = " ".join(f"{kernel} {rate:4.0f}" for kernel, rate in rates.items())
+    flag = "" if error < 2e-2 else "  WRONG"
+    print(f"{name:28s} {figures}   {ratios}   error {error:.1e}{flag}", flush=True)
+
+
+def overhead(rows):
+    """Host time of a warmed call, and of the first call of new programs."""
+    q, k, v = inputs(1, 8, 8, 128, 128, 64, 64)
+    for words in ("", " causal"):
+        _, _, run = bind(f"attn h8 s128 d64 bf16 out=bf16{words}", q, k, v)
+        run()
+        torch.cuda.synchronize()
+        laps = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(200):
+                run()
+            laps.append((time.perf_counter() - begin) / 200 * 1e6)
+            torch.cuda.synchronize()
+        rows.append({"case": f"host time of a warmed call{words}", "us": min(laps)})
+        print(f"host time of a warmed call{words}: {min(laps):.1f} us (ctypes included)")
+    for words in (" softcap=17", " alibi causal", " causal window=99"):
+        begin = time.perf_counter()
+        _, _, run = bind(f"attn h8 s128 d128 bf16 out=bf16{words}", *inputs(1, 8, 8, 128, 128, 128, 128))
+        run()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        rows.append({"case": f"first call{words}", "ms": seconds * 1e3})
+        print(f"first call of{words}: {seconds * 1e3:.0f} ms")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="all", choices=["plain", "mods", "overhead", "all"])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--json", help="write all figures here")
+    arguments = parser.parse_args()
+    rows = []
+    rounds = 10 if arguments.quick else 20
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version())
+    if arguments.suite in ("plain", "all"):
+        dims = [(128, 128, 16, 16), (64, 64, 32, 32), (256, 256, 8, 8)]
+        if not arguments.quick:
+            dims += [(96, 96, 16, 16), (192, 192, 16, 16), (192, 128, 16, 16), (128, 128, 32, 8)]
+        for d, dv, heads, kv_heads in dims:
+            for causal in (False, True):
+                for s in (1024, 4096, 16384):
+                    report(rows, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+    if arguments.suite in ("mods", "all"):
+        s = 8192
+        for case in mod_cases(s):
+            report(rows, *mod_case(case, s), rounds)
+    if arguments.suite in ("overhead", "all"):
+        overhead(rows)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+#include "cuda/compile/nvrtc.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "support/environment.h"
+#include "support/error.h"
+#include "support/log.h"
+
+namespace flashlift::cuda {
+namespace {
+
+using Program = struct ProgramTag*;
+
+// wgmma with f16 and bf16 operands and setmaxnreg came with 12.0; tests run with 13.0.
+constexpr int kOldestMajor = 12;
+
+template <typename Function>
+bool find(void* library, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// NVRTC opens its builtins by name, which works only if they are on the loader's path or loaded already.
+void load_builtins(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("libnvrtc-builtins.so")) {
+      dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+    }
+  }
+}
+
+}  // namespace
+
+struct Nvrtc::Functions {
+  const char* (*error_string)(int);
+  int (*version)(int*, int*);
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
+  int (*destroy)(Program*);
+  int (*compile)(Program, int, const char* const*);
+  int (*cubin_size)(Program, size_t*);
+  int (*cubin)(Program, char*);
+  int (*log_size)(Program, size_t*);
+  int (*log)(Program, char*);
+};
+
+Result<const Nvrtc*> Nvrtc::get() {
+  static const Result<const Nvrtc*> loaded = load();
+  return loaded;
+}
+
+Result<const Nvrtc*> Nvrtc::load() {
+  std::vector<std::string> candidates = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+  if (const auto path = environment_value(EnvironmentVariable::kNvrtc)) {
+    candidates = {std::string(*path)};
+    load_builtins(std::filesystem::path(*path).parent_path());
+  }
+  void* library = nullptr;
+  std::string tried;
+  for (const std::string& candidate : candidates) {
+    library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) {
+      break;
+    }
+    tried += (tried.empty() ? "" : "; ") + std::string(dlerror());
+  }
+  if (library == nullptr) {
+    return not_found(
+        "the CUDA backend compiles its kernels with NVRTC, which was not found ({}). Install CUDA's libnvrtc (for "
+        "instance `pip install nvidia-cuda-nvrtc`) and set FLASHLIFT_NVRTC to its path",
+        tried);
+  }
+  auto* functions = new Functions();  // NOLINT: lives as long as the process, like the library
+  const bool complete =
+      find(library, "nvrtcGetErrorString", functions->error_string) &&
+      find(library, "nvrtcVersion", functions->version) && find(library, "nvrtcCreateProgram", functions->create) &&
+      find(library, "nvrtcDestroyProgram", functions->destroy) &&
+      find(library, "nvrtcCompileProgram", functions->compile) &&
+      find(library, "nvrtcGetCUBINSize", functions->cubin_size) && find(library, "nvrtcGetCUBIN", functions->cubin) &&
+      find(library, "nvrtcGetProgramLogSize", functions->log_size) &&
+      find(library, "nvrtcGetProgramLog", functions->log);
+  int major = 0;
+  int minor = 0;
+  if (!complete || functions->version(&major, &minor) != 0 || major < kOldestMajor) {
+    return unsupported(
+        "the CUDA backend needs NVRTC {} or newer, found version {}.{}; set FLASHLIFT_NVRTC to a newer one",
+        kOldestMajor, major, minor);
+  }
+  auto* nvrtc = new Nvrtc();  // NOLINT: as above
+  nvrtc->functions_ = functions;
+  nvrtc->version_ = fmt::format("{}.{}", major, minor);
+  log(LogLevel::kInfo, "NVRTC {}", nvrtc->version_);
+  return nvrtc;
+}
+
+Result<CompiledKernel> Nvrtc::compile(const KernelSource& source) const {
+  std::vector<const char*> names;
+  std::vector<const char*> texts;
+  for (const auto& [name, text] : source.headers) {
+    names.push_back(name.c_str());
+    texts.push_back(text.c_str());
+  }
+  Program program = nullptr;
+  const int created = functions_->create(&program, source.text.c_str(), source.name.c_str(),
+                                         static_cast<int>(names.size()), texts.data(), names.data());
+  if (created != 0) {
+    return internal_error("NVRTC refused to create a program: {}", functions_->error_string(created));
+  }
+  const std::string target =
+      fmt::format("--gpu-architecture=sm_{}{}", source.architecture, source.architecture_specific ? "a" : "");
+  std::vector<const char*> options = {target.c_str(), "--std=c++17", "-diag-suppress=177", "--ptxas-options=-v"};
+  for (const std::string& option : source.options) {
+    options.push_back(option.c_str());
+  }
+  const int compiled = functions_->compile(program, static_cast<int>(options.size()), options.data());
+  CompiledKernel kernel;
+  size_t size = 0;
+  if (functions_->log_size(program, &size) == 0 && size > 1) {
+    kernel.log.resize(size);
+    functions_->log(program, kernel.log.data());
+    kernel.log.resize(size - 1);
+  }
+  if (compiled == 0 && functions_->cubin_size(program, &size) == 0) {
+    kernel.cubin.resize(size);
+    functions_->cubin(program, kernel.cubin.data());
+  }
+  functions_->destroy(&program);
+  if (compiled != 0 || kernel.cubin.empty()) {
+    return internal_error("NVRTC {} could not compile {} for {}: {}\n{}", version_, source.name, target,
+                          functions_->error_string(compiled), kernel.log);
+  }
+  return kernel;
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,34 @@
+// NVIDIA's run-time compiler, loaded when first asked for: the library builds and loads where it is absent.
+#pragma once
+
+#include <string>
+
+#include "cuda/emit/kernel_source.h"
+
+namespace flashlift::cuda {
+
+struct CompiledKernel {
+  std::string cubin;
+  std::string log;  // warnings and ptxas' report
+};
+
+class Nvrtc {
+ public:
+  // The one of this process: FLASHLIFT_NVRTC's file, or the newest that the loader finds. Errors: kNotFound with what
+  // was tried, kUnsupported if it is too old.
+  static Result<const Nvrtc*> get();
+
+  // "13.0".
+  const std::string& version() const { return version_; }
+  // Safe to call from any thread. Errors: kInternal with the compiler's log.
+  Result<CompiledKernel> compile(const KernelSource& source) const;
+
+ private:
+  struct Functions;
+  static Result<const Nvrtc*> load();
+
+  const Functions* functions_ = nullptr;
+  std::string version_;
+};
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,168 @@
+#include "cuda/emit/forward_config.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace flashlift::cuda {
+namespace {
+
+constexpr int64_t kHopperSharedBytes = 232448;  // what one block may have
+constexpr int64_t kHopperBookkeeping = 1024;    // barriers and the like
+constexpr int kHopperStages = 2;
+constexpr int64_t kPortableSharedBytes = 101376;  // of sm_86, 89 and 120; sm_80, 90 and 100 have more
+
+int round_up(int64_t value, int multiple) { return static_cast<int>((value + multiple - 1) / multiple * multiple); }
+
+ForwardConfig common_config(const Problem& problem) {
+  ForwardConfig config;
+  config.dtype = problem.dtype;
+  config.out_dtype = problem.out_dtype;
+  config.head_dim = static_cast<int>(problem.head_dim);
+  config.value_dim = static_cast<int>(problem.value_dim);
+  config.head_dim_padded = round_up(problem.head_dim, 16);
+  config.value_dim_padded = round_up(problem.value_dim, 32);
+  // Without a score_mod the scale is folded into the softmax, which then takes its maximum over unscaled scores.
+  // f32 scores are scaled first, so that nothing is lost in the exponent.
+  config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
+  config.has_mask_mod = problem.mask_mod.has_value();
+  config.has_sinks = problem.sinks > 0;
+  config.want_lse = problem.want_lse;
+  config.normalize = problem.normalize;
+  config.empty_rows = problem.empty_rows;
+  config.captures = static_cast<int>(problem.captures.size());
+  return config;
+}
+
+int64_t hopper_shared_bytes(const ForwardConfig& config) {
+  const int64_t qk_row = round_up(config.head_dim_padded, 64) * 2;
+  const int64_t v_row = round_up(config.value_dim_padded, 64) * 2;
+  return config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) + kHopperBookkeeping;
+}
+
+int64_t portable_shared_bytes(const ForwardConfig& config) {
+  const auto element = static_cast<int64_t>(size_in_bytes(config.dtype));
+  const int64_t qk_row = config.head_dim_padded * element + 16;
+  const int64_t v_row = config.value_dim_padded * element + 16;
+  const int64_t probabilities = config.dtype == DType::kF32 ? config.q_tile * (config.kv_tile * element + 16) : 0;
+  return config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) + probabilities;
+}
+
+// Registers of a consumer thread that live through the loop: scores, probabilities, accumulator.
+int hopper_live_registers(const ForwardConfig& config) {
+  return config.kv_tile / 2 + config.kv_tile / 4 + config.value_dim_padded / 2;
+}
+
+void set_warpgroups(ForwardConfig& config, int consumers) {
+  config.q_tile = 64 * consumers;
+  config.threads = 128 * (consumers + 1);
+  config.producer_registers = consumers == 3 ? 32 : 24;
+  config.consumer_registers = consumers == 3 ? 160 : 240;
+}
+
+}  // namespace
+
+const char* to_string(KernelKind kind) {
+  switch (kind) {
+    case KernelKind::kHopper:
+      return "cuda_sm90";
+    case KernelKind::kPortable:
+      return "cuda_sm80";
+  }
+  return "?";
+}
+
+Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
+  if (problem.dtype == DType::kF32) {
+    return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
+  }
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kHopper;
+  config.architecture = 90;
+  config.stages = kHopperStages;
+  config.vector_output = problem.out_dtype != DType::kF32 && problem.value_dim % 8 == 0;
+  // Tiles measured on an H200; docs/lessons.md has the figures. Three consumer warpgroups hide more latency where their
+  // registers suffice; otherwise two, with as many keys at a time as registers and shared memory allow.
+  if (std::max(config.head_dim_padded, config.value_dim_padded) <= 96) {
+    set_warpgroups(config, 3);
+    config.kv_tile = config.value_dim_padded <= 64 && config.head_dim_padded <= 64 ? 128 : 112;
+    config.ping_pong = true;
+  } else {
+    set_warpgroups(config, 2);
+    const bool has_mods = config.has_score_mod || config.has_mask_mod;
+    for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
+      config.kv_tile = kv_tile;
+      const bool narrow = has_mods && kv_tile > 128;  // finer tiles skip more, and programs need registers
+      if (!narrow && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
+        break;
+      }
+    }
+    config.ping_pong = !has_mods;
+  }
+  config.shared_bytes = hopper_shared_bytes(config);
+  return config;
+}
+
+Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture) {
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kPortable;
+  config.architecture = architecture;
+  struct Tiles {
+    int q_tile, kv_tile, stages;
+  };
+  for (const Tiles tiles : {Tiles{64, 64, 2}, Tiles{64, 32, 2}, Tiles{32, 32, 2}, Tiles{32, 16, 1}}) {
+    config.q_tile = tiles.q_tile;
+    config.kv_tile = tiles.kv_tile;
+    config.stages = tiles.stages;
+    config.threads = 2 * tiles.q_tile;
+    config.shared_bytes = portable_shared_bytes(config);
+    if (config.shared_bytes <= kPortableSharedBytes) {
+      return config;
+    }
+  }
+  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kPortableSharedBytes);
+}
+
+std::string describe(const ForwardConfig& config) {
+  std::string text = fmt::format("sm_{}{}, {}x{} tiles, {} stages, {} threads, {} KiB shared", config.architecture,
+                                 config.kind == KernelKind::kHopper ? "a" : "", config.q_tile, config.kv_tile,
+                                 config.stages, config.threads, config.shared_bytes / 1024);
+  if (config.kind == KernelKind::kHopper) {
+    text += config.ping_pong ? ", warpgroups take turns" : ", warpgroups run freely";
+  }
+  return text;
+}
+
+std::vector<std::string> definitions(const ForwardConfig& config) {
+  std::vector<std::string> list;
+  const auto define = [&](const char* name, int64_t value) { list.push_back(fmt::format("-DFL_{}={}", name, value)); };
+  define("INPUT_F32", config.dtype == DType::kF32);
+  define("BF16", config.dtype == DType::kBF16);
+  define("OUT_F32", config.out_dtype == DType::kF32);
+  define("OUT_BF16", config.out_dtype == DType::kBF16);
+  define("OUT_VECTOR", config.vector_output);
+  define("HEAD_DIM", config.head_dim);
+  define("VALUE_DIM", config.value_dim);
+  define("QK_DIM", config.head_dim_padded);
+  define("V_DIM", config.value_dim_padded);
+  define("BLOCK_M", config.q_tile);
+  define("BLOCK_N", config.kv_tile);
+  define("STAGES", config.stages);
+  define("SHARED_BYTES", config.shared_bytes);
+  define("HAS_SCORE_MOD", config.has_score_mod);
+  define("HAS_MASK_MOD", config.has_mask_mod);
+  define("HAS_SINKS", config.has_sinks);
+  define("WANT_LSE", config.want_lse);
+  define("NORMALIZE", config.normalize);
+  define("EMPTY_NAN", config.empty_rows == EmptyRows::kNan);
+  define("EMPTY_UNIFORM", config.empty_rows == EmptyRows::kUniform);
+  define("CAPTURE_COUNT", config.captures);
+  if (config.kind == KernelKind::kHopper) {
+    define("PING_PONG", config.ping_pong);
+    define("PRODUCER_REGISTERS", config.producer_registers);
+    define("CONSUMER_REGISTERS", config.consumer_registers);
+  }
+  return list;
+}
+
+}  // namespace flashlift::cuda

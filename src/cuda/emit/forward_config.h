@@ -1,0 +1,58 @@
+// What a forward kernel is specialised for, and how its tiles are chosen.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+enum class KernelKind : uint8_t { kHopper, kPortable };
+const char* to_string(KernelKind kind);  // "cuda_sm90", "cuda_sm80"
+
+struct ForwardConfig {
+  KernelKind kind = KernelKind::kPortable;
+  int architecture = 80;  // of the machine code: 80, 86, 89, 90, 100, 120
+  DType dtype = DType::kBF16;
+  DType out_dtype = DType::kBF16;
+
+  int head_dim = 0;
+  int value_dim = 0;
+  int head_dim_padded = 0;   // a multiple of 16: what the products run over
+  int value_dim_padded = 0;  // a multiple of 32
+  int q_tile = 0;
+  int kv_tile = 0;
+  int stages = 0;
+  int threads = 0;
+  int64_t shared_bytes = 0;
+
+  // Hopper only.
+  int producer_registers = 0;
+  int consumer_registers = 0;
+  bool ping_pong = false;
+  // Whole 16-byte stores of the output: its rows must be contiguous and aligned.
+  bool vector_output = false;
+
+  bool has_score_mod = false;
+  bool has_mask_mod = false;
+  bool has_sinks = false;
+  bool want_lse = false;
+  bool normalize = true;
+  EmptyRows empty_rows = EmptyRows::kZero;
+  int captures = 0;
+};
+
+// The Hopper kernel's configuration. Errors: kUnsupported with the reason.
+Result<ForwardConfig> choose_hopper_config(const Problem& problem);
+// The portable kernel's, for an architecture of at least 80. Errors: kUnsupported with the reason.
+Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture);
+
+// "128x176 tiles, 2 stages, ..." for people.
+std::string describe(const ForwardConfig& config);
+
+// The configuration as preprocessor definitions, one -D option each.
+std::vector<std::string> definitions(const ForwardConfig& config);
+
+}  // namespace flashlift::cuda

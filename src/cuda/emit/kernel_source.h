@@ -1,0 +1,27 @@
+// The whole input of one kernel's compilation.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/emit/forward_config.h"
+
+namespace flashlift::cuda {
+
+struct KernelSource {
+  std::string name;  // of the main file
+  std::string text;
+  std::vector<std::pair<std::string, std::string>> headers;  // by the name they are included with
+  std::vector<std::string> options;                          // definitions; the target is the compiler's to name
+  int architecture = 80;
+  bool architecture_specific = false;  // sm_90a instead of sm_90
+
+  // Everything that the machine code depends on besides the compiler, as one text to hash.
+  std::string fingerprint() const;
+};
+
+// `problem` is verified and simplified, and is what `config` was chosen for.
+KernelSource forward_source(const Problem& problem, const ForwardConfig& config);
+
+}  // namespace flashlift::cuda

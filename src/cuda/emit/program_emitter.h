@@ -1,0 +1,22 @@
+// Score programs as CUDA C++.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+// Text of the header program.cuh for a problem whose programs are verified and simplified:
+//   score_mod(score, b, h, q, kv, params) and mask_mod(b, h, q, kv, params), where the problem has them,
+//   mask_interval(b, h, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
+//   kMayBeFalse | kMayBeTrue, and
+//   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
+std::string emit_programs(const Problem& problem);
+
+// Captured tensors (as indices into problem.captures) whose block bounds let the mask be decided for whole tiles:
+// integers or bool, read by the mask at a position along their last dimension.
+std::vector<size_t> bounded_captures(const Problem& problem);
+
+}  // namespace flashlift::cuda

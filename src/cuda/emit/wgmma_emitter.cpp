@@ -1,0 +1,55 @@
+#include "cuda/emit/wgmma_emitter.h"
+
+#include <fmt/format.h>
+
+namespace flashlift::cuda {
+namespace {
+
+std::string repeated(int count, const char* format) {
+  std::string list;
+  for (int i = 0; i < count; ++i) {
+    list += (i > 0 ? ", " : "") + fmt::format(fmt::runtime(format), i);
+  }
+  return list;
+}
+
+std::string instruction(int n, const char* type) {
+  return fmt::format("wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{}", n, type, type);
+}
+
+// Scores: both operands in shared memory, K-major.
+std::string emit_qk(int n, const char* type) {
+  const int registers = n / 2;
+  return fmt::format(
+      "__device__ __forceinline__ void wgmma_qk(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
+      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
+      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, 0, 0;\\n}}\\n\"\n"
+      "               : {5}\n"
+      "               : \"l\"(a), \"l\"(b), \"r\"(accumulate));\n"
+      "}}\n",
+      registers, registers + 2, instruction(n, type), repeated(registers, "%{}"), registers + 1,
+      repeated(registers, "\"+f\"(d[{}])"));
+}
+
+// Output: probabilities in registers, V in shared memory along N.
+std::string emit_pv(int n, const char* type) {
+  const int registers = n / 2;
+  return fmt::format(
+      "__device__ __forceinline__ void wgmma_pv(float (&d)[{0}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {{\n"
+      "  asm volatile(\"{1} {{{2}}}, {{%{0}, %{3}, %{4}, %{5}}}, %{6}, 1, 1, 1, 1;\\n\"\n"
+      "               : {7}\n"
+      "               : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b));\n"
+      "}}\n",
+      registers, instruction(n, type), repeated(registers, "%{}"), registers + 1, registers + 2, registers + 3,
+      registers + 4, repeated(registers, "\"+f\"(d[{}])"));
+}
+
+}  // namespace
+
+std::string emit_wgmma(const ForwardConfig& config) {
+  const char* type = config.dtype == DType::kBF16 ? "bf16" : "f16";
+  return "#pragma once\n#include \"ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" + emit_qk(config.kv_tile, type) +
+         "\n" + emit_pv(config.value_dim_padded, type) + "\n}  // namespace flashlift::cuda\n";
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,14 @@
+// Wrappers over the warpgroup products of one kernel configuration.
+#pragma once
+
+#include <string>
+
+#include "cuda/emit/forward_config.h"
+
+namespace flashlift::cuda {
+
+// Text of the header wgmma.cuh: wgmma_qk and wgmma_pv for the configuration's tile. Generated, because one instruction
+// names up to 128 registers and its shape is part of its name: as templates it would be a page for each of 32 shapes.
+std::string emit_wgmma(const ForwardConfig& config);
+
+}  // namespace flashlift::cuda

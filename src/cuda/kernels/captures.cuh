@@ -1,0 +1,86 @@
+// Reading captured tensors.
+#pragma once
+
+#include "forward_params.h"
+#include "ops.cuh"
+
+namespace flashlift::cuda {
+
+// Element types by the name that generated code uses; each gives its bits' type and the scalar a load returns.
+struct ElementBool {
+  using Bits = unsigned char;
+  using Scalar = bool;
+  static FL_OP bool scalar(Bits x) { return x != 0; }
+};
+struct ElementI8 {
+  using Bits = signed char;
+  using Scalar = i32;
+  static FL_OP i32 scalar(Bits x) { return x; }
+};
+struct ElementU8 {
+  using Bits = unsigned char;
+  using Scalar = i32;
+  static FL_OP i32 scalar(Bits x) { return x; }
+};
+struct ElementI16 {
+  using Bits = short;
+  using Scalar = i32;
+  static FL_OP i32 scalar(Bits x) { return x; }
+};
+struct ElementI32 {
+  using Bits = int;
+  using Scalar = i32;
+  static FL_OP i32 scalar(Bits x) { return x; }
+};
+struct ElementU32 {
+  using Bits = unsigned int;
+  using Scalar = i64;
+  static FL_OP i64 scalar(Bits x) { return x; }
+};
+struct ElementI64 {
+  using Bits = long long;
+  using Scalar = i64;
+  static FL_OP i64 scalar(Bits x) { return x; }
+};
+struct ElementF16 {
+  using Bits = unsigned short;
+  using Scalar = float;
+  static FL_OP float scalar(Bits x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+  }
+};
+struct ElementBF16 {
+  using Bits = unsigned short;
+  using Scalar = float;
+  static FL_OP float scalar(Bits x) { return __uint_as_float(static_cast<u32>(x) << 16); }
+};
+struct ElementF32 {
+  using Bits = float;
+  using Scalar = float;
+  static FL_OP float scalar(Bits x) { return x; }
+};
+struct ElementF64 {
+  using Bits = double;
+  using Scalar = float;
+  static FL_OP float scalar(Bits x) { return static_cast<float>(x); }
+};
+
+// The index clamped into dimension `d`.
+FL_OP i32 clamp_index(const CaptureArgument& capture, int d, i32 index) {
+  return max(min(index, capture.sizes[d] - 1), 0);
+}
+FL_OP i32 clamp_index(const CaptureArgument& capture, int d, i64 index) {
+  return static_cast<i32>(max(min(index, static_cast<i64>(capture.sizes[d] - 1)), 0ll));
+}
+
+template <typename Element, typename... Indices>
+FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices... indices) {
+  i64 offset = 0;
+  int d = 0;
+  ((offset += clamp_index(capture, d, indices) * capture.strides[d], ++d), ...);
+  return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset));
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,77 @@
+// Arguments of the forward kernels. Read by the host compiler and by NVRTC, so it includes nothing and uses built-in
+// types only. The captures come last: a kernel declares as many as its programs read, the host fills at most
+// kMaxCaptures, and the driver copies only what the kernel declares.
+#pragma once
+
+#ifndef FL_CAPTURE_COUNT
+#define FL_CAPTURE_COUNT 32
+#endif
+
+namespace flashlift::cuda {
+
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// Elements along the last dimension that share one pair of bounds.
+constexpr int kCaptureBlock = 64;
+
+struct CaptureArgument {
+  const void* data;
+  // {smallest, largest} as 64-bit integers, for each block of the last dimension; null where unknown.
+  const void* bounds;
+  int sizes[8];
+  long long strides[8];
+};
+
+// Element strides of the logical orders of AttentionArguments: batch, head, row, column.
+struct Strides {
+  long long batch;
+  long long head;
+  long long row;
+  long long column;
+};
+
+struct ForwardParams {
+  // sm_90 only: q, k and v as (column, row, head, batch).
+  TensorMap q_map;
+  TensorMap k_map;
+  TensorMap v_map;
+
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  float* lse;          // null unless wanted
+  const float* sinks;  // null unless the problem has sinks
+  int* scheduler;      // sm_90 only: {next tile, finished blocks}, both zero before and after every launch
+
+  Strides q_strides;
+  Strides k_strides;
+  Strides v_strides;
+  Strides out_strides;
+  long long lse_strides[3];
+  long long sink_strides[2];
+
+  float scale;
+  int batch;
+  int q_heads;
+  int kv_heads;
+  int group;  // q_heads / kv_heads
+  int q_len;
+  int kv_len;
+  int sinks_per_head;
+  int q_tiles;
+  int total_tiles;
+  // sm_80 only: rows are contiguous and begin at multiples of 16 bytes.
+  int vector_q;
+  int vector_k;
+  int vector_v;
+  int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
+
+#if FL_CAPTURE_COUNT > 0
+  CaptureArgument captures[FL_CAPTURE_COUNT];
+#endif
+};
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,89 @@
+// The portable forward kernel: any GPU from sm_80 on, any strides, f32 too. One block a query tile, 16 rows a warp,
+// keys and values double-buffered by asynchronous copies.
+#include "epilogue.cuh"
+#include "mods.cuh"
+#include "scheduler.cuh"
+#include "sm80_products.cuh"
+
+namespace flashlift::cuda {
+
+__device__ __forceinline__ void load_keys(InputElement* k, InputElement* v, const ForwardParams& params,
+                                          const QueryTile& tile, int kv_tile) {
+  const int row = kv_tile * FL_BLOCK_N;
+  const int head = tile.h / params.group;
+  load_tile<FL_BLOCK_N, FL_QK_DIM, kQkRow>(k, params.k, params.k_strides, tile.b, head, row, params.kv_len, FL_HEAD_DIM,
+                                           params.vector_k);
+  load_tile<FL_BLOCK_N, FL_V_DIM, kVRow>(v, params.v, params.v_strides, tile.b, head, row, params.kv_len, FL_VALUE_DIM,
+                                         params.vector_v);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    flashlift_forward(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  InputElement* const q = reinterpret_cast<InputElement*>(shared_memory);
+  InputElement* const k = q + kQElements;
+  InputElement* const v = k + kStages * kKElements;
+  float* const shared_p = reinterpret_cast<float*>(v + kStages * kVElements);
+
+  const QueryTile tile = query_tile(params, blockIdx.x);
+  const float factor = score_factor(params);
+  const int lane = threadIdx.x % 32;
+  const int row = tile.row + threadIdx.x / 32 * 16 + lane / 4;
+
+  RowState state;
+  float output[FL_V_DIM / 2];
+#pragma unroll
+  for (int i = 0; i < FL_V_DIM / 2; ++i) {
+    output[i] = 0.0f;
+  }
+
+  // Every warp finds the same tiles, so all threads meet at the same barriers.
+  const VisitCounts counts = count_visits(params, tile);
+  VisitIterator iterator(params, tile, counts);
+  const int visits = counts.partial + counts.full;
+  int kv_tile = 0;
+  if (visits > 0) {
+    load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, params.q, params.q_strides, tile.b, tile.h, tile.row, params.q_len,
+                                             FL_HEAD_DIM, params.vector_q);
+    kv_tile = iterator.next();
+    load_keys(k, v, params, tile, kv_tile);
+  }
+  copy_commit();
+#pragma unroll 1
+  for (int i = 0; i < visits; ++i) {
+    const int stage = i % kStages;
+    int next_tile = 0;
+    if (kStages > 1 && i + 1 < visits) {
+      next_tile = iterator.next();
+      const int next_stage = (i + 1) % kStages;
+      load_keys(k + next_stage * kKElements, v + next_stage * kVElements, params, tile, next_tile);
+    }
+    copy_commit();
+    copy_wait<1>();
+    __syncthreads();
+
+    float scores[FL_BLOCK_N / 2];
+    multiply_scores(scores, q, k + stage * kKElements);
+    const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
+    apply_score_mod(scores, params, tile.b, tile.h, row, kv);
+    if (i < counts.partial) {
+      apply_mask_mod(scores, params, tile.b, tile.h, row, kv);
+    }
+    float alpha[2];
+    if (online_softmax<true>(scores, state, factor, alpha)) {
+      rescale_rows(output, alpha);
+    }
+    multiply_output(output, scores, v + stage * kVElements, shared_p);
+    __syncthreads();
+    if (kStages == 1 && i + 1 < visits) {
+      next_tile = iterator.next();
+      load_keys(k, v, params, tile, next_tile);
+      copy_commit();
+      copy_wait<0>();
+    }
+    kv_tile = next_tile;
+  }
+  write_output(output, state, params, factor, tile.b, tile.h, row);
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,122 @@
+// The two products of the portable forward kernel for one warp, from shared memory into registers (layout:
+// softmax.cuh).
+#pragma once
+
+#include "sm80_tiles.cuh"
+#include "softmax.cuh"
+
+namespace flashlift::cuda {
+
+#if FL_INPUT_F32
+
+// f32 on the FMA units. Three products in TF32 would be faster and lose two bits; rounding to one TF32 loses thirteen.
+__device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], const float* q, const float* k) {
+  const int lane = threadIdx.x % 32;
+  const float* rows = q + (threadIdx.x / 32 * 16 + lane / 4) * kQkRow;
+  const float* keys = k + lane % 4 * 2 * kQkRow;
+#pragma unroll
+  for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+    s[i] = 0.0f;
+  }
+#pragma unroll 1
+  for (int d = 0; d < FL_QK_DIM; d += 4) {
+    float4 x[2];
+    x[0] = *reinterpret_cast<const float4*>(rows + d);
+    x[1] = *reinterpret_cast<const float4*>(rows + 8 * kQkRow + d);
+#pragma unroll
+    for (int j = 0; j < FL_BLOCK_N / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float4 y = *reinterpret_cast<const float4*>(keys + (8 * j + c) * kQkRow + d);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& sum = s[4 * j + 2 * r + c];
+          sum = fmaf(x[r].x, y.x, sum);
+          sum = fmaf(x[r].y, y.y, sum);
+          sum = fmaf(x[r].z, y.z, sum);
+          sum = fmaf(x[r].w, y.w, sum);
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[FL_BLOCK_N / 2],
+                                                const float* v, float* shared_p) {
+  const int lane = threadIdx.x % 32;
+  float* rows = shared_p + (threadIdx.x / 32 * 16 + lane / 4) * kPRow;
+#pragma unroll
+  for (int j = 0; j < FL_BLOCK_N / 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<float2*>(rows + 8 * r * kPRow + 8 * j + lane % 4 * 2) =
+          make_float2(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
+    }
+  }
+  __syncwarp();
+#pragma unroll 2
+  for (int kv = 0; kv < FL_BLOCK_N; ++kv) {
+    const float x[2] = {rows[kv], rows[8 * kPRow + kv]};
+    const float* values = v + kv * kVRow + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < FL_V_DIM / 8; ++j) {
+      const float2 y = *reinterpret_cast<const float2*>(values + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        output[4 * j + 2 * r] = fmaf(x[r], y.x, output[4 * j + 2 * r]);
+        output[4 * j + 2 * r + 1] = fmaf(x[r], y.y, output[4 * j + 2 * r + 1]);
+      }
+    }
+  }
+  __syncwarp();  // before the next tile's probabilities overwrite these
+}
+
+#else
+
+__device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], const InputElement* q,
+                                                const InputElement* k) {
+  const int lane = threadIdx.x % 32;
+  // A: rows 0-7, rows 8-15, then the same eight columns on. B: keys 0-7, their next columns, keys 8-15, likewise.
+  const u32 q_address =
+      shared_address(q + (threadIdx.x / 32 * 16 + lane % 16) * kQkRow + lane / 16 * 8);
+  const u32 k_address = shared_address(k + (lane / 16 * 8 + lane % 8) * kQkRow + lane / 8 % 2 * 8);
+#pragma unroll
+  for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+    s[i] = 0.0f;
+  }
+#pragma unroll
+  for (int step = 0; step < FL_QK_DIM / 16; ++step) {
+    u32 a[4];
+    load_matrices(a, q_address + step * 32);
+#pragma unroll
+    for (int pair = 0; pair < FL_BLOCK_N / 16; ++pair) {
+      u32 b[4];
+      load_matrices(b, k_address + pair * 16 * kQkRow * 2 + step * 32);
+      multiply_add(s + 8 * pair, a, b[0], b[1]);
+      multiply_add(s + 8 * pair + 4, a, b[2], b[3]);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[FL_BLOCK_N / 2],
+                                                const InputElement* v, float*) {
+  const int lane = threadIdx.x % 32;
+  const u32 v_address = shared_address(v + lane % 16 * kVRow + lane / 16 * 8);
+  u32 packed[FL_BLOCK_N / 4];
+  pack_probabilities(p, packed);
+#pragma unroll
+  for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
+    const u32 a[4] = {packed[4 * step], packed[4 * step + 1], packed[4 * step + 2], packed[4 * step + 3]};
+#pragma unroll
+    for (int pair = 0; pair < FL_V_DIM / 16; ++pair) {
+      u32 b[4];
+      load_matrices_transposed(b, v_address + step * 16 * kVRow * 2 + pair * 32);
+      multiply_add(output + 8 * pair, a, b[0], b[1]);
+      multiply_add(output + 8 * pair + 4, a, b[2], b[3]);
+    }
+  }
+}
+
+#endif
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,91 @@
+// Shared memory and barriers of the Hopper forward kernel: one Q tile and a ring of K and V tiles.
+#pragma once
+
+#include "sm90_ptx.cuh"
+
+namespace flashlift::cuda {
+
+constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kStages = FL_STAGES;
+
+// A row of shared memory is 64 elements: what one 128-byte swizzle covers. Wider heads are several boxes.
+constexpr int kQkBoxes = (FL_QK_DIM + 63) / 64;
+constexpr int kVBoxes = (FL_V_DIM + 63) / 64;
+constexpr u32 kQBoxBytes = 64 * 128;
+constexpr u32 kKvBoxBytes = FL_BLOCK_N * 128;
+constexpr u32 kQBytes = kQkBoxes * kQBoxBytes;  // of one warpgroup
+constexpr u32 kKBytes = kQkBoxes * kKvBoxBytes;
+constexpr u32 kVBytes = kVBoxes * kKvBoxBytes;
+
+// What the producer tells a consumer warpgroup about a query tile, beside its Q. Each warpgroup has rows, fields and
+// barriers of its own, so that none waits for another's last scores to get its next Q.
+enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldCount };
+constexpr int kNoMoreTiles = -1;  // in kFieldVisits
+
+struct SharedLayout {
+  u32 q;
+  u32 k;
+  u32 v;
+  u32 q_full, q_empty;                   // one barrier a warpgroup, 8 bytes apart
+  u32 k_full, k_empty, v_full, v_empty;  // one barrier a stage
+  u32 kv_tile;                           // one int a stage: which key tile it holds
+  u32 tile_fields;                       // kFieldCount ints a warpgroup
+};
+
+__device__ __forceinline__ SharedLayout shared_layout(u32 base) {
+  SharedLayout layout;
+  layout.q = base;
+  layout.k = layout.q + kConsumers * kQBytes;
+  layout.v = layout.k + kStages * kKBytes;
+  layout.q_full = layout.v + kStages * kVBytes;
+  layout.q_empty = layout.q_full + 8 * kConsumers;
+  layout.k_full = layout.q_empty + 8 * kConsumers;
+  layout.k_empty = layout.k_full + 8 * kStages;
+  layout.v_full = layout.k_empty + 8 * kStages;
+  layout.v_empty = layout.v_full + 8 * kStages;
+  layout.kv_tile = layout.v_empty + 8 * kStages;
+  layout.tile_fields = layout.kv_tile + 4 * kStages;
+  return layout;
+}
+
+// The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
+constexpr u32 kSharedBytes =
+    kConsumers * (kQBytes + 16 + 4 * kFieldCount) + kStages * (kKBytes + kVBytes + 32 + 4);
+static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
+
+// Position in a ring of stages.
+struct RingPosition {
+  int stage = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
+  constexpr int kConsumerWarps = 4 * kConsumers;
+  for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+    barrier_init(shared.q_full + 8 * warpgroup, 1);
+    barrier_init(shared.q_empty + 8 * warpgroup, 4);
+  }
+  for (int stage = 0; stage < kStages; ++stage) {
+    barrier_init(shared.k_full + 8 * stage, 1);
+    barrier_init(shared.k_empty + 8 * stage, kConsumerWarps);
+    barrier_init(shared.v_full + 8 * stage, 1);
+    barrier_init(shared.v_empty + 8 * stage, kConsumerWarps);
+  }
+  barrier_init_fence();
+}
+
+// One arrival a warp: a warp's products are done when its own wait says so.
+__device__ __forceinline__ void release(u32 barrier) {
+  if (threadIdx.x % 32 == 0) {
+    barrier_arrive(barrier);
+  }
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,108 @@
+// Wrappers over the instructions that Hopper brought: mbarrier transactions, bulk tensor copies, warpgroup products.
+#pragma once
+
+#include "forward_params.h"
+#include "ptx.cuh"
+
+namespace flashlift::cuda {
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT_%=:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE_%=;\n"
+      "bra WAIT_%=;\n"
+      "DONE_%=:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Copies one box of a (column, row, head, batch) tensor to shared memory; its bytes count towards `barrier`.
+__device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, u32 barrier, int column, int row,
+                                         int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+template <int kCount>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+template <int kCount>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving reads or writes of registers that a warpgroup product owns across this point.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    asm volatile("" : "+f"(values[i])::"memory");
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void pin(u32 (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    asm volatile("" : "+r"(values[i])::"memory");
+  }
+}
+
+// Shared-memory descriptors of 128-byte-swizzled tiles whose rows are 64 elements of 16 bits.
+// Rows along M or N, columns along K: groups of 8 rows are 1024 bytes apart.
+__device__ __forceinline__ u64 descriptor_k_major(u32 address) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | (u64{1} << 16) | (u64{64} << 32) | (u64{1} << 62);
+}
+
+// Rows along K, columns along N: groups of 8 rows are 1024 bytes apart, the next 64 columns `box_bytes`.
+__device__ __forceinline__ u64 descriptor_n_major(u32 address, u32 box_bytes) {
+  return static_cast<u64>((address & 0x3ffff) >> 4) | (static_cast<u64>(box_bytes >> 4) << 16) | (u64{64} << 32) |
+         (u64{1} << 62);
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,115 @@
+// The online softmax over a tile of scores in registers.
+//
+// Layout, shared by wgmma and mma.sync: a warp owns 16 rows; a thread holds rows lane/4 and lane/4 + 8, and of every 8
+// columns the two at 2*(lane%4). Element [4*j + 2*r + c] is row r, column 8*j + c.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace flashlift::cuda {
+
+// How far, in powers of two, the running maximum may lag behind the true one before the accumulators are rescaled: the
+// largest p is then 2^8, which both 16-bit types hold, and most tiles need no rescaling. Without normalisation the
+// output is relative to the true maximum, so it may not lag.
+#if FL_NORMALIZE
+constexpr float kRescaleThreshold = FL_INPUT_F32 ? 0.0f : 8.0f;
+#else
+constexpr float kRescaleThreshold = 0.0f;
+#endif
+
+// The softmax's exponential and the unit its arguments come in: powers of two by the special-function unit for 16-bit
+// problems, natural and accurate for f32. A product of score and log2(e) would cost f32 problems their last bits.
+#if FL_INPUT_F32
+constexpr float kExponentUnit = 1.0f;
+__device__ __forceinline__ float exponential(float x) { return expf(x); }
+#else
+constexpr float kExponentUnit = kLog2e;
+__device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
+#endif
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+struct RowState {
+  float maximum[2] = {-FL_INFINITY, -FL_INFINITY};  // in units of the scores
+  float sum[2] = {0.0f, 0.0f};                  // of this thread's columns only
+};
+
+// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the state up to date. `alpha` is what each
+// row's accumulator has to be multiplied by; the result says whether any row of the warp needs that.
+// kMaybeEmpty: a row may have no finite score so far.
+template <bool kMaybeEmpty, int kCount>
+__device__ __forceinline__ bool online_softmax(float (&s)[kCount], RowState& state, float factor, float (&alpha)[2]) {
+  float largest[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // Two chains a row: one warp per scheduler is all that hides the latency here.
+    largest[r][0] = s[2 * r];
+    largest[r][1] = s[2 * r + 1];
+#pragma unroll
+    for (int j = 1; j < kCount / 4; ++j) {
+      largest[r][0] = fmaxf(largest[r][0], s[4 * j + 2 * r]);
+      largest[r][1] = fmaxf(largest[r][1], s[4 * j + 2 * r + 1]);
+    }
+  }
+  float offset[2];
+  bool rescale = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float maximum = fmaxf(state.maximum[r], quad_max(fmaxf(largest[r][0], largest[r][1])));
+    const bool grown = (maximum - state.maximum[r]) * factor > kRescaleThreshold;
+    alpha[r] = grown ? exponential((state.maximum[r] - maximum) * factor) : 1.0f;
+    state.maximum[r] = grown ? maximum : state.maximum[r];
+    rescale |= grown;
+    offset[r] = -state.maximum[r] * factor;
+    if (kMaybeEmpty) {
+      offset[r] = state.maximum[r] == -FL_INFINITY ? 0.0f : offset[r];
+    }
+  }
+  float partial[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int r = e / 2;
+      float& x = s[4 * j + e];
+      x = fmaf(x, factor, offset[r]);
+      x = exponential(x);
+      partial[r][e % 2] += x;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    state.sum[r] = fmaf(state.sum[r], alpha[r], partial[r][0] + partial[r][1]);
+  }
+  return __any_sync(0xffffffff, rescale);
+}
+
+template <int kCount>
+__device__ __forceinline__ void rescale_rows(float (&accumulator)[kCount], const float (&alpha)[2]) {
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      accumulator[4 * j + e] *= alpha[e / 2];
+    }
+  }
+}
+
+// Rounds p to 16 bits, in the order in which a product takes its A operand from registers.
+template <int kCount>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[kCount], u32 (&p)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    p[i] = pack_half(s[2 * i], s[2 * i + 1]);
+  }
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,143 @@
+#include "cuda/launch/driver.h"
+
+#include <dlfcn.h>
+
+#include "support/error.h"
+
+namespace flashlift::cuda {
+namespace {
+
+// Context-independent kernels (cuLibrary*) and bulk tensor copies came with 12.0.
+constexpr int kOldestDriver = 12000;
+
+Result<const Driver*> load() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return not_found("no CUDA driver on this machine ({}); use device cpu, or install NVIDIA's driver", dlerror());
+  }
+  auto* driver = new Driver();  // NOLINT: lives as long as the process, like the library
+  std::string missing;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) {
+      missing += (missing.empty() ? "" : ", ") + std::string(name);
+    }
+  };
+  // The names with a version are what cuda.h maps the plain ones to.
+  find(driver->cuInit, "cuInit");
+  find(driver->cuDriverGetVersion, "cuDriverGetVersion");
+  find(driver->cuGetErrorString, "cuGetErrorString");
+  find(driver->cuDeviceGetCount, "cuDeviceGetCount");
+  find(driver->cuDeviceGet, "cuDeviceGet");
+  find(driver->cuDeviceGetName, "cuDeviceGetName");
+  find(driver->cuDeviceGetAttribute, "cuDeviceGetAttribute");
+  find(driver->cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+  find(driver->cuCtxGetCurrent, "cuCtxGetCurrent");
+  find(driver->cuCtxPushCurrent, "cuCtxPushCurrent_v2");
+  find(driver->cuCtxPopCurrent, "cuCtxPopCurrent_v2");
+  find(driver->cuCtxGetId, "cuCtxGetId");
+  find(driver->cuStreamGetCtx, "cuStreamGetCtx");
+  find(driver->cuStreamGetId, "cuStreamGetId");
+  find(driver->cuStreamIsCapturing, "cuStreamIsCapturing");
+  find(driver->cuStreamSynchronize, "cuStreamSynchronize");
+  find(driver->cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
+  find(driver->cuMemAlloc, "cuMemAlloc_v2");
+  find(driver->cuMemFree, "cuMemFree_v2");
+  find(driver->cuMemsetD8Async, "cuMemsetD8Async");
+  find(driver->cuMemcpyHtoD, "cuMemcpyHtoD_v2");
+  find(driver->cuMemcpyDtoH, "cuMemcpyDtoH_v2");
+  find(driver->cuLibraryLoadData, "cuLibraryLoadData");
+  find(driver->cuLibraryUnload, "cuLibraryUnload");
+  find(driver->cuLibraryGetKernel, "cuLibraryGetKernel");
+  find(driver->cuKernelSetAttribute, "cuKernelSetAttribute");
+  find(driver->cuLaunchKernel, "cuLaunchKernel");
+  find(driver->cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
+  int version = 0;
+  if (driver->cuDriverGetVersion != nullptr) {
+    driver->cuDriverGetVersion(&version);
+  }
+  if (!missing.empty() || version < kOldestDriver) {
+    return unsupported("the CUDA driver is for CUDA {}.{}, expected 12.0 or newer{}{}; update NVIDIA's driver",
+                       version / 1000, version % 1000 / 10, missing.empty() ? "" : "; it lacks ", missing);
+  }
+  if (const CuResult result = driver->cuInit(0); result != 0) {
+    return not_found("the CUDA driver found no usable GPU (cuInit: {}); use device cpu",
+                     driver->check(result, "cuInit").error().message);
+  }
+  return driver;
+}
+
+}  // namespace
+
+Result<const Driver*> Driver::get() {
+  static const Result<const Driver*> loaded = load();
+  return loaded;
+}
+
+Status Driver::check(CuResult result, const char* call) const {
+  if (result == 0) {
+    return {};
+  }
+  const char* text = nullptr;
+  cuGetErrorString(result, &text);
+  return internal_error("{} failed: {} ({})", call, text != nullptr ? text : "unknown error", result);
+}
+
+Result<Device> get_device(int ordinal) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
+  int count = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver->check(driver->cuDeviceGetCount(&count), "cuDeviceGetCount"));
+  if (ordinal < 0 || ordinal >= count) {
+    return not_found("there is no GPU {}: this machine has {} (0 to {})", ordinal, count, count - 1);
+  }
+  Device device;
+  device.ordinal = ordinal;
+  FLASHLIFT_RETURN_IF_ERROR(driver->check(driver->cuDeviceGet(&device.handle, ordinal), "cuDeviceGet"));
+  char name[256] = {};
+  FLASHLIFT_RETURN_IF_ERROR(
+      driver->check(driver->cuDeviceGetName(name, sizeof(name), device.handle), "cuDeviceGetName"));
+  device.name = name;
+  int values[5] = {};
+  const CuDeviceAttribute attributes[5] = {kComputeMajor, kComputeMinor, kMultiprocessors, kL2CacheBytes,
+                                           kSharedBytesOptIn};
+  for (int i = 0; i < 5; ++i) {
+    FLASHLIFT_RETURN_IF_ERROR(
+        driver->check(driver->cuDeviceGetAttribute(&values[i], attributes[i], device.handle), "cuDeviceGetAttribute"));
+  }
+  device.architecture = 10 * values[0] + values[1];
+  device.multiprocessors = values[2];
+  device.l2_bytes = values[3];
+  device.shared_bytes = values[4];
+  return device;
+}
+
+Result<CurrentContext> CurrentContext::of(const Driver& driver, CuStream stream, CuDevice device) {
+  CuContext current = nullptr;
+  FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
+  CuContext wanted = current;
+  // 0, 1 and 2 are the default streams of whatever context is current.
+  if (reinterpret_cast<uintptr_t>(stream) > 2) {
+    FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuStreamGetCtx(stream, &wanted), "cuStreamGetCtx"));
+  } else if (current == nullptr) {
+    FLASHLIFT_RETURN_IF_ERROR(
+        driver.check(driver.cuDevicePrimaryCtxRetain(&wanted, device), "cuDevicePrimaryCtxRetain"));
+  }
+  if (wanted == current) {
+    return CurrentContext(driver, false);
+  }
+  FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuCtxPushCurrent(wanted), "cuCtxPushCurrent"));
+  return CurrentContext(driver, true);
+}
+
+CurrentContext::CurrentContext(CurrentContext&& other) noexcept : driver_(other.driver_), pushed_(other.pushed_) {
+  other.pushed_ = false;
+}
+
+CurrentContext::~CurrentContext() {
+  if (pushed_) {
+    CuContext ignored = nullptr;
+    driver_.cuCtxPopCurrent(&ignored);
+  }
+}
+
+}  // namespace flashlift::cuda

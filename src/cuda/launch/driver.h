@@ -1,0 +1,99 @@
+// The CUDA driver's entry points that Flashlift uses, declared by hand and loaded when first asked for: no CUDA header
+// at build time, and the same binary runs where there is no GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "flashlift/result.h"
+
+namespace flashlift::cuda {
+
+// The driver's own types. Handles are opaque pointers; enumerators carry the driver's values.
+using CuDevice = int;
+using CuContext = struct CuContextTag*;
+using CuLibrary = struct CuLibraryTag*;
+using CuKernel = struct CuKernelTag*;
+using CuStream = struct CuStreamTag*;
+using CuPointer = uint64_t;
+using CuResult = int;
+
+enum CuDeviceAttribute : int {
+  kMultiprocessors = 16,
+  kL2CacheBytes = 38,
+  kComputeMajor = 75,
+  kComputeMinor = 76,
+  kSharedBytesOptIn = 97,
+};
+enum CuFunctionAttribute : int { kMaxDynamicSharedBytes = 8 };
+enum CuCaptureMode : int { kCaptureRelaxed = 2 };
+
+struct Driver {
+  // Null members: the driver lacks them. Names are the driver's.
+  CuResult (*cuInit)(unsigned) = nullptr;
+  CuResult (*cuDriverGetVersion)(int*) = nullptr;
+  CuResult (*cuGetErrorString)(CuResult, const char**) = nullptr;
+  CuResult (*cuDeviceGetCount)(int*) = nullptr;
+  CuResult (*cuDeviceGet)(CuDevice*, int) = nullptr;
+  CuResult (*cuDeviceGetName)(char*, int, CuDevice) = nullptr;
+  CuResult (*cuDeviceGetAttribute)(int*, int, CuDevice) = nullptr;
+  CuResult (*cuDevicePrimaryCtxRetain)(CuContext*, CuDevice) = nullptr;
+  CuResult (*cuCtxGetCurrent)(CuContext*) = nullptr;
+  CuResult (*cuCtxPushCurrent)(CuContext) = nullptr;
+  CuResult (*cuCtxPopCurrent)(CuContext*) = nullptr;
+  CuResult (*cuCtxGetId)(CuContext, unsigned long long*) = nullptr;
+  CuResult (*cuStreamGetCtx)(CuStream, CuContext*) = nullptr;
+  CuResult (*cuStreamGetId)(CuStream, unsigned long long*) = nullptr;
+  CuResult (*cuStreamIsCapturing)(CuStream, int*) = nullptr;
+  CuResult (*cuStreamSynchronize)(CuStream) = nullptr;
+  CuResult (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
+  CuResult (*cuMemAlloc)(CuPointer*, size_t) = nullptr;
+  CuResult (*cuMemFree)(CuPointer) = nullptr;
+  CuResult (*cuMemsetD8Async)(CuPointer, unsigned char, size_t, CuStream) = nullptr;
+  CuResult (*cuMemcpyHtoD)(CuPointer, const void*, size_t) = nullptr;
+  CuResult (*cuMemcpyDtoH)(void*, CuPointer, size_t) = nullptr;
+  CuResult (*cuLibraryLoadData)(CuLibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
+  CuResult (*cuLibraryUnload)(CuLibrary) = nullptr;
+  CuResult (*cuLibraryGetKernel)(CuKernel*, CuLibrary, const char*) = nullptr;
+  CuResult (*cuKernelSetAttribute)(int, int, CuKernel, CuDevice) = nullptr;
+  CuResult (*cuLaunchKernel)(CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CuStream,
+                             void**, void**) = nullptr;
+  CuResult (*cuTensorMapEncodeTiled)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
+                                     const uint32_t*, int, int, int, int) = nullptr;
+
+  // The initialised driver of this process. Errors: kNotFound where there is none, kUnsupported where it is too old.
+  static Result<const Driver*> get();
+  // An error that names the call, for a result other than 0.
+  Status check(CuResult result, const char* call) const;
+};
+
+struct Device {
+  CuDevice handle = 0;
+  int ordinal = 0;
+  std::string name;
+  int architecture = 0;  // 90 for compute capability 9.0
+  int multiprocessors = 0;
+  int64_t l2_bytes = 0;
+  int64_t shared_bytes = 0;  // that one block may have
+};
+
+// Errors: kNotFound where there is no such device, and what Driver::get() says.
+Result<Device> get_device(int ordinal);
+
+// Makes a context current for as long as it lives, unless it already is.
+class CurrentContext {
+ public:
+  // The stream's context; for the default stream the thread's current one, or the device's primary one.
+  static Result<CurrentContext> of(const Driver& driver, CuStream stream, CuDevice device);
+  ~CurrentContext();
+  CurrentContext(CurrentContext&& other) noexcept;
+  CurrentContext& operator=(CurrentContext&&) = delete;
+
+ private:
+  CurrentContext(const Driver& driver, bool pushed) : driver_(driver), pushed_(pushed) {}
+  const Driver& driver_;
+  bool pushed_;
+};
+
+}  // namespace flashlift::cuda

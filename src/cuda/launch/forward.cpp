@@ -1,0 +1,228 @@
+#include "cuda/launch/forward.h"
+
+#include <algorithm>
+
+#include "cuda/emit/kernel_source.h"
+#include "cuda/emit/program_emitter.h"
+#include "cuda/kernels/forward_params.h"
+#include "cuda/launch/loaded_kernel.h"
+#include "cuda/launch/stream_memory.h"
+#include "cuda/launch/tensor_map.h"
+#include "support/error.h"
+
+namespace flashlift::cuda {
+namespace {
+
+constexpr int kBoundsThreads = 256;
+constexpr int64_t kBoundsEntryBytes = 2 * sizeof(int64_t);
+
+Strides strides_of(const TensorView& view) {
+  return {view.strides[0], view.strides[1], view.strides[2], view.strides[3]};
+}
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// How many heads' keys and values half of the L2 cache holds; a whole number of groups, so that heads that share keys
+// run together.
+int heads_per_section(const ForwardParams& params, const ForwardConfig& config, int64_t l2_bytes) {
+  const int64_t bytes =
+      int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
+  const int64_t groups = std::max<int64_t>(l2_bytes / 2 / std::max<int64_t>(bytes, 1), 1);
+  return static_cast<int>(std::min<int64_t>(groups * params.group, int64_t{params.batch} * params.q_heads));
+}
+
+// Rows that 16-byte copies can read.
+bool has_vector_rows(const TensorView& view) {
+  const auto chunk = static_cast<int64_t>(16 / size_in_bytes(view.dtype));
+  bool fits = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.sizes[3] % chunk == 0 && view.strides[3] == 1;
+  for (int d = 0; d < 3; ++d) {
+    fits = fits && (view.sizes[d] <= 1 || view.strides[d] % chunk == 0);
+  }
+  return fits;
+}
+
+int64_t block_count(const TensorView& view) {
+  int64_t rows = 1;
+  for (int d = 0; d + 1 < view.rank; ++d) {
+    rows *= view.sizes[d];
+  }
+  return rows * ceil_div(view.sizes[view.rank - 1], kCaptureBlock);
+}
+
+Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
+  for (size_t i = 0; i < views.size(); ++i) {
+    CaptureArgument& capture = params.captures[i];
+    capture.data = views[i].data;
+    capture.bounds = nullptr;
+    for (int d = 0; d < views[i].rank; ++d) {
+      if (views[i].sizes[d] > INT32_MAX || views[i].sizes[d] == 0) {
+        return unsupported("captured tensor {} has dimension {} of size {}, expected 1 to {}", i, d, views[i].sizes[d],
+                           INT32_MAX);
+      }
+      capture.sizes[d] = static_cast<int>(views[i].sizes[d]);
+      capture.strides[d] = views[i].strides[d];
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+struct Forward::State {
+  State(const Driver& d, const Device& on) : driver(d), device(on), memory(d) {}
+
+  Status prepare(const AttentionArguments& arguments, ForwardParams& params) const;
+  Status encode_maps(const AttentionArguments& arguments, ForwardParams& params) const;
+  Status compute_bounds(const AttentionArguments& arguments, ForwardParams& params, CuPointer memory_of_bounds,
+                        CuStream stream) const;
+  int64_t bounds_bytes(const AttentionArguments& arguments) const;
+
+  const Driver& driver;
+  Device device;
+  Problem problem;
+  ForwardConfig config;
+  std::string code;
+  std::shared_ptr<const LoadedLibrary> library;
+  CuKernel kernel = nullptr;
+  std::vector<size_t> bounded;  // captures with bounds, and their kernels
+  std::vector<CuKernel> bounds_kernels;
+  mutable StreamMemoryPool memory;
+};
+
+const ForwardConfig& Forward::config() const { return state_->config; }
+const std::string& Forward::code() const { return state_->code; }
+
+Result<Forward> Forward::compile(const Problem& problem, const Device& device, KernelKind kind,
+                                 const KernelCompiler& compile_kernel) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
+  auto state = std::make_shared<State>(*driver, device);
+  state->problem = problem;
+  FLASHLIFT_ASSIGN_OR_RETURN(state->config, kind == KernelKind::kHopper
+                                                ? choose_hopper_config(problem)
+                                                : choose_portable_config(problem, device.architecture));
+  const KernelSource source = forward_source(problem, state->config);
+  state->code = emit_programs(problem);
+  FLASHLIFT_ASSIGN_OR_RETURN(const auto cubin, compile_kernel(source));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::load(*driver, *cubin));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->kernel,
+                             state->library->kernel("flashlift_forward", device.handle, state->config.shared_bytes));
+  state->bounded = bounded_captures(problem);
+  for (const size_t index : state->bounded) {
+    FLASHLIFT_ASSIGN_OR_RETURN(CuKernel bounds,
+                               state->library->kernel(fmt::format("flashlift_bounds_{}", index), device.handle, 0));
+    state->bounds_kernels.push_back(bounds);
+  }
+  return Forward(std::move(state));
+}
+
+Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParams& params) const {
+  params.q = arguments.q.data;
+  params.k = arguments.k.data;
+  params.v = arguments.v.data;
+  params.out = arguments.out.data;
+  params.lse = arguments.lse ? static_cast<float*>(arguments.lse->data) : nullptr;
+  params.sinks = arguments.sinks ? static_cast<const float*>(arguments.sinks->data) : nullptr;
+  params.q_strides = strides_of(arguments.q);
+  params.k_strides = strides_of(arguments.k);
+  params.v_strides = strides_of(arguments.v);
+  params.out_strides = strides_of(arguments.out);
+  for (int d = 0; d < 3; ++d) {
+    params.lse_strides[d] = arguments.lse ? arguments.lse->strides[d] : 0;
+  }
+  for (int d = 0; d < 2; ++d) {
+    params.sink_strides[d] = arguments.sinks ? arguments.sinks->strides[d] : 0;
+  }
+  params.scale = problem.scale;
+  params.batch = static_cast<int>(arguments.q.sizes[0]);
+  params.q_heads = static_cast<int>(problem.q_heads);
+  params.kv_heads = static_cast<int>(problem.kv_heads);
+  params.group = params.q_heads / params.kv_heads;
+  params.q_len = static_cast<int>(arguments.q.sizes[2]);
+  params.kv_len = static_cast<int>(arguments.k.sizes[2]);
+  params.sinks_per_head = static_cast<int>(problem.sinks);
+  params.q_tiles = static_cast<int>(ceil_div(params.q_len, config.q_tile));
+  const int64_t total = int64_t{params.q_tiles} * params.batch * params.q_heads;
+  if (total > INT32_MAX / 2) {
+    return unsupported("{} query tiles are more than one launch numbers; split the batch", total);
+  }
+  params.total_tiles = static_cast<int>(total);
+  params.vector_q = has_vector_rows(arguments.q);
+  params.vector_k = has_vector_rows(arguments.k);
+  params.vector_v = has_vector_rows(arguments.v);
+  params.heads_per_section = heads_per_section(params, config, device.l2_bytes);
+  FLASHLIFT_RETURN_IF_ERROR(fill_captures(arguments.captures, params));
+  return config.kind == KernelKind::kHopper ? encode_maps(arguments, params) : Status();
+}
+
+Status Forward::State::encode_maps(const AttentionArguments& arguments, ForwardParams& params) const {
+  const TensorView& out = arguments.out;
+  if (config.vector_output) {
+    bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0 && (out.strides[3] == 1 || out.sizes[3] == 1);
+    for (int d = 0; d < 3; ++d) {
+      aligned = aligned && (out.sizes[d] == 1 || out.strides[d] % 8 == 0);
+    }
+    if (!aligned) {
+      return unsupported("the output {} does not consist of contiguous rows at multiples of 16 bytes", describe(out));
+    }
+  }
+  TensorView k = arguments.k;
+  TensorView v = arguments.v;
+  if (k.sizes[2] == 0) {  // never read, but a descriptor needs a tensor
+    k = v = arguments.q;
+  }
+  constexpr int kWarpgroupRows = 64;
+  FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, config.kv_tile));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, config.kv_tile));
+  return {};
+}
+
+int64_t Forward::State::bounds_bytes(const AttentionArguments& arguments) const {
+  int64_t bytes = 0;
+  for (const size_t index : bounded) {
+    bytes += block_count(arguments.captures[index]) * kBoundsEntryBytes;
+  }
+  return bytes;
+}
+
+Status Forward::State::compute_bounds(const AttentionArguments& arguments, ForwardParams& params,
+                                      CuPointer memory_of_bounds, CuStream stream) const {
+  for (size_t i = 0; i < bounded.size(); ++i) {
+    long long blocks = block_count(arguments.captures[bounded[i]]);
+    CuPointer bounds = memory_of_bounds;
+    memory_of_bounds += static_cast<CuPointer>(blocks * kBoundsEntryBytes);
+    CaptureArgument& capture = params.captures[bounded[i]];
+    void* parameters[] = {&capture, &bounds, &blocks};
+    const auto grid = static_cast<unsigned>(
+        std::clamp<int64_t>(ceil_div(blocks, kBoundsThreads / 32), 1, 4 * int64_t{device.multiprocessors}));
+    FLASHLIFT_RETURN_IF_ERROR(driver.check(
+        driver.cuLaunchKernel(bounds_kernels[i], grid, 1, 1, kBoundsThreads, 1, 1, 0, stream, parameters, nullptr),
+        "cuLaunchKernel"));
+    capture.bounds = reinterpret_cast<const void*>(bounds);
+  }
+  return {};
+}
+
+Status Forward::run(const AttentionArguments& arguments, CuStream stream) const {
+  const State& state = *state_;
+  if (arguments.out.element_count() == 0) {
+    return {};
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const CurrentContext context,
+                             CurrentContext::of(state.driver, stream, state.device.handle));
+  ForwardParams params;  // not cleared: the kernel reads only what prepare() sets
+  FLASHLIFT_RETURN_IF_ERROR(state.prepare(arguments, params));
+  FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory, state.memory.get(stream, state.bounds_bytes(arguments)));
+  params.scheduler = reinterpret_cast<int*>(memory.scheduler);
+  FLASHLIFT_RETURN_IF_ERROR(state.compute_bounds(arguments, params, memory.bounds, stream));
+  void* parameters[] = {&params};
+  const ForwardConfig& config = state.config;
+  const int grid = config.kind == KernelKind::kHopper ? std::min(params.total_tiles, state.device.multiprocessors)
+                                                      : params.total_tiles;
+  return state.driver.check(state.driver.cuLaunchKernel(
+                                state.kernel, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(config.threads),
+                                1, 1, static_cast<unsigned>(config.shared_bytes), stream, parameters, nullptr),
+                            "cuLaunchKernel");
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,38 @@
+// Fused attention, forward, on a GPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cuda/emit/forward_config.h"
+#include "cuda/launch/driver.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+// Immutable and safe to call from any thread.
+class Forward {
+ public:
+  // Gives the machine code of a source: from a cache, or compiled. Shared by all problems of one text.
+  using KernelCompiler = std::function<Result<std::shared_ptr<const std::string>>(const struct KernelSource&)>;
+
+  // `problem` is verified and simplified. Errors: kUnsupported with the reason why this kind of kernel does not take
+  // the problem; what the compiler says.
+  static Result<Forward> compile(const Problem& problem, const Device& device, KernelKind kind,
+                                 const KernelCompiler& compile_kernel);
+
+  // Launches on `stream`; `arguments` are verified and their memory is the device's. Errors: kUnsupported where this
+  // kind of kernel cannot read the arguments' strides: nothing was launched then.
+  Status run(const AttentionArguments& arguments, CuStream stream) const;
+
+  const ForwardConfig& config() const;
+  const std::string& code() const;  // the generated CUDA C++
+
+ private:
+  struct State;
+  explicit Forward(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,83 @@
+// Every kernel configuration compiles, without a GPU, and as intended: no spills, no serialised products.
+#include <gtest/gtest.h>
+
+#include <regex>
+
+#include "cuda/compile/nvrtc.h"
+#include "cuda/emit/kernel_source.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+namespace {
+
+Problem problem_of(const std::string& text) {
+  Result<Problem> problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << text << ": " << problem.error().message;
+  return *problem;
+}
+
+// Sum of the bytes in "<n> bytes spill stores" of a ptxas report.
+int64_t spilled_bytes(const std::string& log) {
+  static const std::regex pattern("([0-9]+) bytes spill stores");
+  int64_t total = 0;
+  for (std::sregex_iterator match(log.begin(), log.end(), pattern), end; match != end; ++match) {
+    total += std::stoll((*match)[1]);
+  }
+  return total;
+}
+
+class HopperCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(HopperCompiles, WithoutSpillsOrSerialisedProducts) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of(GetParam());
+  const Result<ForwardConfig> config = choose_hopper_config(problem);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
+  ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+  EXPECT_EQ(kernel->log.find("serialized"), std::string::npos) << kernel->log;
+  EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
+  EXPECT_LE(spilled_bytes(kernel->log), 0) << describe(*config) << "\n" << kernel->log;
+}
+
+std::vector<std::string> hopper_problems() {
+  std::vector<std::string> problems;
+  for (const char* dims : {"d64", "d96", "d128", "d192", "d256", "dqk192 dv128", "d40", "d80", "dqk64 dv256"}) {
+    for (const char* features : {"bf16", "bf16 causal", "f16 causal softcap=30"}) {
+      problems.push_back(std::string("attn h2 s512 ") + dims + " " + features);
+    }
+  }
+  for (const char* features :
+       {"alibi", "alibi causal", "window=100", "prefix=200 causal", "sinks=2", "unnormalized", "out=f32", "lse",
+        "empty_rows=nan causal", "empty_rows=uniform causal", "scale=-1", "causal=bottom_right"}) {
+    problems.push_back(std::string("attn h2 s512 d128 bf16 ") + features);
+  }
+  return problems;
+}
+
+class PortableCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PortableCompiles, ForEveryArchitecture) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of(GetParam());
+  for (const int architecture : {80, 90, 100}) {
+    const Result<ForwardConfig> config = choose_portable_config(problem, architecture);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
+    ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+    EXPECT_LE(spilled_bytes(kernel->log), 0) << describe(*config) << "\n" << kernel->log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
+                         ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal",
+                                           "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 d40 bf16 alibi",
+                                           "attn h2 s512 d64 f32 causal", "attn h2 s512 d128 f32 sinks=1 lse",
+                                           "attn h2 s512 d256 f32 window=20 softcap=3"));
+
+INSTANTIATE_TEST_SUITE_P(Configurations, HopperCompiles, ::testing::ValuesIn(hopper_problems()));
+
+}  // namespace
+}  // namespace flashlift::cuda

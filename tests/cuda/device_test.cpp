@@ -1,0 +1,152 @@
+// Random problems on a GPU against the oracle. Built and registered only where FLASHLIFT_TEST_GPU says there is one.
+//
+// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: where they start.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cuda/device_memory.h"
+#include "flashlift/attention.h"
+#include "problem/check.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+using testing::OwnedArguments;
+using testing::Random;
+
+int number_from(const char* name, int otherwise) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): tests only
+  return value != nullptr ? std::atoi(value) : otherwise;
+}
+
+const cuda::Driver& driver() {
+  static const cuda::Driver* loaded = [] {
+    const Result<const cuda::Driver*> result = cuda::Driver::get();
+    EXPECT_TRUE(result.ok()) << result.error().message;
+    cuda::CuContext context = nullptr;
+    (*result)->cuDevicePrimaryCtxRetain(&context, 0);
+    (*result)->cuCtxPushCurrent(context);
+    return *result;
+  }();
+  return *loaded;
+}
+
+void expect_agreement(const std::string& text, uint64_t seed, const std::string& implementation, bool strided) {
+  SCOPED_TRACE(text);
+  const Result<Problem> problem = parse_problem(text);
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  Random random(seed);
+  OwnedArguments host =
+      strided ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
+  testing::DeviceArguments device(driver(), host.views);
+  const Result<Attention> attention =
+      Attention::compile(*problem, {.device = DeviceKind::kCuda, .implementation = implementation});
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  // Twice: the second call meets what the first one left behind.
+  for (int call = 0; call < 2; ++call) {
+    const Status status = attention->run(device.views);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+  }
+  device.fetch(host.views);
+  const Result<problem::CheckReport> report = problem::check_output(*problem, host.views);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_TRUE(report->ok) << attention->implementation() << ": " << report->reason;
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  int64_t between(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
+  bool one_in(int n) { return between(1, n) == 1; }
+  template <typename T>
+  T of(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+
+ private:
+  Random random_;
+};
+
+std::string random_score_mod(Draw& draw) {
+  return draw.of<const char*>(
+      {" score_mod(bias: f32[?,?]) { %0 = load bias[q, kv]; %1 = add score, %0; return %1 }",
+       " score_mod(slope: bf16[?]) { %0 = load slope[h]; %1 = sub kv, q; %2 = to_f32 %1; %3 = mul %0, %2; %4 = add "
+       "score, %3; return %4 }",
+       " score_mod(table: f16[?]) { %0 = sub q, kv; %1 = add %0, 100; %2 = load table[%1]; %3 = add score, %2; return "
+       "%3 }",
+       " score_mod() { %0 = tanh score; %1 = mul %0, 3.0; %2 = sub kv, q; %3 = lt %2, 40; %4 = select %3, %1, -inf; "
+       "return %4 }",
+       " score_mod(s: f32[?,?,?]) { %0 = load s[b, h, kv]; %1 = mul score, %0; %2 = sigmoid %1; return %2 }"});
+}
+
+std::string random_mask_mod(Draw& draw) {
+  return draw.of<const char*>(
+      {" mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
+       " mask_mod(len: i64[?]) { %0 = load len[b]; %1 = to_i64 kv; %2 = mul %0, 40:i64; %3 = lt %1, %2; return %3 }",
+       " mask_mod(keep: bool[?,?,?,?]) { %0 = load keep[b, h, q, kv]; return %0 }",
+       " mask_mod(ids: u8[?,?]) { %0 = load ids[b, kv]; %1 = lt %0, 12; %2 = le kv, q; %3 = and %1, %2; return %3 }",
+       " mask_mod() { %0 = floor_div q, 37; %1 = floor_div kv, 37; %2 = eq %0, %1; %3 = rem kv, 64; %4 = lt %3, 2; %5 "
+       "= or "
+       "%2, %4; return %5 }"});
+}
+
+std::string random_problem(Draw& draw, bool any_dtype) {
+  const int64_t kv_heads = draw.between(1, 3);
+  std::string text = "attn b" + std::to_string(draw.between(1, 3)) + " hq" +
+                     std::to_string(kv_heads * draw.between(1, 4)) + " hkv" + std::to_string(kv_heads);
+  const int64_t longest = draw.of<int64_t>({20, 150, 400});
+  text += " sq" + std::to_string(draw.between(1, longest)) + " skv" +
+          std::to_string(draw.one_in(12) ? 0 : draw.between(1, longest));
+  const int64_t dim = draw.of<int64_t>({64, 128, 64, 128, 96, 192, 256, 8 * draw.between(1, 32)});
+  text += draw.one_in(4) ? " dqk" + std::to_string(dim) + " dv" + std::to_string(8 * draw.between(1, 32))
+                         : " d" + std::to_string(dim);
+  text += any_dtype ? draw.of<const char*>({" bf16", " f16", " f32"}) : draw.of<const char*>({" bf16", " f16"});
+  text += draw.of<const char*>({"", "", "", " out=f32"});
+  text +=
+      draw.of<const char*>({"", " causal", " causal=bottom_right", " window=30", " window=30,10", " causal prefix=50"});
+  text += draw.of<const char*>({"", "", "", " softcap=5", " alibi", " alibi softcap=20"});
+  text += draw.of<const char*>(
+      {"", " lse", " sinks=2 lse", " empty_rows=uniform lse", " empty_rows=nan", " unnormalized lse"});
+  text += draw.of<const char*>({"", "", "", "", " scale=0.3", " scale=-0.2"});
+  text += draw.one_in(3) ? random_score_mod(draw) : "";
+  text += draw.one_in(3) ? random_mask_mod(draw) : "";
+  return text;
+}
+
+TEST(Device, FixedProblemsAgreeWithTheOracle) {
+  for (const char* text :
+       {"attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 causal lse", "attn h1 s1 d64 bf16",
+        "attn b2 hq8 hkv2 sq130 skv700 d128 bf16 causal=bottom_right", "attn h2 sq64 skv0 d64 bf16 lse",
+        "attn h2 sq64 skv0 d64 bf16 lse empty_rows=uniform", "attn h2 s300 d40 bf16 alibi",
+        "attn h2 s300 dqk192 dv128 bf16 softcap=10 causal", "attn h2 s200 d256 f16 window=20",
+        "attn b0 h2 s20 d64 bf16", "attn h2 s1000 d96 bf16 causal lse sinks=1"}) {
+    expect_agreement(text, 1, "", false);
+  }
+}
+
+TEST(Device, RandomProblemsAgreeWithTheOracle) {
+  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1);
+  for (int i = 0; i < count; ++i) {
+    Draw draw(static_cast<uint64_t>(seed + i));
+    const std::string text = random_problem(draw, true);
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    expect_agreement(text, static_cast<uint64_t>(seed + i), "", draw.one_in(3));
+  }
+}
+
+TEST(Device, ThePortableKernelAgreesEverywhere) {
+  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 1'000'000;
+  for (int i = 0; i < count; ++i) {
+    Draw draw(static_cast<uint64_t>(seed + i));
+    const std::string text = random_problem(draw, true);
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    expect_agreement(text, static_cast<uint64_t>(seed + i), "cuda_sm80", draw.one_in(2));
+  }
+}
+
+}  // namespace
+}  // namespace flashlift
