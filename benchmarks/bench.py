@@ -34,6 +34,7 @@ MODS = [
     for dtype in ("f32", "bf16")
     for mod in ("causal", "ALiBi", "softcap 30", "window 256", "4 documents")
 ]
+DECODE = [Case(32, 16384, 128, dtype, 8, queries=1) for dtype in ("f32", "bf16")]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Row:
     contender: str
     ms: float
     gflops: float
+    key_value_gbs: float
+    """Bytes of keys and values over the time."""
     temporary_bytes: int
     prepare_ms: float
     max_difference: float
@@ -55,6 +58,7 @@ def main() -> int:
     note(f"{limits}\n")
     plain = run_all([case for case in PLAIN if options.only in case.name], plain_contenders, limits, options)
     mods = run_all([case for case in MODS if options.only in case.name], mod_contenders, limits, options)
+    decode = run_all([case for case in DECODE if options.only in case.name], decode_contenders, limits, options)
     text = "\n".join(
         [
             f"{limits}.",
@@ -73,12 +77,16 @@ def main() -> int:
             "### Masks and score modifications",
             "",
             *table(mods, ["flex_attention"]),
+            "",
+            "### One query: GB/s of keys and values",
+            "",
+            *table(decode, ["torch SDPA"], "key_value_gbs"),
         ]
     )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text + "\n")
     if options.json:
-        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods]}, indent=1))
+        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods + decode]}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
     return 0
@@ -108,6 +116,10 @@ def mod_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[
     return [contenders.with_flashlift(case, inputs, threads), contenders.with_flex(case, inputs)]
 
 
+def decode_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[Contender]:
+    return [contenders.with_flashlift(case, inputs, threads), contenders.with_torch(case, inputs)]
+
+
 def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: argparse.Namespace) -> list[Row]:
     rows = []
     for case in cases:
@@ -123,6 +135,7 @@ def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: a
                     one.name,
                     1e3 * seconds,
                     1e-9 * case.flops / seconds,
+                    1e-9 * case.key_value_bytes / seconds,
                     max(one.planned_bytes, memory.growth(one.run) - one.result_bytes),
                     1e3 * one.prepare_seconds,
                     float(np.abs(one.result() - ours).max()),
@@ -155,7 +168,7 @@ def in_mib(count: int) -> str:
     return f"{count / 2**20:.1f}"
 
 
-def table(rows: list[Row], peers: list[str]) -> list[str]:
+def table(rows: list[Row], peers: list[str], speed: str = "gflops") -> list[str]:
     by_case: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_case.setdefault(row.case, {})[row.contender] = row
@@ -164,9 +177,9 @@ def table(rows: list[Row], peers: list[str]) -> list[str]:
     for name, found in by_case.items():
         ours = found["Flashlift"]
         theirs = [found.get(peer) for peer in peers]
-        cells = [name, f"{ours.gflops:.0f}"]
+        cells = [name, f"{getattr(ours, speed):.0f}"]
         for row in theirs:
-            cells += [f"{row.gflops:.0f}", f"{ours.gflops / row.gflops:.2f}"] if row else ["", ""]
+            cells += [f"{getattr(row, speed):.0f}", f"{row.ms / ours.ms:.2f}"] if row else ["", ""]
         cells.append(" · ".join(in_mib(row.temporary_bytes) if row else "–" for row in [ours, *theirs]))
         cells.append(" · ".join(f"{row.prepare_ms:.0f}" if row else "–" for row in [ours, *theirs]))
         lines.append(as_line(cells))

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 @dataclass(frozen=True)
 class Case:
-    """One attention, self-attention on [batch 1, heads, length, depth]."""
+    """One attention, [batch 1, heads, length, depth]: of a sequence with itself, or of few queries with many keys."""
 
     heads: int
     length: int
@@ -26,6 +26,7 @@ class Case:
     dtype: str = "f32"
     kv_heads: int = 0  # 0: as many as heads
     mod: str = "full"
+    queries: int = 0  # 0: as many as keys
 
     @property
     def groups(self) -> int:
@@ -34,17 +35,24 @@ class Case:
     @property
     def name(self) -> str:
         heads = f"H{self.heads}" if self.groups == self.heads else f"H{self.heads}/{self.groups}"
-        return f"{self.dtype} {heads} S{self.length} D{self.depth} {self.mod}"
+        lengths = f"S{self.length}" if not self.queries else f"Sq{self.queries} Skv{self.length}"
+        return f"{self.dtype} {heads} {lengths} D{self.depth} {self.mod}"
 
     @property
     def problem(self) -> str:
-        sizes = f"attn b1 hq{self.heads} hkv{self.groups} s{self.length} d{self.depth} {self.dtype}"
+        lengths = f"sq{self.queries or self.length} skv{self.length}"
+        sizes = f"attn b1 hq{self.heads} hkv{self.groups} {lengths} d{self.depth} {self.dtype}"
         return f"{sizes} {MODS[self.mod].flashlift}".strip()
 
     @property
     def flops(self) -> float:
         """Of the scores that are kept, so that a masked problem is not flattered."""
-        return 4.0 * self.heads * self.depth * MODS[self.mod].kept(self.length)
+        kept = float(self.queries) * self.length if self.queries else MODS[self.mod].kept(self.length)
+        return 4.0 * self.heads * self.depth * kept
+
+    @property
+    def key_value_bytes(self) -> int:
+        return 2 * self.groups * self.length * self.depth * (2 if self.dtype == "bf16" else 4)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ class Inputs:
     def __init__(self, case: Case) -> None:
         random = np.random.default_rng(1)
         kind = ml_dtypes.bfloat16 if case.dtype == "bf16" else np.float32
-        shapes = [(1, heads, case.length, case.depth) for heads in (case.heads, case.groups, case.groups)]
+        keys = (1, case.groups, case.length, case.depth)
+        shapes = [(1, case.heads, case.queries or case.length, case.depth), keys, keys]
         self.q, self.k, self.v = (random.normal(size=shape).astype(np.float32).astype(kind) for shape in shapes)
 
     def torch(self) -> list[torch.Tensor]:

@@ -10,12 +10,9 @@ import pytest
 DOCUMENTS = ["README.md", "docs/tour.md"]
 
 
-def python_blocks(root):
-    return re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
-
-
-def test_readme_python_runs(root, tmp_path):
-    blocks = python_blocks(root)
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+def test_python_runs(root, tmp_path, document):
+    blocks = re.findall(r"```python\n(.*?)```", (root / document).read_text(), re.DOTALL)
     assert len(blocks) >= 2
     for number, block in enumerate(blocks):
         script = tmp_path / f"block{number}.py"
@@ -41,7 +38,7 @@ def test_commands_run(root, flashlift, tmp_path, document):
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/design.md", "docs/problem.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/design.md", "docs/problem.md", "docs/python.md", "docs/c.md"])
 def test_links_lead_somewhere(root, document):
     path = root / document
     prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
