@@ -70,14 +70,14 @@ void run() {
     measure("causal", mask([](Expr q, Expr kv) { return kv <= q; }), length, {});
     measure("causal window 512", mask([](Expr q, Expr kv) { return (kv <= q) & (q - kv < 512); }), length, {});
     measure("documents", mask([&](Expr q, Expr kv) { return document(q) == document(kv); }), length, documents);
-    measure("documents causal",
-            mask([&](Expr q, Expr kv) { return (document(q) == document(kv)) & (kv <= q); }), length, documents);
-    measure("blocks dilated by 3", mask([](Expr q, Expr kv) {
-              return (kv <= q) & (mod(floor_div(q, 128) - floor_div(kv, 128), 3) == 0);
-            }), length, {});
-    measure("relative bias table", *trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) {
-              return score + bias(q - kv + q_len());
-            }), length, biases);
+    measure("documents causal", mask([&](Expr q, Expr kv) { return (document(q) == document(kv)) & (kv <= q); }),
+            length, documents);
+    measure("blocks dilated by 3",
+            mask([](Expr q, Expr kv) { return (kv <= q) & (mod(floor_div(q, 128) - floor_div(kv, 128), 3) == 0); }),
+            length, {});
+    measure("relative bias table",
+            *trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) { return score + bias(q - kv + q_len()); }),
+            length, biases);
   }
 }
 

@@ -86,7 +86,7 @@ TileKind Visits::classify(const TileBox& box, std::vector<score::Interval>& scra
 
 // Halves what is undecided: a run of n tiles costs about log n evaluations, so causal and windows cost next to nothing,
 // and what alternates at most twice as many as there are tiles.
-void Visits::descend(TileBox& box, int64_t TileBox::*begin, int64_t TileBox::*end, int64_t length, int64_t tile,
+void Visits::descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* end, int64_t length, int64_t tile,
                      int64_t first, int64_t last, VisitRow& row) const {
   box.*begin = first * tile;
   box.*end = std::min(last * tile, length);

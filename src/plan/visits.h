@@ -75,7 +75,7 @@ class Visits {
  private:
   // What is known of a box: like TileKind, but kPartial also stands for "parts of it may be skipped".
   TileKind decide(const TileBox& box, bool is_tile, std::vector<score::Interval>& scratch) const;
-  void descend(TileBox& box, int64_t TileBox::*begin, int64_t TileBox::*end, int64_t length, int64_t tile,
+  void descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* end, int64_t length, int64_t tile,
                int64_t first, int64_t last, VisitRow& row) const;
 
   int64_t q_len_ = 0;

@@ -93,7 +93,8 @@ Result<CheckReport> check_output(const Problem& problem, const AttentionArgument
   // Chance: each element's rounding error is uniform within an ulp, so a mean over n of them wanders by 1/sqrt(n).
   const double chance = epsilon(problem.out_dtype) / std::sqrt(std::max<double>(1.0, static_cast<double>(ours.count)));
   // A row's outputs share the errors of its scores, so that only rows are independent samples of either mean: with n
-  // rows, two means of the same distribution differ by more than 3 / sqrt(n) of their size less than once in a thousand.
+  // rows, two means of the same distribution differ by more than 3 / sqrt(n) of their size less than once in a
+  // thousand.
   const double rows_counted = std::max(1.0, static_cast<double>(ours.count) / static_cast<double>(dims));
   const double ratio = 1.1 + 3.0 / std::sqrt(rows_counted);
   report.bound = ratio * report.eager_error + (chance + 4 * epsilon(DType::kF32)) * ours.mean_magnitude();

@@ -17,9 +17,8 @@ struct CheckReport {
 };
 
 // Compares arguments.out (and lse, if the problem wants it) with the oracle. The mean error may be 1.1 times that of
-// eager maths in the same dtype, plus what chance and the output's own rounding do to the mean of few rows and elements. NaN
-// and infinities must stand exactly where the oracle has them.
-// Errors: as run_oracle.
+// eager maths in the same dtype, plus what chance and the output's own rounding do to the mean of few rows and
+// elements. NaN and infinities must stand exactly where the oracle has them. Errors: as run_oracle.
 Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments);
 
 }  // namespace flashlift::problem

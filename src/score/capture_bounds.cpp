@@ -229,7 +229,10 @@ bool is_uniform(const TensorView& tensor, std::span<const int64_t> lo, std::span
 }
 
 LineBounds::LineBounds(const TensorView& tensor, int dimension)
-    : tensor_(tensor), dimension_(dimension), type_(scalar_type(tensor.dtype)), size_(tensor.sizes[dimension]),
+    : tensor_(tensor),
+      dimension_(dimension),
+      type_(scalar_type(tensor.dtype)),
+      size_(tensor.sizes[dimension]),
       blocks_((size_ + kBlock - 1) / kBlock) {
   std::array<int64_t, kMaxRank> lo{};
   std::array<int64_t, kMaxRank> hi{};

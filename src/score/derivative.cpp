@@ -70,9 +70,7 @@ class Differentiator {
   ValueId compare(Op op, ValueId x, ValueId y) { return make(op, Type::kI1, {x, y}); }
   ValueId select(ValueId condition, ValueId x, ValueId y) { return make(Op::k_select, Type::kF32, {condition, x, y}); }
 
-  void pass(ValueId to, ValueId adjoint) {
-    adjoints_[to] = adjoints_[to] ? add(*adjoints_[to], adjoint) : adjoint;
-  }
+  void pass(ValueId to, ValueId adjoint) { adjoints_[to] = adjoints_[to] ? add(*adjoints_[to], adjoint) : adjoint; }
 
   void propagate(const Node& node, ValueId y, ValueId g) {
     switch (node.op) {
@@ -175,8 +173,8 @@ class Differentiator {
         return;
       case Op::k_rem: {  // x - trunc(x / y) * y
         const ValueId quotient = div(a, b);
-        const ValueId truncated = select(compare(Op::k_lt, quotient, constant(0)), unary(Op::k_ceil, quotient),
-                                         unary(Op::k_floor, quotient));
+        const ValueId truncated =
+            select(compare(Op::k_lt, quotient, constant(0)), unary(Op::k_ceil, quotient), unary(Op::k_floor, quotient));
         pass(a, g);
         pass(b, unary(Op::k_neg, mul(g, truncated)));
         return;
@@ -240,8 +238,8 @@ class Differentiator {
   }
 
   Program body_;
-  std::vector<bool> wanted_;                         // of each captured tensor
-  std::vector<std::optional<ValueId>> adjoints_;     // of the source's nodes
+  std::vector<bool> wanted_;                      // of each captured tensor
+  std::vector<std::optional<ValueId>> adjoints_;  // of the source's nodes
   std::vector<LoadDerivative> loads_;
 };
 

@@ -24,9 +24,7 @@ Interval fit(Type type, const WideInterval& x) {
                                         : Interval::integer(static_cast<int64_t>(x.lo), static_cast<int64_t>(x.hi));
 }
 
-WideInterval join(const WideInterval& x, const WideInterval& y) {
-  return {std::min(x.lo, y.lo), std::max(x.hi, y.hi)};
-}
+WideInterval join(const WideInterval& x, const WideInterval& y) { return {std::min(x.lo, y.lo), std::max(x.hi, y.hi)}; }
 
 // The hull of f over the corners: right for an f that is monotone in each operand while the other is held.
 template <typename F>
@@ -213,9 +211,7 @@ Interval integer_abs(Type type, const Interval& x) {
   return fit(type, {x.lo <= 0 && x.hi >= 0 ? Wide{0} : std::min(lo, hi), std::max(lo, hi)});
 }
 
-Interval integer_sign(const Interval& x) {
-  return Interval::integer((x.lo > 0) - (x.lo < 0), (x.hi > 0) - (x.hi < 0));
-}
+Interval integer_sign(const Interval& x) { return Interval::integer((x.lo > 0) - (x.lo < 0), (x.hi > 0) - (x.hi < 0)); }
 
 Interval integer_not(Type type, const Interval& x) {
   return type == Type::kI1 ? Interval::integer(1 - x.hi, 1 - x.lo) : Interval::integer(~x.hi, ~x.lo);
@@ -274,7 +270,7 @@ Interval integer_ushr(Type type, const Interval& x, const Interval& y) {
   const auto shifted = [&](Wide x_lo, Wide x_hi) {  // of non-negative values
     return WideInterval{x_lo >> static_cast<int>(hi), x_hi >> static_cast<int>(lo)};
   };
-  WideInterval result = x.lo >= 0   ? shifted(x.lo, x.hi)
+  WideInterval result = x.lo >= 0  ? shifted(x.lo, x.hi)
                         : x.hi < 0 ? shifted(x.lo + modulus, x.hi + modulus)
                                    : shifted(0, modulus - 1);
   const bool outside = y.lo < 0 || y.hi >= width(type);

@@ -76,9 +76,7 @@ Interval corners(const Interval& x, const Interval& y, bool may_be_nan, F f) {
   return lo <= hi ? outward(lo, hi, may_be_nan) : Interval::real(-kInfinity, kInfinity, true);
 }
 
-Interval monotone(const Interval& x, double (*f)(double)) {
-  return loose(f(x.real_lo), f(x.real_hi), x.may_be_nan);
-}
+Interval monotone(const Interval& x, double (*f)(double)) { return loose(f(x.real_lo), f(x.real_hi), x.may_be_nan); }
 
 // Conversions on the way are exact functions of the value, so no looseness.
 Interval exact(const Interval& x, double (*f)(double)) {
@@ -160,8 +158,8 @@ Interval real_add(const Interval& x, const Interval& y) {
   if (!x.has_number() || !y.has_number()) {
     return Interval::only_nan();
   }
-  const bool opposite = (x.real_lo == -kInfinity && y.real_hi == kInfinity) ||
-                        (x.real_hi == kInfinity && y.real_lo == -kInfinity);
+  const bool opposite =
+      (x.real_lo == -kInfinity && y.real_hi == kInfinity) || (x.real_hi == kInfinity && y.real_lo == -kInfinity);
   const double lo = x.real_lo + y.real_lo;
   const double hi = x.real_hi + y.real_hi;
   return outward(std::isnan(lo) ? -kInfinity : lo, std::isnan(hi) ? kInfinity : hi,
@@ -220,16 +218,14 @@ Interval real_min(const Interval& x, const Interval& y) {
   if (!x.has_number() || !y.has_number()) {
     return Interval::only_nan();
   }
-  return Interval::real(std::min(x.real_lo, y.real_lo), std::min(x.real_hi, y.real_hi),
-                        x.may_be_nan || y.may_be_nan);
+  return Interval::real(std::min(x.real_lo, y.real_lo), std::min(x.real_hi, y.real_hi), x.may_be_nan || y.may_be_nan);
 }
 
 Interval real_max(const Interval& x, const Interval& y) {
   if (!x.has_number() || !y.has_number()) {
     return Interval::only_nan();
   }
-  return Interval::real(std::max(x.real_lo, y.real_lo), std::max(x.real_hi, y.real_hi),
-                        x.may_be_nan || y.may_be_nan);
+  return Interval::real(std::max(x.real_lo, y.real_lo), std::max(x.real_hi, y.real_hi), x.may_be_nan || y.may_be_nan);
 }
 
 // Only for a positive base, where it is monotone in each operand; NaN^0 and 1^NaN are 1.
@@ -302,8 +298,7 @@ Interval real_compare(Op op, const Interval& x, const Interval& y) {
   const bool may_be_nan = x.may_be_nan || y.may_be_nan;
   const bool numbers = x.has_number() && y.has_number();
   const bool ordered = numbers && !may_be_nan;  // a comparison with NaN is false, except ne
-  const bool same_point =
-      numbers && x.real_lo == x.real_hi && y.real_lo == y.real_hi && x.real_lo == y.real_lo;
+  const bool same_point = numbers && x.real_lo == x.real_hi && y.real_lo == y.real_hi && x.real_lo == y.real_lo;
   const bool overlap = numbers && x.real_lo <= y.real_hi && y.real_lo <= x.real_hi;
   switch (op) {
     case Op::k_eq:

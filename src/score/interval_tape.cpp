@@ -34,9 +34,8 @@ struct Form {
   bool is_slot() const { return count == 1 && terms[0].coefficient == 1 && constant == 0; }
   bool operator==(const Form& other) const {
     return count == other.count && constant == other.constant &&
-           std::equal(terms.begin(), terms.begin() + count, other.terms.begin(), [](const Term& x, const Term& y) {
-             return x.slot == y.slot && x.coefficient == y.coefficient;
-           });
+           std::equal(terms.begin(), terms.begin() + count, other.terms.begin(),
+                      [](const Term& x, const Term& y) { return x.slot == y.slot && x.coefficient == y.coefficient; });
   }
 };
 
@@ -348,9 +347,8 @@ class TapeCompiler {
       load.bounds = bounds_of(tensor, dimension);
       load.whole = tape_.bounds[load.bounds].whole();
     }
-    const Instruction instruction{.action = Action::kLoad,
-                                  .type = node.type,
-                                  .load = static_cast<uint32_t>(tape_.loads.size())};
+    const Instruction instruction{
+        .action = Action::kLoad, .type = node.type, .load = static_cast<uint32_t>(tape_.loads.size())};
     tape_.loads.push_back(load);
     return emit(instruction, plane_dimensions > 0);
   }
@@ -427,17 +425,16 @@ class TapeCompiler {
   const Program& program_;
   std::span<const TensorView> captures_;
   const IntervalProgram::Domain& domain_;
-  std::vector<Form> forms_;                          // of each node
-  std::vector<std::pair<Form, uint32_t>> slots_;     // forms that were put into a slot
-  std::vector<Interval> ranges_;                     // of each slot, over the whole domain
-  std::vector<bool> depends_on_plane_;               // of each slot: on q or kv
+  std::vector<Form> forms_;                       // of each node
+  std::vector<std::pair<Form, uint32_t>> slots_;  // forms that were put into a slot
+  std::vector<Interval> ranges_;                  // of each slot, over the whole domain
+  std::vector<bool> depends_on_plane_;            // of each slot: on q or kv
   Tape tape_;
 };
 
 }  // namespace
 
-Tape compile_tape(const Program& program, std::span<const TensorView> captures,
-                  const IntervalProgram::Domain& domain) {
+Tape compile_tape(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain) {
   return TapeCompiler(program, captures, domain).run();
 }
 

@@ -74,7 +74,7 @@ Interval load_range(const IntervalProgram::Tape& tape, const IntervalProgram::Lo
     const int64_t extent = box.hi[i] - box.lo[i] + 1;
     elements = std::min(elements * extent, kScanLimit + 1);
     lines = bounds != nullptr && bounds->dimension() == static_cast<int>(i) ? lines
-                                                                           : std::min(lines * extent, kScanLimit + 1);
+                                                                            : std::min(lines * extent, kScanLimit + 1);
   }
   const auto offset_of = [&](const std::array<int64_t, kMaxRank>& at) {
     int64_t offset = 0;
@@ -102,9 +102,7 @@ Interval load_range(const IntervalProgram::Tape& tape, const IntervalProgram::Lo
 
 }  // namespace
 
-Truth truth(const Interval& x) {
-  return !x.is_point() ? Truth::kUnknown : (x.lo != 0 ? Truth::kTrue : Truth::kFalse);
-}
+Truth truth(const Interval& x) { return !x.is_point() ? Truth::kUnknown : (x.lo != 0 ? Truth::kTrue : Truth::kFalse); }
 
 Interval run_instruction(const IntervalProgram::Tape& tape, const IntervalProgram::Instruction& instruction,
                          const Interval* slots) {
@@ -144,8 +142,8 @@ IntervalProgram::IntervalProgram(const Program& program, std::span<const TensorV
     }
   }
   std::vector<Interval> scratch;
-  whole_ = evaluate({{0, domain.batch - 1}, {0, domain.heads - 1}, {0, domain.q_len - 1}, {0, domain.kv_len - 1}},
-                    scratch);
+  whole_ =
+      evaluate({{0, domain.batch - 1}, {0, domain.heads - 1}, {0, domain.q_len - 1}, {0, domain.kv_len - 1}}, scratch);
 }
 
 Interval IntervalProgram::evaluate(const Box& box, std::vector<Interval>& scratch) const {

@@ -144,7 +144,8 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
 const char* to_string(FuseAs as) { return as == FuseAs::kCustomCall ? "custom_call" : "composite"; }
 
 size_t FuseResult::fused_count() const {
-  return static_cast<size_t>(std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
+  return static_cast<size_t>(
+      std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
 }
 
 Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {

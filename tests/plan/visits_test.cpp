@@ -13,8 +13,7 @@
 namespace flashlift::plan {
 namespace {
 
-Problem make_problem(std::optional<Program> score_mod, std::optional<Program> mask_mod, int64_t q_len,
-                     int64_t kv_len) {
+Problem make_problem(std::optional<Program> score_mod, std::optional<Program> mask_mod, int64_t q_len, int64_t kv_len) {
   Problem problem;
   problem.q_len = q_len;
   problem.kv_len = kv_len;
@@ -53,8 +52,10 @@ class Enumerated {
     size_t i = 0;
     for (int64_t q = 0; q < problem.q_len; ++q) {
       for (int64_t kv = 0; kv < problem.kv_len; ++kv, ++i) {
-        const score::Coordinates at{.b = static_cast<int32_t>(b), .h = static_cast<int32_t>(h),
-                                    .q = static_cast<int32_t>(q), .kv = static_cast<int32_t>(kv),
+        const score::Coordinates at{.b = static_cast<int32_t>(b),
+                                    .h = static_cast<int32_t>(h),
+                                    .q = static_cast<int32_t>(q),
+                                    .kv = static_cast<int32_t>(kv),
                                     .q_len = static_cast<int32_t>(problem.q_len),
                                     .kv_len = static_cast<int32_t>(problem.kv_len)};
         kept_[i] = !mask || mask->mask_mod(at);
@@ -116,7 +117,10 @@ int64_t check(const Problem& problem, const std::vector<TensorView>& captures, i
         columns.push_back(expand(q_tiles));
       }
       for (int64_t i = 0; i < q_tiles; ++i) {
-        TileBox box{.b = b, .h_begin = h, .h_end = h + 1, .q_begin = i * q_tile,
+        TileBox box{.b = b,
+                    .h_begin = h,
+                    .h_end = h + 1,
+                    .q_begin = i * q_tile,
                     .q_end = std::min((i + 1) * q_tile, problem.q_len)};
         visits.row(b, h, h + 1, box.q_begin, box.q_end, kv_tile, row);
         const std::vector<TileKind> kinds = expand(kv_tiles);
@@ -152,7 +156,8 @@ struct Tiling {
   int64_t q_tile;
   int64_t kv_tile;
 };
-const Tiling kTilings[] = {{256, 256, 32, 32}, {250, 313, 32, 48}, {97, 400, 64, 17}, {400, 97, 31, 64}, {1, 300, 1, 64}};
+const Tiling kTilings[] = {
+    {256, 256, 32, 32}, {250, 313, 32, 48}, {97, 400, 64, 17}, {400, 97, 31, 64}, {1, 300, 1, 64}};
 
 template <typename F>
 void expect_exact(F mask_mod, const std::vector<TensorView>& captures = {}) {
@@ -242,8 +247,7 @@ TEST(VisitsAreExact, MaskTensors) {
 
   // As an additive mask: tiles of -inf only are skipped, and a score_mod leaves the others full.
   const Captured added("added", DType::kF32, {400, 400});
-  const auto score_mod =
-      trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) { return score + added(q, kv); });
+  const auto score_mod = trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) { return score + added(q, kv); });
   const std::vector<TensorView> views = {dense_view(bias.data(), DType::kF32, shape)};
   const Problem problem = make_problem(*score_mod, std::nullopt, 400, 400);
   const Visits visits(problem, 1, 400, 400, views);
@@ -252,7 +256,8 @@ TEST(VisitsAreExact, MaskTensors) {
   int64_t skipped = 0;
   for (int64_t q = 0; q < 400; q += 50) {
     for (int64_t kv = 0; kv < 400; kv += 32) {
-      const TileBox box{.h_end = 1, .q_begin = q, .q_end = q + 50, .kv_begin = kv, .kv_end = std::min<int64_t>(kv + 32, 400)};
+      const TileBox box{
+          .h_end = 1, .q_begin = q, .q_end = q + 50, .kv_begin = kv, .kv_end = std::min<int64_t>(kv + 32, 400)};
       const TileKind kind = visits.classify(box, scratch);
       EXPECT_EQ(kind, truth.kind(box));
       skipped += kind == TileKind::kSkipped ? 1 : 0;
@@ -271,17 +276,17 @@ TEST(VisitsAreExact, Eagle3) {
     const Expr diagonal = (kv >= q_len()) & (mod(kv, q_len()) < length(b)) & (mod(kv - q, q_len()) == 0);
     return causal | diagonal;
   });
-  for (const auto& [q_tile, kv_tile] : {std::pair(32, 32), std::pair(64, 32), std::pair(32, 128), std::pair(128, 128)}) {
+  for (const auto& [q_tile, kv_tile] :
+       {std::pair(32, 32), std::pair(64, 32), std::pair(32, 128), std::pair(128, 128)}) {
     check(make_problem(std::nullopt, *program, 256, 768), views, q_tile, kv_tile, Expect::kExact);
   }
 }
 
 TEST(VisitsAreExact, ScoreModsThatGiveMinusInfinity) {
-  const Problem problem = make_problem(
-      *trace_score_mod([](Expr score, Expr, Expr, Expr q, Expr kv) {
-        return select(kv <= q, tanh(score / 30.0) * 30.0, Expr(-HUGE_VALF));
-      }),
-      std::nullopt, 200, 200);
+  const Problem problem = make_problem(*trace_score_mod([](Expr score, Expr, Expr, Expr q, Expr kv) {
+    return select(kv <= q, tanh(score / 30.0) * 30.0, Expr(-HUGE_VALF));
+  }),
+                                       std::nullopt, 200, 200);
   const Visits visits(problem, 1, 200, 200, {});
   VisitRow row;
   visits.row(0, 0, 1, 64, 96, 32, row);
@@ -305,15 +310,16 @@ TEST(Visits, SoundOnRandomPrograms) {
     for (size_t i = 0; i < keep.size(); ++i) {
       keep[i] = i / 300 == 1 ? 1 : random() % 2;
     }
-    const std::vector<TensorView> views = {
-        dense_view(ids.data(), DType::kI32, std::vector<int64_t>{40}),
-        dense_view(bias.data(), DType::kF32, std::vector<int64_t>{3, 40}),
-        dense_view(keep.data(), DType::kBool, std::vector<int64_t>{30, 30})};
+    const std::vector<TensorView> views = {dense_view(ids.data(), DType::kI32, std::vector<int64_t>{40}),
+                                           dense_view(bias.data(), DType::kF32, std::vector<int64_t>{3, 40}),
+                                           dense_view(keep.data(), DType::kBool, std::vector<int64_t>{30, 30})};
     const std::vector<Capture> declared = {
         {"ids", DType::kI32, {-1}}, {"bias", DType::kF32, {3, -1}}, {"keep", DType::kBool, {30, 30}}};
     const auto draw = [&](ProgramKind kind) {
-      return score::random_program(random, {.kind = kind, .nodes = static_cast<int>(1 + random() % 16),
-                                            .floats = kind == ProgramKind::kScoreMod, .captures = declared});
+      return score::random_program(random, {.kind = kind,
+                                            .nodes = static_cast<int>(1 + random() % 16),
+                                            .floats = kind == ProgramKind::kScoreMod,
+                                            .captures = declared});
     };
     Problem problem = make_problem(random() % 2 == 0 ? std::optional(draw(ProgramKind::kScoreMod)) : std::nullopt,
                                    draw(ProgramKind::kMaskMod), 1 + static_cast<int64_t>(random() % 60),
@@ -331,9 +337,9 @@ TEST(Visits, OneRowCoversAGroupOfHeads) {
   std::vector<int32_t> windows = {10, 80};
   const Captured window("window", DType::kI32, {2});
   const std::vector<TensorView> views = {dense_view(windows.data(), DType::kI32, std::vector<int64_t>{2})};
-  Problem problem = make_problem(std::nullopt, *trace_mask_mod([&](Expr, Expr h, Expr q, Expr kv) {
-                                   return (kv <= q) & (q - kv < window(h));
-                                 }), 200, 200);
+  Problem problem = make_problem(
+      std::nullopt, *trace_mask_mod([&](Expr, Expr h, Expr q, Expr kv) { return (kv <= q) & (q - kv < window(h)); }),
+      200, 200);
   problem.q_heads = 2;
   const Visits visits(problem, 1, 200, 200, views);
   EXPECT_TRUE(visits.depends_on_h());
@@ -345,9 +351,9 @@ TEST(Visits, OneRowCoversAGroupOfHeads) {
 }
 
 TEST(Visits, NothingMaskedMeansNothingToAsk) {
-  const Problem problem = make_problem(
-      *trace_score_mod([](Expr score, Expr, Expr, Expr q, Expr kv) { return score - 0.5f * abs(q - kv); }),
-      *trace_mask_mod([](Expr, Expr, Expr, Expr kv) { return kv < kv_len(); }), 100, 100);
+  const Problem problem =
+      make_problem(*trace_score_mod([](Expr score, Expr, Expr, Expr q, Expr kv) { return score - 0.5f * abs(q - kv); }),
+                   *trace_mask_mod([](Expr, Expr, Expr, Expr kv) { return kv < kv_len(); }), 100, 100);
   EXPECT_TRUE(Visits(problem, 1, 100, 100, {}).all_full());
   EXPECT_TRUE(Visits(problem, 1, 0, 0, {}).all_full());
   VisitRow row;

@@ -27,7 +27,9 @@ Case make_case(Problem problem, Random& random) {
   made.problem.captures = *collect_captures(made.problem.score_mod, made.problem.mask_mod);
   made.arguments = testing::dense_arguments(made.problem, random);
   const AttentionArguments& views = made.arguments.views;
-  const auto shape = [](const TensorView& view) { return std::vector<int64_t>(view.shape().begin(), view.shape().end()); };
+  const auto shape = [](const TensorView& view) {
+    return std::vector<int64_t>(view.shape().begin(), view.shape().end());
+  };
   made.cotangents.out = made.arguments.dense(DType::kF32, shape(views.out), random);
   if (views.lse) {
     made.cotangents.lse = made.arguments.dense(DType::kF32, shape(*views.lse), random);
@@ -119,16 +121,17 @@ TEST_P(Gradients, AgreeWithFiniteDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(
     Problems, Gradients,
-    ::testing::Values(
-        "attn h1 s5 d3 f32", "attn b2 hq4 hkv2 sq5 skv7 dqk3 dv2 f32 causal lse", "attn h2 s6 d4 f32 sinks=3 lse",
-        "attn h2 s6 d4 f32 softcap=2 alibi causal", "attn h1 sq6 skv4 d2 f32 causal=bottom_right lse",
-        "attn h1 sq6 skv4 d2 f32 causal=bottom_right empty_rows=uniform", "attn h1 s8 d2 f32 window=1 sinks=1",
-        "attn h2 s6 d4 f32 score_mod(t: f32[11]) { %0 = sub kv, q; %1 = add %0, 5; %2 = load t[%1]; "
-        "%3 = add score, %2; return %3 }",
-        "attn b2 h2 s6 d4 f32 score_mod(t: f32[2,2,6,6]) { %0 = load t[b, h, q, kv]; %1 = mul score, %0; "
-        "%2 = add %1, %0; return %2 }",
-        "attn h2 s6 d4 f32 causal score_mod(t: f32[4], bucket: i32[6]) { %0 = load bucket[kv]; "
-        "%1 = load t[%0]; %2 = tanh %1; %3 = mul score, %2; return %3 }"));
+    ::testing::Values("attn h1 s5 d3 f32", "attn b2 hq4 hkv2 sq5 skv7 dqk3 dv2 f32 causal lse",
+                      "attn h2 s6 d4 f32 sinks=3 lse", "attn h2 s6 d4 f32 softcap=2 alibi causal",
+                      "attn h1 sq6 skv4 d2 f32 causal=bottom_right lse",
+                      "attn h1 sq6 skv4 d2 f32 causal=bottom_right empty_rows=uniform",
+                      "attn h1 s8 d2 f32 window=1 sinks=1",
+                      "attn h2 s6 d4 f32 score_mod(t: f32[11]) { %0 = sub kv, q; %1 = add %0, 5; %2 = load t[%1]; "
+                      "%3 = add score, %2; return %3 }",
+                      "attn b2 h2 s6 d4 f32 score_mod(t: f32[2,2,6,6]) { %0 = load t[b, h, q, kv]; %1 = mul score, %0; "
+                      "%2 = add %1, %0; return %2 }",
+                      "attn h2 s6 d4 f32 causal score_mod(t: f32[4], bucket: i32[6]) { %0 = load bucket[kv]; "
+                      "%1 = load t[%0]; %2 = tanh %1; %3 = mul score, %2; return %3 }"));
 
 // Rounding passes gradients through unchanged by convention, whatever the difference.
 bool rounds(const Program& program) {

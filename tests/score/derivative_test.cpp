@@ -109,7 +109,7 @@ TEST(Derivative, WeighsTheLoadsThatWantGradients) {
   std::vector<int32_t> bucket_data = {2, 0, 1};
   std::vector<TensorView> views;
   for (const Capture& capture : derivative.body.captures) {
-    views.push_back(capture.name == "slopes" ? dense_view(slope_data.data(), DType::kF32, std::vector<int64_t>{8})
+    views.push_back(capture.name == "slopes"  ? dense_view(slope_data.data(), DType::kF32, std::vector<int64_t>{8})
                     : capture.name == "table" ? dense_view(table_data.data(), DType::kF32, std::vector<int64_t>{3})
                                               : dense_view(bucket_data.data(), DType::kI32, std::vector<int64_t>{3}));
   }
@@ -195,8 +195,12 @@ TEST(Derivative, AgreesWithFiniteDifferencesOnRandomPrograms) {
       views.push_back(capture.name == "table" ? dense_view(table.data(), DType::kF32, std::vector<int64_t>{20})
                                               : dense_view(buckets.data(), DType::kI32, std::vector<int64_t>{20}));
     }
-    const Coordinates at{.b = 1, .h = 2, .q = static_cast<int32_t>(random() % 20),
-                         .kv = static_cast<int32_t>(random() % 20), .q_len = 20, .kv_len = 20};
+    const Coordinates at{.b = 1,
+                         .h = 2,
+                         .q = static_cast<int32_t>(random() % 20),
+                         .kv = static_cast<int32_t>(random() % 20),
+                         .q_len = 20,
+                         .kv_len = 20};
     const float score = std::uniform_real_distribution<float>(-3, 3)(random);
     const Program& body = derivative.body;
     const auto expect_slope = [&](const Difference& expected, double got, int& checked) {

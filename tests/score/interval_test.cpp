@@ -128,9 +128,8 @@ TEST(IntervalRule, IntegerOpsAreSoundAndSharpOnSmallDomains) {
 TEST(IntervalRule, IntegerOpsAreSoundAtTheEndsOfTheType) {
   for (const Type type : {Type::kI32, Type::kI64}) {
     const Interval all = Interval::everything(type);
-    const std::vector<int64_t> values = {all.lo, all.lo + 1, all.lo / 2, -65, -33, -2, -1, 0,
-                                         1,      2,          31,         32,  63,  64, all.hi / 2, all.hi - 1,
-                                         all.hi};
+    const std::vector<int64_t> values = {all.lo, all.lo + 1, all.lo / 2, -65, -33, -2,         -1,         0,     1,
+                                         2,      31,         32,         63,  64,  all.hi / 2, all.hi - 1, all.hi};
     for (const Op op : all_ops()) {
       if (!takes(op, type) || result_of(op, type) == Type::kF32) {
         continue;
@@ -162,8 +161,7 @@ TEST(IntervalRule, IntegerOpsAreSoundAtTheEndsOfTheType) {
 TEST(IntervalRule, ModuloAndDivisionByConstantsAreExactWithinOnePeriod) {
   using Bounds = std::pair<int64_t, int64_t>;
   const auto mod = [](int64_t lo, int64_t hi, int64_t by, Op op = Op::k_mod) {
-    const Interval got =
-        apply(op, Type::kI32, Type::kI32, Interval::integer(lo, hi), Interval::integer(by, by), {});
+    const Interval got = apply(op, Type::kI32, Type::kI32, Interval::integer(lo, hi), Interval::integer(by, by), {});
     return std::pair(got.lo, got.hi);
   };
   EXPECT_EQ(mod(130, 250, 128), Bounds(2, 122));
@@ -181,9 +179,9 @@ TEST(IntervalRule, ModuloAndDivisionByConstantsAreExactWithinOnePeriod) {
 const std::vector<float>& interesting_floats() {
   static const std::vector<float> values = [] {
     constexpr float kMax = std::numeric_limits<float>::max();
-    std::vector<float> list = {-INFINITY, -kMax, -3e9f, -1e5f, -88.0f, -2.5f, -1.0f, -0.3f,  -1e-20f, -1e-40f, -0.0f,
-                               0.0f,      1e-40f, 1e-20f, 0.3f, 1.0f, 1.5f,  2.5f, 16.0f, 88.0f, 1e5f,   3e9f,
-                               kMax,      INFINITY};
+    std::vector<float> list = {-INFINITY, -kMax,   -3e9f, -1e5f, -88.0f, -2.5f,  -1.0f, -0.3f,
+                               -1e-20f,   -1e-40f, -0.0f, 0.0f,  1e-40f, 1e-20f, 0.3f,  1.0f,
+                               1.5f,      2.5f,    16.0f, 88.0f, 1e5f,   3e9f,   kMax,  INFINITY};
     return list;
   }();
   return values;
@@ -238,7 +236,8 @@ TEST(IntervalRule, RealOpsAreSound) {
               const auto exact = run_real<double>(op, result, a, b);
               ASSERT_TRUE(holds(result, got, single.i, single.f))
                   << info(op).name << " [" << values[xl] << ", " << values[xh] << "] [" << values[yl] << ", "
-                  << values[yh] << "] at " << a << ", " << b << " gives " << single.f << " or " << single.i << " in f32";
+                  << values[yh] << "] at " << a << ", " << b << " gives " << single.f << " or " << single.i
+                  << " in f32";
               ASSERT_TRUE(holds(result, got, exact.i, exact.f))
                   << info(op).name << " [" << values[xl] << ", " << values[xh] << "] [" << values[yl] << ", "
                   << values[yh] << "] at " << a << ", " << b << " gives " << exact.f << " or " << exact.i << " in f64";
@@ -271,7 +270,9 @@ TEST(IntervalRule, WholeNumbersStayExactInFloatArithmetic) {
 
 TEST(IntervalRule, MinusInfinityIsCertainOnlyWhereItIs) {
   const double infinity = std::numeric_limits<double>::infinity();
-  const auto add = [](const Interval& x, const Interval& y) { return apply(Op::k_add, Type::kF32, Type::kF32, x, y, {}); };
+  const auto add = [](const Interval& x, const Interval& y) {
+    return apply(Op::k_add, Type::kF32, Type::kF32, x, y, {});
+  };
   const Interval masked = add(Interval::real(-1e30, 1e30), Interval::real(-infinity, -infinity));
   EXPECT_TRUE(masked.real_hi == -infinity && !masked.may_be_nan);
   EXPECT_TRUE(add(Interval::real(-1, infinity), Interval::real(-infinity, -infinity)).may_be_nan);

@@ -67,7 +67,8 @@ TEST(Intervals, LoadsKnowTheRangeTheyRead) {
 }
 
 TEST(Intervals, InputsThatDoNotMatterAreNotDependedOn) {
-  const Program program = *trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) { return ((h - h + kv) <= q) & (b < 100); });
+  const Program program =
+      *trace_mask_mod([](Expr b, Expr h, Expr q, Expr kv) { return ((h - h + kv) <= q) & (b < 100); });
   const IntervalProgram intervals(program, {}, {.batch = 4, .heads = 8, .q_len = 64, .kv_len = 64});
   EXPECT_FALSE(intervals.depends_on(Op::k_b));
   EXPECT_FALSE(intervals.depends_on(Op::k_h));
@@ -146,8 +147,8 @@ class RandomTensors {
         view.strides[random() % rank] = 0;
       }
       views.push_back(view);
-      captures.push_back({std::string("t") + to_string(dtype), dtype,
-                          std::vector<int64_t>(view.shape().begin(), view.shape().end())});
+      captures.push_back(
+          {std::string("t") + to_string(dtype), dtype, std::vector<int64_t>(view.shape().begin(), view.shape().end())});
     }
   }
 
@@ -202,18 +203,23 @@ TEST_P(RandomPrograms, NeverGiveAValueOutsideOfTheInterval) {
     Interpreter interpreter(program, tensors.views);
     std::vector<Interval> scratch;
     for (int box = 0; box < 6; ++box) {
-      const Box at{.b = draw_range(random, domain.batch), .h = draw_range(random, domain.heads),
-                   .q = draw_range(random, domain.q_len), .kv = draw_range(random, domain.kv_len)};
+      const Box at{.b = draw_range(random, domain.batch),
+                   .h = draw_range(random, domain.heads),
+                   .q = draw_range(random, domain.q_len),
+                   .kv = draw_range(random, domain.kv_len)};
       const Interval got = intervals.evaluate(at, scratch);
       decided += GetParam() == ProgramKind::kMaskMod && got.is_point() ? 1 : 0;
       for (int point = 0; point < 30; ++point) {
-        const Coordinates coordinates{.b = draw(random, at.b), .h = draw(random, at.h), .q = draw(random, at.q),
-                                      .kv = draw(random, at.kv), .q_len = static_cast<int32_t>(domain.q_len),
+        const Coordinates coordinates{.b = draw(random, at.b),
+                                      .h = draw(random, at.h),
+                                      .q = draw(random, at.q),
+                                      .kv = draw(random, at.kv),
+                                      .q_len = static_cast<int32_t>(domain.q_len),
                                       .kv_len = static_cast<int32_t>(domain.kv_len)};
         if (GetParam() == ProgramKind::kMaskMod) {
           const int64_t value = interpreter.mask_mod(coordinates) ? 1 : 0;
-          ASSERT_TRUE(got.lo <= value && value <= got.hi) << print(program) << "\nbox q " << at.q.lo << " " << at.q.hi
-                                                          << " kv " << at.kv.lo << " " << at.kv.hi;
+          ASSERT_TRUE(got.lo <= value && value <= got.hi)
+              << print(program) << "\nbox q " << at.q.lo << " " << at.q.hi << " kv " << at.kv.lo << " " << at.kv.hi;
         } else {
           const double score = std::uniform_real_distribution<double>(-50, 50)(random);
           const double value = interpreter.score_mod(static_cast<float>(score), coordinates);
@@ -230,9 +236,7 @@ TEST_P(RandomPrograms, NeverGiveAValueOutsideOfTheInterval) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, RandomPrograms, testing::Values(ProgramKind::kMaskMod, ProgramKind::kScoreMod),
-                         [](const auto& kind) {
-                           return kind.param == ProgramKind::kMaskMod ? "MaskMod" : "ScoreMod";
-                         });
+                         [](const auto& kind) { return kind.param == ProgramKind::kMaskMod ? "MaskMod" : "ScoreMod"; });
 
 }  // namespace
 }  // namespace flashlift::score

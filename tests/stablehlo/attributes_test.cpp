@@ -14,9 +14,10 @@ TEST(Attributes, DotInAnyOrderAndSpacing) {
 }
 
 TEST(Attributes, DotRefusesWhatItIsNot) {
-  for (const char* text : {"", "dot", "dot<", "dot<>x", "dot<lhs_contracting_dimensions = 1>", "dot<unknown = [1]>",
-                           "dot<lhs_contracting_dimensions = [1>", "dot<lhs_contracting_dimensions = [x]>",
-                           "dot<lhs_contracting_dimensions = [99999999999999999999]>", "gather<index_vector_dim = 1>"}) {
+  for (const char* text :
+       {"", "dot", "dot<", "dot<>x", "dot<lhs_contracting_dimensions = 1>", "dot<unknown = [1]>",
+        "dot<lhs_contracting_dimensions = [1>", "dot<lhs_contracting_dimensions = [x]>",
+        "dot<lhs_contracting_dimensions = [99999999999999999999]>", "gather<index_vector_dim = 1>"}) {
     EXPECT_FALSE(parse_dot(text).has_value()) << text;
   }
 }

@@ -14,8 +14,8 @@ struct Malformed {
 class MalformedText : public testing::TestWithParam<Malformed> {};
 
 TEST_P(MalformedText, GivesAnErrorWithItsPlace) {
-  const std::string text = "func.func @main(%x: tensor<4x6xf32>, %i: tensor<i32>) {\n" + std::string(GetParam().body) +
-                           "\n  return\n}\n";
+  const std::string text =
+      "func.func @main(%x: tensor<4x6xf32>, %i: tensor<i32>) {\n" + std::string(GetParam().body) + "\n  return\n}\n";
   const Result<Module> module = Module::parse(text, "bad.mlir");
   ASSERT_FALSE(module.ok());
   EXPECT_EQ(module.error().kind, ErrorKind::kInvalidArgument);
@@ -23,50 +23,79 @@ TEST_P(MalformedText, GivesAnErrorWithItsPlace) {
   EXPECT_NE(module.error().message.find(GetParam().message), std::string::npos) << module.error().message;
 }
 
-INSTANTIATE_TEST_SUITE_P(Syntax, MalformedText, testing::Values(
-    Malformed{"%0 = stablehlo.add %x, %x : tensor<4x6xf32", "expected"},
-    Malformed{"%0 = stablehlo.add %x %x : tensor<4x6xf32>", "expected ','"},
-    Malformed{"%0 = stablehlo.add %x, %y : tensor<4x6xf32>", "use of undeclared SSA value"},
-    Malformed{"%0 = stablehlo.add %x, %x : (tensor<4x6xf32>) -> tensor<4x6xf32>", "number of operands and types do not match"},
-    Malformed{"%0:2 = stablehlo.add %x, %x : tensor<4x6xf32>", "result"},
-    Malformed{"%0 = stablehlo.nonsense %x : tensor<4x6xf32>", "has no pretty form"},
-    Malformed{"%0 = stablehlo.gather %x : tensor<4x6xf32>", "generic form"},
-    Malformed{"%0 = foo.bar %x : tensor<4x6xf32>", "foo"},
-    Malformed{"%0 = stablehlo.slice %x [0:4] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "bounds"},
-    Malformed{"%0 = stablehlo.slice %x [0:4, 1] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "expected ':'"},
-    Malformed{"%0 = stablehlo.reduce(%x init: %x) applies stablehlo.divide across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>", "commutative"},
-    Malformed{"%0 = stablehlo.constant dense<1> : i32", "must be a shaped type"},
-    Malformed{"%0 = stablehlo.constant 3 : i32", "expected the elements of a tensor"},
-    Malformed{"%0 = stablehlo.constant dense<[1, 2]> : tensor<3xi32>", "does not match type"},
-    Malformed{"%0 = stablehlo.constant dense<\"0x0102\"> : tensor<300xi1>", "elements hex data size is invalid"},
-    Malformed{"%0 = stablehlo.reduce_precision %x, format = e8x10 : tensor<4x6xf32>", "such as e8m10"},
-    Malformed{"%0 = stablehlo.complex %x, %x : tensor<4x6xf32>", "complex"},
-    Malformed{"%0 = stablehlo.get_tuple_element %x[99999999999] : (tensor<4x6xf32>) -> tensor<f32>", "32-bit"}));
+INSTANTIATE_TEST_SUITE_P(
+    Syntax, MalformedText,
+    testing::Values(
+        Malformed{"%0 = stablehlo.add %x, %x : tensor<4x6xf32", "expected"},
+        Malformed{"%0 = stablehlo.add %x %x : tensor<4x6xf32>", "expected ','"},
+        Malformed{"%0 = stablehlo.add %x, %y : tensor<4x6xf32>", "use of undeclared SSA value"},
+        Malformed{"%0 = stablehlo.add %x, %x : (tensor<4x6xf32>) -> tensor<4x6xf32>",
+                  "number of operands and types do not match"},
+        Malformed{"%0:2 = stablehlo.add %x, %x : tensor<4x6xf32>", "result"},
+        Malformed{"%0 = stablehlo.nonsense %x : tensor<4x6xf32>", "has no pretty form"},
+        Malformed{"%0 = stablehlo.gather %x : tensor<4x6xf32>", "generic form"},
+        Malformed{"%0 = foo.bar %x : tensor<4x6xf32>", "foo"},
+        Malformed{"%0 = stablehlo.slice %x [0:4] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "bounds"},
+        Malformed{"%0 = stablehlo.slice %x [0:4, 1] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "expected ':'"},
+        Malformed{"%0 = stablehlo.reduce(%x init: %x) applies stablehlo.divide across dimensions = [1] : "
+                  "(tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>",
+                  "commutative"},
+        Malformed{"%0 = stablehlo.constant dense<1> : i32", "must be a shaped type"},
+        Malformed{"%0 = stablehlo.constant 3 : i32", "expected the elements of a tensor"},
+        Malformed{"%0 = stablehlo.constant dense<[1, 2]> : tensor<3xi32>", "does not match type"},
+        Malformed{"%0 = stablehlo.constant dense<\"0x0102\"> : tensor<300xi1>", "elements hex data size is invalid"},
+        Malformed{"%0 = stablehlo.reduce_precision %x, format = e8x10 : tensor<4x6xf32>", "such as e8m10"},
+        Malformed{"%0 = stablehlo.complex %x, %x : tensor<4x6xf32>", "complex"},
+        Malformed{"%0 = stablehlo.get_tuple_element %x[99999999999] : (tensor<4x6xf32>) -> tensor<f32>", "32-bit"}));
 
-INSTANTIATE_TEST_SUITE_P(Meaning, MalformedText, testing::Values(
-    Malformed{R"(%0 = "stablehlo.add"(%x) : (tensor<4x6xf32>) -> tensor<4x6xf32>)", "expected 2 operands, got 1"},
-    Malformed{R"(%0 = "stablehlo.add"(%x, %i) : (tensor<4x6xf32>, tensor<i32>) -> tensor<4x6xf32>)", "one shape"},
-    Malformed{R"("stablehlo.negate"(%x) : (tensor<4x6xf32>) -> ())", "expected one result"},
-    Malformed{R"(%0 = "stablehlo.negate"(%x) : (tensor<4x6xf32>) -> f32)", "ranked tensor"},
-    Malformed{R"(%0 = "stablehlo.transpose"(%x) : (tensor<4x6xf32>) -> tensor<6x4xf32>)", "'permutation'"},
-    Malformed{R"(%0 = "stablehlo.transpose"(%x) <{permutation = array<i64: 1, 1>}> : (tensor<4x6xf32>) -> tensor<6x6xf32>)", "does not lead"},
-    Malformed{R"(%0 = "stablehlo.transpose"(%x) <{permutation = 3 : i64}> : (tensor<4x6xf32>) -> tensor<6x4xf32>)", "'permutation'"},
-    Malformed{R"(%0 = "stablehlo.transpose"(%x) <"text"> : (tensor<4x6xf32>) -> tensor<6x4xf32>)", ""},
-    Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [0] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "one dimension"},
-    Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [1, 0] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "does not fit"},
-    Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [-1, 7] : (tensor<4x6xf32>) -> tensor<4x6xf32>", "one dimension"},
-    Malformed{"%0 = stablehlo.reshape %x : (tensor<4x6xf32>) -> tensor<25xf32>", "as many elements"},
-    Malformed{"%0 = stablehlo.iota dim = 2 : tensor<4x6xi32>", "iota_dimension"},
-    Malformed{"%0 = stablehlo.concatenate %x, %x, dim = 1 : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x11xf32>", "12 elements"},
-    Malformed{"%0 = stablehlo.pad %x, %x, low = [0, 0], high = [0, 0], interior = [0, 0] : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xf32>", "scalar padding value"},
-    Malformed{"%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [2] : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x4xf32>", "do not fit"},
-    Malformed{"%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x5xf32>", "[4, 4]"},
-    Malformed{R"(%0 = "stablehlo.dot_general"(%x, %x) <{dot_dimension_numbers = #stablehlo.dot<nonsense>}> : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x4xf32>)", "dot_dimension_numbers"},
-    Malformed{R"(%0 = "stablehlo.compare"(%x, %x) <{comparison_direction = #stablehlo<comparison_direction XX>}> : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>)", "EQ, NE"},
-    Malformed{R"(%0 = "stablehlo.reduce"(%x, %i) <{dimensions = array<i64: 1>}> ({}) : (tensor<4x6xf32>, tensor<i32>) -> tensor<4xf32>)", "region 0"},
-    Malformed{R"(%0 = "stablehlo.while"(%x) ({}, {}) : (tensor<4x6xf32>) -> tensor<4x6xf32>)", "region 0"},
-    Malformed{R"(%0 = "stablehlo.composite"(%x) <{name = "x"}> : (tensor<4x6xf32>) -> tensor<4x6xf32>)", "'decomposition'"},
-    Malformed{R"(%0 = "stablehlo.gather"(%x, %i) <{dimension_numbers = #stablehlo.gather<offset_dims = [9]>, slice_sizes = array<i64: 1, 1>}> : (tensor<4x6xf32>, tensor<i32>) -> tensor<f32>)", "gather"}));
+INSTANTIATE_TEST_SUITE_P(
+    Meaning, MalformedText,
+    testing::Values(
+        Malformed{R"(%0 = "stablehlo.add"(%x) : (tensor<4x6xf32>) -> tensor<4x6xf32>)", "expected 2 operands, got 1"},
+        Malformed{R"(%0 = "stablehlo.add"(%x, %i) : (tensor<4x6xf32>, tensor<i32>) -> tensor<4x6xf32>)", "one shape"},
+        Malformed{R"("stablehlo.negate"(%x) : (tensor<4x6xf32>) -> ())", "expected one result"},
+        Malformed{R"(%0 = "stablehlo.negate"(%x) : (tensor<4x6xf32>) -> f32)", "ranked tensor"},
+        Malformed{R"(%0 = "stablehlo.transpose"(%x) : (tensor<4x6xf32>) -> tensor<6x4xf32>)", "'permutation'"},
+        Malformed{
+            R"(%0 = "stablehlo.transpose"(%x) <{permutation = array<i64: 1, 1>}> : (tensor<4x6xf32>) -> tensor<6x6xf32>)",
+            "does not lead"},
+        Malformed{R"(%0 = "stablehlo.transpose"(%x) <{permutation = 3 : i64}> : (tensor<4x6xf32>) -> tensor<6x4xf32>)",
+                  "'permutation'"},
+        Malformed{R"(%0 = "stablehlo.transpose"(%x) <"text"> : (tensor<4x6xf32>) -> tensor<6x4xf32>)", ""},
+        Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [0] : (tensor<4x6xf32>) -> tensor<4x6xf32>",
+                  "one dimension"},
+        Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [1, 0] : (tensor<4x6xf32>) -> tensor<4x6xf32>",
+                  "does not fit"},
+        Malformed{"%0 = stablehlo.broadcast_in_dim %x, dims = [-1, 7] : (tensor<4x6xf32>) -> tensor<4x6xf32>",
+                  "one dimension"},
+        Malformed{"%0 = stablehlo.reshape %x : (tensor<4x6xf32>) -> tensor<25xf32>", "as many elements"},
+        Malformed{"%0 = stablehlo.iota dim = 2 : tensor<4x6xi32>", "iota_dimension"},
+        Malformed{"%0 = stablehlo.concatenate %x, %x, dim = 1 : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x11xf32>",
+                  "12 elements"},
+        Malformed{"%0 = stablehlo.pad %x, %x, low = [0, 0], high = [0, 0], interior = [0, 0] : (tensor<4x6xf32>, "
+                  "tensor<4x6xf32>) -> tensor<4x6xf32>",
+                  "scalar padding value"},
+        Malformed{"%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [2] : (tensor<4x6xf32>, "
+                  "tensor<4x6xf32>) -> tensor<4x4xf32>",
+                  "do not fit"},
+        Malformed{"%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] : (tensor<4x6xf32>, "
+                  "tensor<4x6xf32>) -> tensor<4x5xf32>",
+                  "[4, 4]"},
+        Malformed{
+            R"(%0 = "stablehlo.dot_general"(%x, %x) <{dot_dimension_numbers = #stablehlo.dot<nonsense>}> : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x4xf32>)",
+            "dot_dimension_numbers"},
+        Malformed{
+            R"(%0 = "stablehlo.compare"(%x, %x) <{comparison_direction = #stablehlo<comparison_direction XX>}> : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>)",
+            "EQ, NE"},
+        Malformed{
+            R"(%0 = "stablehlo.reduce"(%x, %i) <{dimensions = array<i64: 1>}> ({}) : (tensor<4x6xf32>, tensor<i32>) -> tensor<4xf32>)",
+            "region 0"},
+        Malformed{R"(%0 = "stablehlo.while"(%x) ({}, {}) : (tensor<4x6xf32>) -> tensor<4x6xf32>)", "region 0"},
+        Malformed{R"(%0 = "stablehlo.composite"(%x) <{name = "x"}> : (tensor<4x6xf32>) -> tensor<4x6xf32>)",
+                  "'decomposition'"},
+        Malformed{
+            R"(%0 = "stablehlo.gather"(%x, %i) <{dimension_numbers = #stablehlo.gather<offset_dims = [9]>, slice_sizes = array<i64: 1, 1>}> : (tensor<4x6xf32>, tensor<i32>) -> tensor<f32>)",
+            "gather"}));
 
 TEST(Malformed, UseBeforeDefinitionInsideARegion) {
   const Result<Module> module = Module::parse(R"(
@@ -77,7 +106,8 @@ func.func @main(%x: tensor<2xf32>, %c: tensor<i32>) -> tensor<2xf32> {
     stablehlo.return %2 : tensor<2xf32>
   }) : (tensor<i32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
-})", "bad.mlir");
+})",
+                                              "bad.mlir");
   ASSERT_FALSE(module.ok());
   EXPECT_NE(module.error().message.find("bad.mlir:4:"), std::string::npos) << module.error().message;
 }

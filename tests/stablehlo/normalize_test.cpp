@@ -62,13 +62,16 @@ TEST(Normalize, RefusesRecursion) {
 }
 
 TEST(Normalize, RefusesExponentialGrowth) {
-  std::string text = "func.func @f0(%x: tensor<2xf32>) -> tensor<2xf32> {\n  %0 = stablehlo.negate %x : tensor<2xf32>\n"
-                     "  return %0 : tensor<2xf32>\n}\n";
+  std::string text =
+      "func.func @f0(%x: tensor<2xf32>) -> tensor<2xf32> {\n  %0 = stablehlo.negate %x : tensor<2xf32>\n"
+      "  return %0 : tensor<2xf32>\n}\n";
   for (int i = 1; i < 40; ++i) {
-    text += fmt::format("func.func @f{}(%x: tensor<2xf32>) -> tensor<2xf32> {{\n"
-                        "  %0 = call @f{}(%x) : (tensor<2xf32>) -> tensor<2xf32>\n"
-                        "  %1 = call @f{}(%0) : (tensor<2xf32>) -> tensor<2xf32>\n"
-                        "  return %1 : tensor<2xf32>\n}}\n", i, i - 1, i - 1);
+    text += fmt::format(
+        "func.func @f{}(%x: tensor<2xf32>) -> tensor<2xf32> {{\n"
+        "  %0 = call @f{}(%x) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "  %1 = call @f{}(%0) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "  return %1 : tensor<2xf32>\n}}\n",
+        i, i - 1, i - 1);
   }
   Module module = read(text);
   const Status status = inline_calls(module);
@@ -79,9 +82,11 @@ TEST(Normalize, RefusesExponentialGrowth) {
 TEST(Normalize, RefusesDeepCallChains) {
   std::string text = "func.func @f0(%x: tensor<2xf32>) -> tensor<2xf32> {\n  return %x : tensor<2xf32>\n}\n";
   for (int i = 1; i < 3000; ++i) {
-    text = fmt::format("func.func @f{}(%x: tensor<2xf32>) -> tensor<2xf32> {{\n"
-                       "  %0 = call @f{}(%x) : (tensor<2xf32>) -> tensor<2xf32>\n  return %0 : tensor<2xf32>\n}}\n", i,
-                       i - 1) + text;
+    text = fmt::format(
+               "func.func @f{}(%x: tensor<2xf32>) -> tensor<2xf32> {{\n"
+               "  %0 = call @f{}(%x) : (tensor<2xf32>) -> tensor<2xf32>\n  return %0 : tensor<2xf32>\n}}\n",
+               i, i - 1) +
+           text;
   }
   Module module = read(text);
   EXPECT_FALSE(inline_calls(module).ok());
@@ -120,10 +125,12 @@ TEST(Normalize, InlinesComposites) {
 }
 
 TEST(Normalize, RefusesACompositeWithoutItsFunction) {
-  for (const char* function : {"", "func.func private @f(%x: tensor<3xf32>) -> tensor<3xf32> {\n  return %x : tensor<3xf32>\n}"}) {
+  for (const char* function :
+       {"", "func.func private @f(%x: tensor<3xf32>) -> tensor<3xf32> {\n  return %x : tensor<3xf32>\n}"}) {
     Module module = read(in_main("%x: tensor<2xf32>", "tensor<2xf32>", R"(
       %0 = stablehlo.composite "c" %x {decomposition = @f} : (tensor<2xf32>) -> tensor<2xf32>
-      return %0 : tensor<2xf32>)") + function);
+      return %0 : tensor<2xf32>)") +
+                         function);
     const Status status = inline_composites(module);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument);

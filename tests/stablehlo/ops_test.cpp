@@ -11,8 +11,10 @@ namespace {
 class OneOp {
  public:
   OneOp(const char* name, const std::string& body)
-      : module(read("func.func @main(%x: tensor<4x6xf32>, %i: tensor<4x6xi32>, %u: tensor<4x6xui32>, %p: tensor<4x6xi1>, "
-                    "%f: tensor<f32>, %s: tensor<i32>, %h: tensor<4x6xbf16>) {\n" + body + "\n  return\n}\n")),
+      : module(
+            read("func.func @main(%x: tensor<4x6xf32>, %i: tensor<4x6xi32>, %u: tensor<4x6xui32>, %p: tensor<4x6xi1>, "
+                 "%f: tensor<f32>, %s: tensor<i32>, %h: tensor<4x6xbf16>) {\n" +
+                 body + "\n  return\n}\n")),
         op(find(module, name)) {}
   Module module;
   mlir::Operation* op;
@@ -27,8 +29,9 @@ TEST(Ops, DimensionsOfDots) {
                       "(tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4xf32>");
   EXPECT_EQ(dot_dims(general.op)->lhs_batch, List{0});
   EXPECT_EQ(dot_dims(general.op)->rhs_contract, List{1});
-  const OneOp plain("stablehlo.dot", "%t = stablehlo.transpose %x, dims = [1, 0] : (tensor<4x6xf32>) -> tensor<6x4xf32>\n"
-                                     "%0 = stablehlo.dot %x, %t : (tensor<4x6xf32>, tensor<6x4xf32>) -> tensor<4x4xf32>");
+  const OneOp plain("stablehlo.dot",
+                    "%t = stablehlo.transpose %x, dims = [1, 0] : (tensor<4x6xf32>) -> tensor<6x4xf32>\n"
+                    "%0 = stablehlo.dot %x, %t : (tensor<4x6xf32>, tensor<6x4xf32>) -> tensor<4x4xf32>");
   EXPECT_EQ(dot_dims(plain.op)->lhs_contract, List{1});
   EXPECT_EQ(dot_dims(plain.op)->rhs_contract, List{0});
   EXPECT_FALSE(dot_dims(find(plain.module, "stablehlo.transpose")).has_value());
@@ -39,24 +42,31 @@ TEST(Ops, SlicesPadsAndConcatenations) {
   const OneOp slice("stablehlo.slice", "%0 = stablehlo.slice %x [1:4, 0:6:2] : (tensor<4x6xf32>) -> tensor<3x3xf32>");
   EXPECT_EQ(list(slice_bounds(slice.op)->start), (List{1, 0}));
   EXPECT_EQ(list(slice_bounds(slice.op)->stride), (List{1, 2}));
-  const OneOp pad("stablehlo.pad", "%0 = stablehlo.pad %x, %f, low = [0, -1], high = [1, 0], interior = [0, 1] : "
-                                   "(tensor<4x6xf32>, tensor<f32>) -> tensor<5x10xf32>");
+  const OneOp pad("stablehlo.pad",
+                  "%0 = stablehlo.pad %x, %f, low = [0, -1], high = [1, 0], interior = [0, 1] : "
+                  "(tensor<4x6xf32>, tensor<f32>) -> tensor<5x10xf32>");
   EXPECT_EQ(list(padding(pad.op)->low), (List{0, -1}));
   EXPECT_EQ(list(padding(pad.op)->interior), (List{0, 1}));
-  const OneOp join("stablehlo.concatenate", "%0 = stablehlo.concatenate %x, %x, dim = 1 : (tensor<4x6xf32>, "
-                                            "tensor<4x6xf32>) -> tensor<4x12xf32>");
+  const OneOp join("stablehlo.concatenate",
+                   "%0 = stablehlo.concatenate %x, %x, dim = 1 : (tensor<4x6xf32>, "
+                   "tensor<4x6xf32>) -> tensor<4x12xf32>");
   EXPECT_EQ(concat_dim(join.op), 1);
 }
 
 TEST(Ops, CompareTypeFollowsTheElements) {
-  const OneOp floats("stablehlo.compare", "%0 = stablehlo.compare GE, %x, %x : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>");
+  const OneOp floats("stablehlo.compare",
+                     "%0 = stablehlo.compare GE, %x, %x : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>");
   EXPECT_EQ(compare(floats.op)->direction, CompareDirection::kGe);
   EXPECT_EQ(compare(floats.op)->type, CompareType::kFloat);
-  const OneOp ints("stablehlo.compare", "%0 = stablehlo.compare LT, %i, %i : (tensor<4x6xi32>, tensor<4x6xi32>) -> tensor<4x6xi1>");
+  const OneOp ints("stablehlo.compare",
+                   "%0 = stablehlo.compare LT, %i, %i : (tensor<4x6xi32>, tensor<4x6xi32>) -> tensor<4x6xi1>");
   EXPECT_EQ(compare(ints.op)->type, CompareType::kSigned);
-  const OneOp bits("stablehlo.compare", "%0 = stablehlo.compare EQ, %p, %p : (tensor<4x6xi1>, tensor<4x6xi1>) -> tensor<4x6xi1>");
+  const OneOp bits("stablehlo.compare",
+                   "%0 = stablehlo.compare EQ, %p, %p : (tensor<4x6xi1>, tensor<4x6xi1>) -> tensor<4x6xi1>");
   EXPECT_EQ(compare(bits.op)->type, CompareType::kUnsigned);
-  const OneOp total("stablehlo.compare", "%0 = stablehlo.compare EQ, %x, %x, TOTALORDER : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>");
+  const OneOp total(
+      "stablehlo.compare",
+      "%0 = stablehlo.compare EQ, %x, %x, TOTALORDER : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x6xi1>");
   EXPECT_EQ(compare(total.op)->type, CompareType::kTotalOrder);
 }
 
@@ -76,11 +86,13 @@ TEST(Ops, ReducersOfOneOperation) {
   EXPECT_EQ(reducer_of("%r = stablehlo.subtract %a, %b : tensor<f32>"), Reducer::kOther);
   EXPECT_EQ(reducer_of("%r = stablehlo.add %a, %f : tensor<f32>"), Reducer::kOther);
   EXPECT_EQ(reducer_of("", "%a"), Reducer::kOther);
-  EXPECT_EQ(reducer_of("%q = stablehlo.negate %a : tensor<f32>\n%r = stablehlo.add %q, %b : tensor<f32>"), Reducer::kOther);
+  EXPECT_EQ(reducer_of("%q = stablehlo.negate %a : tensor<f32>\n%r = stablehlo.add %q, %b : tensor<f32>"),
+            Reducer::kOther);
 }
 
 Reducer arg_reducer_of(const std::string& predicate) {
-  const OneOp reduce("stablehlo.reduce", R"(%0:2 = stablehlo.reduce(%x init: %f), (%i init: %s) across dimensions = [1] :
+  const OneOp reduce("stablehlo.reduce",
+                     R"(%0:2 = stablehlo.reduce(%x init: %f), (%i init: %s) across dimensions = [1] :
       (tensor<4x6xf32>, tensor<4x6xi32>, tensor<f32>, tensor<i32>) -> (tensor<4xf32>, tensor<4xi32>)
     reducer(%a: tensor<f32>, %c: tensor<f32>) (%ai: tensor<i32>, %ci: tensor<i32>) {
       )" + predicate + R"(
@@ -98,9 +110,10 @@ TEST(Ops, ReducersWithIndices) {
   EXPECT_EQ(arg_reducer_of("%g = stablehlo.compare LT, %a, %c, FLOAT" + types), Reducer::kArgMinimum);
   EXPECT_EQ(arg_reducer_of("%g = stablehlo.compare EQ, %a, %c, FLOAT" + types), Reducer::kOther);
   // JAX's argmax: NaN wins.
-  EXPECT_EQ(arg_reducer_of("%q = stablehlo.compare GT, %a, %c, FLOAT" + types + "%n = stablehlo.compare NE, %a, %a, FLOAT" +
-                           types + "%g = stablehlo.or %q, %n : tensor<i1>"),
-            Reducer::kArgMaximum);
+  EXPECT_EQ(
+      arg_reducer_of("%q = stablehlo.compare GT, %a, %c, FLOAT" + types + "%n = stablehlo.compare NE, %a, %a, FLOAT" +
+                     types + "%g = stablehlo.or %q, %n : tensor<i1>"),
+      Reducer::kArgMaximum);
 }
 
 TEST(Ops, ConstantsAndSplats) {

@@ -12,10 +12,18 @@ namespace flashlift::stablehlo {
 namespace {
 
 Status apply(Module& module, std::string_view pass) {
-  if (pass == "inline") return inline_calls(module);
-  if (pass == "inline_composites") return inline_composites(module);
-  if (pass == "remove_dead_code") return remove_dead_code(module), Status();
-  if (pass == "merge_equal") return merge_equal_operations(module), Status();
+  if (pass == "inline") {
+    return inline_calls(module);
+  }
+  if (pass == "inline_composites") {
+    return inline_composites(module);
+  }
+  if (pass == "remove_dead_code") {
+    return remove_dead_code(module), Status();
+  }
+  if (pass == "merge_equal") {
+    return merge_equal_operations(module), Status();
+  }
   return invalid_argument("there is no pass '{}'", pass);
 }
 

@@ -40,9 +40,8 @@ inline mlir::Operation* find(const Module& module, std::string_view name) {
 
 inline int count(const Module& module, std::string_view name) {
   int found = 0;
-  module.op().walk([&](mlir::Operation* op) {
-    found += op->getName().getStringRef() == llvm::StringRef(name.data(), name.size());
-  });
+  module.op().walk(
+      [&](mlir::Operation* op) { found += op->getName().getStringRef() == llvm::StringRef(name.data(), name.size()); });
   return found;
 }
 

@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "stablehlo/reader/op_table.h"
 #include "stablehlo/read.h"
+#include "stablehlo/reader/op_table.h"
 #include "support/files.h"
 
 namespace flashlift::stablehlo {
@@ -63,8 +63,10 @@ TEST(Reader, BooleanConstantsInEitherSpelling) {
     bits += fmt::format("{:02X}", byte);
   }
   const auto text = [](const std::string& digits) {
-    return in_main("", "tensor<8x13xi1>", "  %c = stablehlo.constant dense<\"0x" + digits + "\"> : tensor<8x13xi1>\n"
-                                          "  return %c : tensor<8x13xi1>");
+    return in_main("", "tensor<8x13xi1>",
+                   "  %c = stablehlo.constant dense<\"0x" + digits +
+                       "\"> : tensor<8x13xi1>\n"
+                       "  return %c : tensor<8x13xi1>");
   };
   const std::string printed = read(text(bytes)).print();
   EXPECT_EQ(printed, read(text(bits)).print());
@@ -83,7 +85,8 @@ TEST(Reader, OtherDialectsPass) {
         }) : (tensor<2xf32>) -> !other.type<3>
         return %0 : tensor<2xf32>
       }
-    })").print();
+    })")
+                                  .print();
   for (const char* part : {"mhlo.num_partitions = 1 : i32", "tf.aliasing_output = 0 : i32", "arith.constant dense<1>",
                            "#mhlo.thing<a = [1, 2]>", "!other.type<3>", "jax.result_info"}) {
     EXPECT_NE(printed.find(part), std::string::npos) << part;
@@ -93,7 +96,8 @@ TEST(Reader, OtherDialectsPass) {
 TEST(Reader, LocationsAreKeptWhereTheTextHasThem) {
   const std::string with = read(in_main("%x: tensor<2xf32>", "tensor<2xf32>", R"(
     %0 = stablehlo.negate %x : tensor<2xf32> loc("attention/neg"("model.py":12:3))
-    return %0 : tensor<2xf32>)")).print();
+    return %0 : tensor<2xf32>)"))
+                               .print();
   EXPECT_NE(with.find("\"model.py\":12:3"), std::string::npos);
   const Module without = read(in_main("%x: tensor<2xf32>", "tensor<2xf32>", R"(
     %0 = stablehlo.negate %x : tensor<2xf32>

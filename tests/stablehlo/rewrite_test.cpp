@@ -37,8 +37,9 @@ LiftedAttention lifted(const Module& module) {
       (found.first_product ? found.second_product : found.first_product) = op;
     }
   });
-  found.problem = *parse_problem("attn b2 h4 s8 d16 f32 lse score_mod(bias: f32[8,8]) { %0 = load bias[q, kv]; "
-                                 "%1 = add score, %0; return %1 }");
+  found.problem = *parse_problem(
+      "attn b2 h4 s8 d16 f32 lse score_mod(bias: f32[8,8]) { %0 = load bias[q, kv]; "
+      "%1 = add score, %0; return %1 }");
   found.q = {body.getArgument(0), {}, {}, "bshd"};
   // Behind a reshape and a transpose that come to nothing, to see them printed and taken back.
   found.k = {body.getArgument(1), {2, 8, 1, 4, 16}, {0, 3, 1, 2, 4}, "bhs1d"};
@@ -68,8 +69,9 @@ TEST(Rewrite, CustomCallHasItsContract) {
   EXPECT_TRUE(parse_problem(config.getAs<mlir::StringAttr>("problem").str()).ok());
   EXPECT_EQ(call->getNumOperands(), 4u);
   EXPECT_EQ(call->getNumResults(), 2u);
-  EXPECT_NE(text.find("operand_layouts = [dense<[3, 2, 1, 0]> : tensor<4xindex>, dense<[4, 3, 2, 1, 0]> : tensor<5xindex>"),
-            std::string::npos);
+  EXPECT_NE(
+      text.find("operand_layouts = [dense<[3, 2, 1, 0]> : tensor<4xindex>, dense<[4, 3, 2, 1, 0]> : tensor<5xindex>"),
+      std::string::npos);
 }
 
 TEST(Rewrite, CompositeKeepsTheOriginal) {

@@ -17,8 +17,8 @@ TEST(TextGuard, PacksBooleansOfOneByteEach) {
 TEST(TextGuard, LeavesPackedBitsAndOtherTypesAlone) {
   std::string out;
   for (const char* text : {"dense<\"0x0902\"> : tensor<2x5xi1>", "dense<\"0x01000001\"> : tensor<4xi8>",
-                           "dense<\"0xFF\"> : tensor<100xi1>", "dense<\"0x0100\"> : tensor<2xi16>",
-                           "dense<\"0x0100", "dense<\"0x01ZZ\"> : tensor<2xi1>", "dense<\"0x\"> : tensor<0xi1>",
+                           "dense<\"0xFF\"> : tensor<100xi1>", "dense<\"0x0100\"> : tensor<2xi16>", "dense<\"0x0100",
+                           "dense<\"0x01ZZ\"> : tensor<2xi1>", "dense<\"0x\"> : tensor<0xi1>",
                            "dense<\"0x00\"> : tensor<9999999999x9999999999x9999999999xi1>"}) {
     EXPECT_FALSE(pack_bool_constants(text, out)) << text;
   }
@@ -40,7 +40,8 @@ TEST(TextGuard, RefusesBytecodeAndSaysWhatToDo) {
 
 TEST(TextGuard, LimitsNestingOutsideStringsAndComments) {
   const std::string deep(100'000, '[');
-  for (const std::string& text : {deep, std::string(100'000, '<'), std::string(100'000, '('), std::string(100'000, '-')}) {
+  for (const std::string& text :
+       {deep, std::string(100'000, '<'), std::string(100'000, '('), std::string(100'000, '-')}) {
     const Status status = check_module_text("\n  x" + text, "m");
     ASSERT_FALSE(status.ok());
     EXPECT_NE(status.error().message.find("m:2:"), std::string::npos) << status.error().message;

@@ -132,8 +132,8 @@ std::string squeeze(std::string_view text) {
       continue;
     }
     const char last = out.empty() ? '\0' : out.back();
-    const bool tight = out.empty() || last == '<' || last == '[' || last == '(' || c == '>' || c == ']' || c == ')' ||
-                       c == ',';
+    const bool tight =
+        out.empty() || last == '<' || last == '[' || last == '(' || c == '>' || c == ']' || c == ')' || c == ',';
     if ((space && !tight) || last == ',') {
       out += ' ';
     }

@@ -103,10 +103,9 @@ void remove_unused_functions(mlir::ModuleOp module) {
 // Operations are keys by what they compute, wherever they stand.
 struct EquivalentOperations : llvm::DenseMapInfo<mlir::Operation*> {
   static unsigned getHashValue(const mlir::Operation* op) {
-    return mlir::OperationEquivalence::computeHash(const_cast<mlir::Operation*>(op),
-                                                   mlir::OperationEquivalence::directHashValue,
-                                                   mlir::OperationEquivalence::ignoreHashValue,
-                                                   mlir::OperationEquivalence::IgnoreLocations);
+    return mlir::OperationEquivalence::computeHash(
+        const_cast<mlir::Operation*>(op), mlir::OperationEquivalence::directHashValue,
+        mlir::OperationEquivalence::ignoreHashValue, mlir::OperationEquivalence::IgnoreLocations);
   }
   static bool isEqual(const mlir::Operation* lhs, const mlir::Operation* rhs) {
     if (lhs == rhs) {
@@ -121,8 +120,8 @@ struct EquivalentOperations : llvm::DenseMapInfo<mlir::Operation*> {
   }
 };
 
-using Allocator = llvm::RecyclingAllocator<llvm::BumpPtrAllocator,
-                                           llvm::ScopedHashTableVal<mlir::Operation*, mlir::Operation*>>;
+using Allocator =
+    llvm::RecyclingAllocator<llvm::BumpPtrAllocator, llvm::ScopedHashTableVal<mlir::Operation*, mlir::Operation*>>;
 using Table = llvm::ScopedHashTable<mlir::Operation*, mlir::Operation*, EquivalentOperations, Allocator>;
 
 void merge_equal(mlir::Block& block, Table& table) {

@@ -145,10 +145,12 @@ class Inliner {
 }  // namespace
 
 Status inline_calls(Module& module) {
-  return Inliner(module.op(), [](mlir::Operation* op) -> std::optional<llvm::StringRef> {
-           auto call = mlir::dyn_cast<mlir::func::CallOp>(op);
-           return call ? std::optional(call.getCallee()) : std::nullopt;
-         }).run(module.op());
+  return Inliner(module.op(),
+                 [](mlir::Operation* op) -> std::optional<llvm::StringRef> {
+                   auto call = mlir::dyn_cast<mlir::func::CallOp>(op);
+                   return call ? std::optional(call.getCallee()) : std::nullopt;
+                 })
+      .run(module.op());
 }
 
 Status inline_composites(Module& module, const std::function<bool(mlir::Operation*)>& wanted,

@@ -93,9 +93,9 @@ Result<Module> Module::parse(std::string_view text, std::string_view name) {
   std::shared_ptr<mlir::MLIRContext> context = make_context();
   const ErrorCollector errors(context.get());
   llvm::SourceMgr sources;
-  sources.AddNewSourceBuffer(
-      llvm::MemoryBuffer::getMemBuffer(storage, llvm::StringRef(name.data(), name.size()), /*RequiresNullTerminator=*/true),
-      llvm::SMLoc());
+  sources.AddNewSourceBuffer(llvm::MemoryBuffer::getMemBuffer(storage, llvm::StringRef(name.data(), name.size()),
+                                                              /*RequiresNullTerminator=*/true),
+                             llvm::SMLoc());
   mlir::OwningOpRef<mlir::ModuleOp> op =
       mlir::parseSourceFile<mlir::ModuleOp>(sources, mlir::ParserConfig(context.get()));
   if (!op) {

@@ -19,8 +19,8 @@ Status inline_calls(Module& module);
 
 // Replaces each stablehlo.composite for which `wanted` is true (all, if it is empty) by its decomposition's body, also
 // inside decompositions. `on_copy` is told of each operation copied and of the composite it takes the place of; copies
-// of copies keep their attributes. Errors: as inline_calls; kInvalidArgument for a decomposition that does not exist or has other
-// types.
+// of copies keep their attributes. Errors: as inline_calls; kInvalidArgument for a decomposition that does not exist or
+// has other types.
 Status inline_composites(Module& module, const std::function<bool(mlir::Operation*)>& wanted = {},
                          const std::function<void(mlir::Operation* composite, mlir::Operation* copy)>& on_copy = {});
 

@@ -23,10 +23,10 @@ enum class Effects : uint8_t {
 
 struct OpInfo {
   OpKind kind = OpKind::kOther;
-  std::string_view name;    // with its dialect: "stablehlo.add"
+  std::string_view name;  // with its dialect: "stablehlo.add"
   Effects effects = Effects::kEffects;
-  int operands = -1;        // -1: any number
-  const char* syntax = "";  // of the pretty form, see syntax.h; "" if there is none
+  int operands = -1;                         // -1: any number
+  const char* syntax = "";                   // of the pretty form, see syntax.h; "" if there is none
   std::vector<std::string_view> attributes;  // its own, sorted
 };
 

@@ -16,8 +16,9 @@ llvm::ArrayRef<int64_t> dims(mlir::Operation* op, llvm::StringRef name) {
 
 std::optional<int64_t> integer(mlir::Operation* op, llvm::StringRef name) {
   const auto attribute = op->getAttrOfType<mlir::IntegerAttr>(name);
-  return attribute && attribute.getValue().getSignificantBits() <= 64 ? std::optional(attribute.getValue().getSExtValue())
-                                                                      : std::nullopt;
+  return attribute && attribute.getValue().getSignificantBits() <= 64
+             ? std::optional(attribute.getValue().getSExtValue())
+             : std::nullopt;
 }
 
 std::string_view text(mlir::Operation* op, llvm::StringRef name) {
@@ -44,14 +45,22 @@ CompareType default_compare_type(mlir::Type element) {
 
 std::optional<Reducer> simple_reducer(OpKind op) {
   switch (op) {
-    case OpKind::kAdd: return Reducer::kAdd;
-    case OpKind::kMultiply: return Reducer::kMultiply;
-    case OpKind::kMaximum: return Reducer::kMaximum;
-    case OpKind::kMinimum: return Reducer::kMinimum;
-    case OpKind::kAnd: return Reducer::kAnd;
-    case OpKind::kOr: return Reducer::kOr;
-    case OpKind::kXor: return Reducer::kXor;
-    default: return std::nullopt;
+    case OpKind::kAdd:
+      return Reducer::kAdd;
+    case OpKind::kMultiply:
+      return Reducer::kMultiply;
+    case OpKind::kMaximum:
+      return Reducer::kMaximum;
+    case OpKind::kMinimum:
+      return Reducer::kMinimum;
+    case OpKind::kAnd:
+      return Reducer::kAnd;
+    case OpKind::kOr:
+      return Reducer::kOr;
+    case OpKind::kXor:
+      return Reducer::kXor;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -162,9 +171,9 @@ bool is_elementwise(mlir::Operation* op) {
   }
   const mlir::RankedTensorType result = static_tensor(op->getResult(0));
   return result && llvm::all_of(op->getOperands(), [&](mlir::Value operand) {
-    const mlir::RankedTensorType type = static_tensor(operand);
-    return type && type.getShape() == result.getShape();
-  });
+           const mlir::RankedTensorType type = static_tensor(operand);
+           return type && type.getShape() == result.getShape();
+         });
 }
 
 mlir::RankedTensorType static_tensor(mlir::Type type) {
@@ -181,17 +190,39 @@ std::optional<DType> dtype(mlir::Type type) {
   if (const auto shaped = mlir::dyn_cast<mlir::ShapedType>(type)) {
     type = shaped.getElementType();
   }
-  if (type.isF32()) return DType::kF32;
-  if (type.isF64()) return DType::kF64;
-  if (type.isF16()) return DType::kF16;
-  if (type.isBF16()) return DType::kBF16;
-  if (type.isSignlessInteger(1)) return DType::kBool;
-  if (type.isSignlessInteger(8)) return DType::kI8;
-  if (type.isSignlessInteger(16)) return DType::kI16;
-  if (type.isSignlessInteger(32)) return DType::kI32;
-  if (type.isSignlessInteger(64)) return DType::kI64;
-  if (type.isUnsignedInteger(8)) return DType::kU8;
-  if (type.isUnsignedInteger(32)) return DType::kU32;
+  if (type.isF32()) {
+    return DType::kF32;
+  }
+  if (type.isF64()) {
+    return DType::kF64;
+  }
+  if (type.isF16()) {
+    return DType::kF16;
+  }
+  if (type.isBF16()) {
+    return DType::kBF16;
+  }
+  if (type.isSignlessInteger(1)) {
+    return DType::kBool;
+  }
+  if (type.isSignlessInteger(8)) {
+    return DType::kI8;
+  }
+  if (type.isSignlessInteger(16)) {
+    return DType::kI16;
+  }
+  if (type.isSignlessInteger(32)) {
+    return DType::kI32;
+  }
+  if (type.isSignlessInteger(64)) {
+    return DType::kI64;
+  }
+  if (type.isUnsignedInteger(8)) {
+    return DType::kU8;
+  }
+  if (type.isUnsignedInteger(32)) {
+    return DType::kU32;
+  }
   return std::nullopt;
 }
 
@@ -267,8 +298,8 @@ Reducer reducer(mlir::Block& body) {
   }
   const mlir::Value lhs = body.getArgument(0);
   const mlir::Value rhs = body.getArgument(1);
-  const bool both = (op->getOperand(0) == lhs && op->getOperand(1) == rhs) ||
-                    (op->getOperand(0) == rhs && op->getOperand(1) == lhs);
+  const bool both =
+      (op->getOperand(0) == lhs && op->getOperand(1) == rhs) || (op->getOperand(0) == rhs && op->getOperand(1) == lhs);
   return both ? *simple : Reducer::kOther;
 }
 
@@ -353,12 +384,16 @@ std::optional<double> splat(mlir::Value value) {
       return number;
     }
     switch (kind(value)) {
-      case OpKind::kBroadcastInDim: case OpKind::kBroadcast: case OpKind::kReshape: case OpKind::kTranspose:
-      case OpKind::kSlice: case OpKind::kReverse:
+      case OpKind::kBroadcastInDim:
+      case OpKind::kBroadcast:
+      case OpKind::kReshape:
+      case OpKind::kTranspose:
+      case OpKind::kSlice:
+      case OpKind::kReverse:
         break;
       case OpKind::kConvert:
-        conversions.push_back({mlir::getElementTypeOrSelf(value.getDefiningOp()->getOperand(0)),
-                               mlir::getElementTypeOrSelf(value)});
+        conversions.push_back(
+            {mlir::getElementTypeOrSelf(value.getDefiningOp()->getOperand(0)), mlir::getElementTypeOrSelf(value)});
         break;
       default:
         return std::nullopt;

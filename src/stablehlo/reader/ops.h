@@ -67,7 +67,13 @@ struct Compare {
 std::optional<Compare> compare(mlir::Operation* op);  // compare
 
 enum class Reducer : uint8_t {
-  kAdd, kMultiply, kMaximum, kMinimum, kAnd, kOr, kXor,
+  kAdd,
+  kMultiply,
+  kMaximum,
+  kMinimum,
+  kAnd,
+  kOr,
+  kXor,
   kArgMaximum,  // two inputs: result 0 is the maximum of input 0, result 1 where it stands
   kArgMinimum,
   kOther,
@@ -110,7 +116,8 @@ std::optional<CustomCall> custom_call(mlir::Operation* op);  // custom_call
 
 // The elements of a constant; null if the value is none, or if its elements lie in a resource outside the text.
 mlir::DenseElementsAttr constant(mlir::Value value);
-// Element `index` (row-major) as a number: floats exactly, integers and booleans converted. Nothing for complex numbers.
+// Element `index` (row-major) as a number: floats exactly, integers and booleans converted. Nothing for complex
+// numbers.
 std::optional<double> element_as_double(mlir::DenseElementsAttr elements, int64_t index);
 std::optional<int64_t> element_as_integer(mlir::DenseElementsAttr elements, int64_t index);
 // The one number of a value that is the same everywhere: a splat constant, also behind broadcast_in_dim, reshape,

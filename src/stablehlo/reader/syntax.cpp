@@ -156,12 +156,18 @@ ParseResult parse_types(SyntaxState& state, std::string_view form) {
 
 ParseResult parse_punctuation(mlir::OpAsmParser& parser, char c) {
   switch (c) {
-    case ',': return parser.parseComma();
-    case '=': return parser.parseEqual();
-    case '(': return parser.parseLParen();
-    case ')': return parser.parseRParen();
-    case '[': return parser.parseLSquare();
-    default: return parser.parseRSquare();
+    case ',':
+      return parser.parseComma();
+    case '=':
+      return parser.parseEqual();
+    case '(':
+      return parser.parseLParen();
+    case ')':
+      return parser.parseRParen();
+    case '[':
+      return parser.parseLSquare();
+    default:
+      return parser.parseRSquare();
   }
 }
 
@@ -186,7 +192,12 @@ ParseResult parse_word(SyntaxState& state, std::string_view word) {
       return find_special_syntax(rest)(state);
     case ':':
       return parse_types(state, rest);
-    case ',': case '=': case '(': case ')': case '[': case ']':
+    case ',':
+    case '=':
+    case '(':
+    case ')':
+    case '[':
+    case ']':
       return parse_punctuation(parser, word.front());
     default:
       return parser.parseKeyword(llvm::StringRef(word.data(), word.size()));

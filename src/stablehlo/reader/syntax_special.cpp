@@ -229,8 +229,8 @@ ParseResult parse_window_padding(SyntaxState& state) {
   if (parser.parseCommaSeparatedList(Delimiter::Square, parse_pair)) {
     return failure();
   }
-  const auto type = mlir::RankedTensorType::get({static_cast<int64_t>(values.size()) / 2, 2},
-                                                state.builder().getI64Type());
+  const auto type =
+      mlir::RankedTensorType::get({static_cast<int64_t>(values.size()) / 2, 2}, state.builder().getI64Type());
   state.add("padding", mlir::DenseElementsAttr::get(type, llvm::ArrayRef<int64_t>(values)));
   return success();
 }
@@ -272,11 +272,21 @@ ParseResult parse_window(SyntaxState& state) {
     if (parser.parseEqual()) {
       return failure();
     }
-    if (name == "stride") return state.parse_dims("window_strides");
-    if (name == "lhs_dilate") return state.parse_dims("lhs_dilation");
-    if (name == "rhs_dilate") return state.parse_dims("rhs_dilation");
-    if (name == "pad") return parse_window_padding(state);
-    if (name == "reverse") return parse_window_reversal(state);
+    if (name == "stride") {
+      return state.parse_dims("window_strides");
+    }
+    if (name == "lhs_dilate") {
+      return state.parse_dims("lhs_dilation");
+    }
+    if (name == "rhs_dilate") {
+      return state.parse_dims("rhs_dilation");
+    }
+    if (name == "pad") {
+      return parse_window_padding(state);
+    }
+    if (name == "reverse") {
+      return parse_window_reversal(state);
+    }
     return parser.emitError(location) << "expected stride, pad, lhs_dilate, rhs_dilate or reverse, got '" << name
                                       << "'";
   };
@@ -373,15 +383,15 @@ ParseResult parse_while(SyntaxState& state) {
   }
   state.result.addTypes(types);
   return failure(failed(parser.parseOptionalAttrDictWithKeyword(state.result.attributes)) ||
-                 failed(parser.parseKeyword("cond")) || failed(parser.parseRegion(*state.result.addRegion(), arguments)) ||
+                 failed(parser.parseKeyword("cond")) ||
+                 failed(parser.parseRegion(*state.result.addRegion(), arguments)) ||
                  failed(parser.parseKeyword("do")) || failed(parser.parseRegion(*state.result.addRegion(), arguments)));
 }
 
 // The region of "applies stablehlo.add": one operation on two scalars of the first input's element type.
 ParseResult build_reducer(SyntaxState& state, mlir::OperationName inner, mlir::FunctionType type) {
   mlir::OpAsmParser& parser = state.parser;
-  const auto tensor =
-      type.getNumInputs() > 0 ? mlir::dyn_cast<mlir::TensorType>(type.getInput(0)) : mlir::TensorType();
+  const auto tensor = type.getNumInputs() > 0 ? mlir::dyn_cast<mlir::TensorType>(type.getInput(0)) : mlir::TensorType();
   if (!tensor) {
     return parser.emitError(state.start, "expected a tensor as the first operand of a reduction");
   }
@@ -418,8 +428,13 @@ bool is_reducing(const OpInfo* op) {
     return false;
   }
   switch (op->kind) {
-    case OpKind::kAdd: case OpKind::kMultiply: case OpKind::kMaximum: case OpKind::kMinimum:
-    case OpKind::kAnd: case OpKind::kOr: case OpKind::kXor:
+    case OpKind::kAdd:
+    case OpKind::kMultiply:
+    case OpKind::kMaximum:
+    case OpKind::kMinimum:
+    case OpKind::kAnd:
+    case OpKind::kOr:
+    case OpKind::kXor:
       return true;
     default:
       return false;

@@ -58,12 +58,16 @@ class NestingMeter {
   bool step(char previous, char c, char next) {
     minus_ = c == '-' ? minus_ + 1 : (c == ' ' ? minus_ : 0);
     switch (c) {
-      case '(': case '[': case '{':
+      case '(':
+      case '[':
+      case '{':
         outer_.push_back(angles_);
         angles_ = 0;
         ++depth_;
         break;
-      case ')': case ']': case '}':
+      case ')':
+      case ']':
+      case '}':
         depth_ -= angles_ + (outer_.empty() ? 0 : 1);
         angles_ = outer_.empty() ? 0 : outer_.back();
         if (!outer_.empty()) {
@@ -97,9 +101,9 @@ class NestingMeter {
 
 // A constant "dense<"0x...">: tensor<...xi1>" found in a text.
 struct BoolConstant {
-  std::string_view digits;      // in the text
-  size_t begin = 0;             // of dense
-  size_t close = 0;             // of the closing '>'
+  std::string_view digits;  // in the text
+  size_t begin = 0;         // of dense
+  size_t close = 0;         // of the closing '>'
   std::vector<int64_t> shape;
   int64_t elements = 1;
 };
@@ -149,9 +153,15 @@ std::optional<BoolConstant> read_bool_constant(std::string_view text, size_t beg
 }
 
 int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  if (c >= '0' && c <= '9') {
+    return c - '0';
+  }
+  if (c >= 'a' && c <= 'f') {
+    return c - 'a' + 10;
+  }
+  if (c >= 'A' && c <= 'F') {
+    return c - 'A' + 10;
+  }
   return -1;
 }
 
@@ -184,7 +194,8 @@ std::string packed_digits(std::string_view digits, size_t elements) {
 
 void append_list(std::string& out, const BoolConstant& constant, size_t dim, size_t& element) {
   if (dim == constant.shape.size()) {
-    const int byte = (hex_value(constant.digits[element / 8 * 2]) << 4) | hex_value(constant.digits[element / 8 * 2 + 1]);
+    const int byte =
+        (hex_value(constant.digits[element / 8 * 2]) << 4) | hex_value(constant.digits[element / 8 * 2 + 1]);
     out += (byte >> (element % 8)) & 1 ? "true" : "false";
     ++element;
     return;
@@ -202,15 +213,17 @@ void append_list(std::string& out, const BoolConstant& constant, size_t dim, siz
 Status check_module_text(std::string_view text, std::string_view name) {
   // Bytecode begins with "MLïR".
   if (text.starts_with("ML\xefR")) {
-    return unsupported("{}: this is MLIR bytecode, which Flashlift does not read yet; give the module as text: in "
-                       "JAX, jax.jit(f).lower(...).as_text(), or exported.mlir_module() of a jax.export.Exported; "
-                       "elsewhere, stablehlo-translate --deserialize",
-                       name);
+    return unsupported(
+        "{}: this is MLIR bytecode, which Flashlift does not read yet; give the module as text: in "
+        "JAX, jax.jit(f).lower(...).as_text(), or exported.mlir_module() of a jax.export.Exported; "
+        "elsewhere, stablehlo-translate --deserialize",
+        name);
   }
   if (text.size() > kMaxModuleText) {
-    return unsupported("{}: the module's text has {} bytes, more than the {} that can be read; give large constants "
-                       "as arguments instead",
-                       name, text.size(), kMaxModuleText);
+    return unsupported(
+        "{}: the module's text has {} bytes, more than the {} that can be read; give large constants "
+        "as arguments instead",
+        name, text.size(), kMaxModuleText);
   }
   // MLIR takes both for an empty module, which hides that an export before this step failed.
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
@@ -239,7 +252,8 @@ bool pack_bool_constants(std::string_view text, std::string& storage) {
   for (size_t at = text.find(kHexConstant); at != std::string_view::npos; at = text.find(kHexConstant, at + 1)) {
     const std::optional<BoolConstant> constant = read_bool_constant(text, at);
     // A single byte is read alike in both spellings, apart from one element, whose byte may be 1.
-    if (!constant || constant->digits.size() != 2 * static_cast<size_t>(constant->elements) || constant->elements == 0) {
+    if (!constant || constant->digits.size() != 2 * static_cast<size_t>(constant->elements) ||
+        constant->elements == 0) {
       continue;
     }
     const auto elements = static_cast<size_t>(constant->elements);

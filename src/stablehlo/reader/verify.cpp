@@ -29,9 +29,10 @@ class OrderCheck {
  private:
   Status visit_region(mlir::Operation& op, mlir::Region& region) {
     if (!region.empty() && !region.hasOneBlock()) {
-      return unsupported("{}: '{}' has a region of several blocks; StableHLO needs none: lower control flow to "
-                         "stablehlo.if, case or while",
-                         describe(op.getLoc()), op.getName().getStringRef().str());
+      return unsupported(
+          "{}: '{}' has a region of several blocks; StableHLO needs none: lower control flow to "
+          "stablehlo.if, case or while",
+          describe(op.getLoc()), op.getName().getStringRef().str());
     }
     for (mlir::Block& block : region) {
       for (mlir::Operation& inner : block) {

@@ -24,9 +24,8 @@ bool compatible(int64_t a, int64_t b) {
 }
 
 bool compatible(Dims a, Dims b) {
-  return a.size() == b.size() && llvm::all_of(llvm::zip(a, b), [](auto pair) {
-    return compatible(std::get<0>(pair), std::get<1>(pair));
-  });
+  return a.size() == b.size() &&
+         llvm::all_of(llvm::zip(a, b), [](auto pair) { return compatible(std::get<0>(pair), std::get<1>(pair)); });
 }
 
 // Indices into `rank` dimensions, none twice.
@@ -51,28 +50,51 @@ class OpCheck {
       return check_elementwise();
     }
     switch (info_.kind) {
-      case OpKind::kConstant: return check_constant();
-      case OpKind::kIota: return check_iota();
-      case OpKind::kCompare: return check_compare();
-      case OpKind::kSelect: return check_select();
-      case OpKind::kReshape: return check_reshape();
-      case OpKind::kBroadcastInDim: return check_broadcast();
-      case OpKind::kTranspose: return check_transpose();
-      case OpKind::kReverse: return check_reverse();
-      case OpKind::kSlice: return check_slice();
-      case OpKind::kDynamicSlice: return check_dynamic_slice();
-      case OpKind::kDynamicUpdateSlice: return check_dynamic_update_slice();
-      case OpKind::kConcatenate: return check_concatenate();
-      case OpKind::kPad: return check_pad();
-      case OpKind::kDot: case OpKind::kDotGeneral: return check_dot();
-      case OpKind::kGather: return check_gather();
-      case OpKind::kReduce: return check_reduce();
-      case OpKind::kWhile: return check_while();
-      case OpKind::kIf: return check_branches(2);
-      case OpKind::kCase: return check_branches(-1);
-      case OpKind::kOptimizationBarrier: return check_barrier();
-      case OpKind::kComposite: return check_composite();
-      default: return {};
+      case OpKind::kConstant:
+        return check_constant();
+      case OpKind::kIota:
+        return check_iota();
+      case OpKind::kCompare:
+        return check_compare();
+      case OpKind::kSelect:
+        return check_select();
+      case OpKind::kReshape:
+        return check_reshape();
+      case OpKind::kBroadcastInDim:
+        return check_broadcast();
+      case OpKind::kTranspose:
+        return check_transpose();
+      case OpKind::kReverse:
+        return check_reverse();
+      case OpKind::kSlice:
+        return check_slice();
+      case OpKind::kDynamicSlice:
+        return check_dynamic_slice();
+      case OpKind::kDynamicUpdateSlice:
+        return check_dynamic_update_slice();
+      case OpKind::kConcatenate:
+        return check_concatenate();
+      case OpKind::kPad:
+        return check_pad();
+      case OpKind::kDot:
+      case OpKind::kDotGeneral:
+        return check_dot();
+      case OpKind::kGather:
+        return check_gather();
+      case OpKind::kReduce:
+        return check_reduce();
+      case OpKind::kWhile:
+        return check_while();
+      case OpKind::kIf:
+        return check_branches(2);
+      case OpKind::kCase:
+        return check_branches(-1);
+      case OpKind::kOptimizationBarrier:
+        return check_barrier();
+      case OpKind::kComposite:
+        return check_composite();
+      default:
+        return {};
     }
   }
 
@@ -210,7 +232,8 @@ class OpCheck {
       fits = compatible(result().getDimSize(static_cast<unsigned>(i)),
                         operand(0).getDimSize(static_cast<unsigned>((*order)[static_cast<size_t>(i)])));
     }
-    return fits ? Status() : Status(error("the permutation does not lead from {} to {}", text(operand(0)), text(result())));
+    return fits ? Status()
+                : Status(error("the permutation does not lead from {} to {}", text(operand(0)), text(result())));
   }
 
   Status check_reverse() const {
@@ -317,9 +340,10 @@ class OpCheck {
         continue;
       }
       int64_t inner = 0, padded = 0;
-      const bool fits = (*interior)[i] >= 0 && !__builtin_mul_overflow(std::max<int64_t>(size - 1, 0), (*interior)[i], &inner) &&
-                        !__builtin_add_overflow(inner, size, &padded) && !__builtin_add_overflow(padded, (*low)[i], &padded) &&
-                        !__builtin_add_overflow(padded, (*high)[i], &padded) && compatible(padded, result().getDimSize(i));
+      const bool fits =
+          (*interior)[i] >= 0 && !__builtin_mul_overflow(std::max<int64_t>(size - 1, 0), (*interior)[i], &inner) &&
+          !__builtin_add_overflow(inner, size, &padded) && !__builtin_add_overflow(padded, (*low)[i], &padded) &&
+          !__builtin_add_overflow(padded, (*high)[i], &padded) && compatible(padded, result().getDimSize(i));
       if (!fits) {
         return error("the padding does not lead from {} to {}", text(operand(0)), text(result()));
       }
@@ -360,7 +384,8 @@ class OpCheck {
     return {};
   }
 
-  static void append_free_sizes(std::vector<int64_t>& sizes, mlir::RankedTensorType type, const std::vector<int64_t>& used) {
+  static void append_free_sizes(std::vector<int64_t>& sizes, mlir::RankedTensorType type,
+                                const std::vector<int64_t>& used) {
     for (int64_t dim = 0; dim < type.getRank(); ++dim) {
       if (!llvm::is_contained(used, dim)) {
         sizes.push_back(type.getDimSize(static_cast<unsigned>(dim)));
@@ -383,13 +408,13 @@ class OpCheck {
                                : 1;
     const int64_t batch_rank = index_rank - (numbers.index_vector_dim < index_rank ? 1 : 0);
     const auto offsets = static_cast<int64_t>(numbers.offset_dims.size());
-    const bool fits =
-        index_fits && fits_inside(found->slice_sizes, operand(0)) && is_subset(dropped, rank) &&
-        is_subset(numbers.start_index_map, rank) && is_subset(numbers.offset_dims, result().getRank()) &&
-        is_subset(numbers.start_indices_batching_dims, index_rank) &&
-        numbers.operand_batching_dims.size() == numbers.start_indices_batching_dims.size() &&
-        compatible(static_cast<int64_t>(numbers.start_index_map.size()), vector) &&
-        offsets == rank - static_cast<int64_t>(dropped.size()) && result().getRank() == batch_rank + offsets;
+    const bool fits = index_fits && fits_inside(found->slice_sizes, operand(0)) && is_subset(dropped, rank) &&
+                      is_subset(numbers.start_index_map, rank) && is_subset(numbers.offset_dims, result().getRank()) &&
+                      is_subset(numbers.start_indices_batching_dims, index_rank) &&
+                      numbers.operand_batching_dims.size() == numbers.start_indices_batching_dims.size() &&
+                      compatible(static_cast<int64_t>(numbers.start_index_map.size()), vector) &&
+                      offsets == rank - static_cast<int64_t>(dropped.size()) &&
+                      result().getRank() == batch_rank + offsets;
     return fits ? Status()
                 : Status(error("the dimension numbers and slice sizes do not lead from {} and {} to {}",
                                text(operand(0)), text(operand(1)), text(result())));

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "flashlift/result.h"
-#include "stablehlo/lift/lifted.h"
 #include "llvm/ADT/ArrayRef.h"
+#include "stablehlo/lift/lifted.h"
 
 namespace flashlift::stablehlo {
 
