@@ -27,10 +27,31 @@ int64_t summed_elements(mlir::Operation* product) {
   return count;
 }
 
+// Whether the exponential is summed somewhere before the next product: a softmax does, an activation (erf, softplus)
+// does not, and is no candidate that anybody wants to read of.
+bool is_summed(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{exponential};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second || is_product(op)) {
+      continue;
+    }
+    const auto how = reduction(op);
+    if (how && how->reducer == Reducer::kAdd) {
+      return true;
+    }
+    stack.insert(stack.end(), op->user_begin(), op->user_end());
+  }
+  return false;
+}
+
 // What a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
-  bool has_exponential = false;
+  bool has_softmax = false;  // or what may be one: a summed exponential
 };
 
 Chain chain_behind(mlir::Value value) {
@@ -47,7 +68,7 @@ Chain chain_behind(mlir::Value value) {
       chain.products.push_back(op);
       continue;
     }
-    chain.has_exponential |= kind(op) == OpKind::kExponential;
+    chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op));
     for (const mlir::Value operand : op->getOperands()) {
       stack.push_back(operand.getDefiningOp());
     }
@@ -90,7 +111,7 @@ Result<LiftedAttention> lift_attention(mlir::Operation* second_product) {
   std::optional<Error> reason;
   for (unsigned side = 0; side < 2; ++side) {
     const Chain chain = chain_behind(second_product->getOperand(side));
-    if (!chain.has_exponential) {
+    if (!chain.has_softmax) {
       continue;
     }
     for (mlir::Operation* first : chain.products) {
