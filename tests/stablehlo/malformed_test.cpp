@@ -1,4 +1,5 @@
 // Text that is no valid module gives an error with a place in it, and nothing else.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "stablehlo/read.h"
@@ -110,6 +111,28 @@ func.func @main(%x: tensor<2xf32>, %c: tensor<i32>) -> tensor<2xf32> {
                                               "bad.mlir");
   ASSERT_FALSE(module.ok());
   EXPECT_NE(module.error().message.find("bad.mlir:4:"), std::string::npos) << module.error().message;
+}
+
+// A chain of aliases nests without brackets, and doubles without getting longer.
+std::string with_aliases(const char* first, const char* step, int count, const char* use) {
+  std::string text = fmt::format(fmt::runtime("#a0 = " + std::string(first) + "\n"));
+  for (int i = 0; i < count; ++i) {
+    text += fmt::format(fmt::runtime("#a{1} = " + std::string(step) + "\n"), i, i + 1);
+  }
+  return text + "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {\n  %0 = stablehlo.negate %x " +
+         fmt::format(fmt::runtime(use), count) + "\n  return %0 : tensor<2xf32>\n}\n";
+}
+
+TEST(Malformed, AliasesThatNestTooDeepOrGrowTooLarge) {
+  for (const std::string& text :
+       {with_aliases("[1]", "[#a{0}]", 100'000, "{{a = #a{}}} : tensor<2xf32>"),
+        with_aliases("loc(\"f\":1:1)", "loc(\"a\"(#a{0}))", 100'000, ": tensor<2xf32> loc(#a{})"),
+        with_aliases("[1, 1]", "[#a{0}, #a{0}]", 60, "{{a = #a{}}} : tensor<2xf32>")}) {
+    const Result<Module> module = Module::parse(text, "bad.mlir");
+    ASSERT_FALSE(module.ok());
+    EXPECT_EQ(module.error().kind, ErrorKind::kUnsupported);
+  }
+  EXPECT_TRUE(Module::parse(with_aliases("[1]", "[#a{0}]", 500, "{{a = #a{}}} : tensor<2xf32>")).ok());
 }
 
 TEST(Malformed, EveryPrefixAndEveryMissingCharacterIsHandled) {

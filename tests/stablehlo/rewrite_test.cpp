@@ -103,6 +103,17 @@ TEST(Rewrite, CompositeRefusesWhatItCannotHold) {
   EXPECT_EQ(module.print(), before);
 }
 
+TEST(Rewrite, RefusesOperandsThatAreBroadcastAlongTheirDepth) {
+  Module module = read(kText);
+  LiftedAttention found = lifted(module);
+  found.v = {found.captures[0], {8, 8, 1}, {}, "sh1"};
+  const std::string before = module.print();
+  const Status status = rewrite(found, FuseAs::kCustomCall);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("v is the same along"), std::string::npos);
+  EXPECT_EQ(module.print(), before);
+}
+
 TEST(Rewrite, RefusesValuesThatDependOnTheirOwnLogSumExp) {
   Module module = read(kText);
   LiftedAttention found = lifted(module);

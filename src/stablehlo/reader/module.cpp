@@ -8,6 +8,7 @@
 #include "mlir/IR/Location.h"
 #include "mlir/IR/MLIRContext.h"
 #include "mlir/Parser/Parser.h"
+#include "stablehlo/reader/attribute_guard.h"
 #include "stablehlo/reader/dialect.h"
 #include "stablehlo/reader/op_table.h"
 #include "stablehlo/reader/text_guard.h"
@@ -101,6 +102,7 @@ Result<Module> Module::parse(std::string_view text, std::string_view name) {
   if (!op) {
     return errors.error(name);
   }
+  FLASHLIFT_RETURN_IF_ERROR(check_attributes(*op));
   op->walk([](mlir::Operation* each) {
     const llvm::StringRef op_name = each->getName().getStringRef();
     if (const OpInfo* info = find_op({op_name.data(), op_name.size()})) {

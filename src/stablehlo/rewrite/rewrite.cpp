@@ -82,6 +82,27 @@ bool depends_on(mlir::Value from, mlir::Value value) {
   return false;
 }
 
+// The sizes of an operand's dimensions by letter, as docs/custom_call.md reads them.
+int64_t size_of(char letter, const std::string& dims, llvm::ArrayRef<int64_t> sizes) {
+  int64_t size = 1;
+  for (size_t i = 0; i < dims.size() && i < sizes.size(); ++i) {
+    size *= dims[i] == letter ? sizes[i] : 1;
+  }
+  return size;
+}
+
+// The call lets batches and heads share an operand, but not places in the sequence or in depth.
+Status check_operand(std::string_view name, const std::string& dims, mlir::Value value, int64_t length, int64_t depth) {
+  const llvm::ArrayRef<int64_t> sizes = mlir::cast<mlir::RankedTensorType>(value.getType()).getShape();
+  if (dims.size() != sizes.size()) {
+    return internal_error("{} has {} dimensions, but \"{}\" names {}", name, sizes.size(), dims, dims.size());
+  }
+  if (size_of('s', dims, sizes) != length || size_of('d', dims, sizes) != depth) {
+    return unsupported("{} is the same along its sequence or its depth, broadcast from fewer elements", name);
+  }
+  return {};
+}
+
 class Rewriter {
  public:
   Rewriter(const LiftedAttention& found, FuseAs as)
@@ -93,6 +114,10 @@ class Rewriter {
     FLASHLIFT_RETURN_IF_ERROR(check_order(captures));
     const llvm::SmallVector<mlir::Type> results = result_types();
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
+    if (Status status = check_operands(operands); !status.ok()) {
+      remove_views(operands);
+      return status;
+    }
     operands.append(captures.begin(), captures.end());
     if (found_.sinks) {
       const llvm::SmallVector<int64_t> shape = {found_.problem.q_heads, found_.problem.sinks};
@@ -135,6 +160,13 @@ class Rewriter {
       }
     }
     return {};
+  }
+
+  Status check_operands(llvm::ArrayRef<mlir::Value> qkv) const {
+    const Problem& problem = found_.problem;
+    FLASHLIFT_RETURN_IF_ERROR(check_operand("q", found_.q.dims, qkv[0], problem.q_len, problem.head_dim));
+    FLASHLIFT_RETURN_IF_ERROR(check_operand("k", found_.k.dims, qkv[1], problem.kv_len, problem.head_dim));
+    return check_operand("v", found_.v.dims, qkv[2], problem.kv_len, problem.value_dim);
   }
 
   llvm::SmallVector<mlir::Type> result_types() const {
