@@ -117,8 +117,8 @@ class Guard {
 
   Status check_depth(mlir::Operation* op, const Extent& extent) const {
     if (extent.depth > kMaxAttributeDepth) {
-      return unsupported("'{}' has an attribute or a location nested more than {} deep", op->getName().getStringRef().str(),
-                         kMaxAttributeDepth);
+      return unsupported("'{}' has an attribute or a location nested more than {} deep",
+                         op->getName().getStringRef().str(), kMaxAttributeDepth);
     }
     return {};
   }

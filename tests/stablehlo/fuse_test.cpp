@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "flashlift/stablehlo.h"
+#include "stablehlo/read.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// softmax(q kᵀ) v of [8,16] as a function's body, which gives %o; %p are the probabilities.
+constexpr const char* kAttention = R"(
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
+    %s = stablehlo.dot_general %q, %k, contracting_dims = [1] x [1] : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x8xf32>
+    %m = stablehlo.reduce(%s init: %low) applies stablehlo.maximum across dimensions = [1] : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+    %n = stablehlo.broadcast_in_dim %m, dims = [0] : (tensor<8xf32>) -> tensor<8x8xf32>
+    %d = stablehlo.subtract %s, %n : tensor<8x8xf32>
+    %e = stablehlo.exponential %d : tensor<8x8xf32>
+    %l = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [1] : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+    %w = stablehlo.broadcast_in_dim %l, dims = [0] : (tensor<8xf32>) -> tensor<8x8xf32>
+    %p = stablehlo.divide %e, %w : tensor<8x8xf32>
+    %o = stablehlo.dot_general %p, %v, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>)";
+constexpr const char* kArguments = "%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>";
+
+std::string function(const std::string& name, const std::string& body, const std::string& results,
+                     const std::string& returned) {
+  return "func.func " + name + "(" + kArguments + ") -> (" + results + ") {" + body + "\n    return " + returned +
+         "\n}\n";
+}
+
+std::string attention_as(const std::string& name) {
+  return function(name, kAttention, "tensor<8x16xf32>", "%o : tensor<8x16xf32>");
+}
+
+FuseResult fused(const std::string& text, FuseAs as = FuseAs::kCustomCall) {
+  Result<FuseResult> result = fuse(text, {.as = as, .name = "test.mlir"});
+  if (!result.ok()) {
+    ADD_FAILURE() << result.error().message;
+    return {};
+  }
+  return *std::move(result);
+}
+
+TEST(Fuse, AttentionBecomesOneCall) {
+  const FuseResult result = fused(attention_as("public @main"));
+  ASSERT_EQ(result.fused_count(), 1u);
+  EXPECT_TRUE(result.changed);
+  const Candidate& candidate = result.candidates.front();
+  EXPECT_EQ(candidate.function, "main");
+  EXPECT_TRUE(candidate.location.starts_with("test.mlir:12:")) << candidate.location;
+  EXPECT_TRUE(candidate.problem.starts_with("attn ")) << candidate.problem;
+  EXPECT_TRUE(candidate.score_mod.empty());
+  const Module module = read(result.module);
+  EXPECT_EQ(count(module, "stablehlo.custom_call"), 1);
+  EXPECT_EQ(count(module, "stablehlo.dot_general"), 0);
+}
+
+TEST(Fuse, CompositeKeepsTheOriginal) {
+  const Module module = read(fused(attention_as("public @main"), FuseAs::kComposite).module);
+  EXPECT_EQ(composite(find(module, "stablehlo.composite"))->name, "flashlift.attention");
+  EXPECT_EQ(count(module, "stablehlo.dot_general"), 2);
+}
+
+TEST(Fuse, NothingFusedIsByteForByte) {
+  const std::string text = "// a comment\n\n" +
+                           function("public @main", kAttention, "tensor<8x16xf32>, tensor<8x8xf32>",
+                                    "%o, %p : tensor<8x16xf32>, tensor<8x8xf32>") +
+                           "   \n";
+  const FuseResult result = fused(text);
+  EXPECT_FALSE(result.changed);
+  EXPECT_EQ(result.module, text);
+  ASSERT_EQ(result.candidates.size(), 1u);
+  EXPECT_FALSE(result.candidates[0].fused);
+  EXPECT_FALSE(result.candidates[0].reason.empty());
+  EXPECT_TRUE(result.candidates[0].problem.empty());
+}
+
+TEST(Fuse, LooksIntoCallsAndLoops) {
+  const std::string text = R"(
+func.func public @main(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %0 = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.constant dense<1> : tensor<i32>
+  %3 = stablehlo.constant dense<3> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %0, %x = %q) : tensor<i32>, tensor<8x16xf32> cond {
+    %c = stablehlo.compare LT, %i, %3, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %y = func.call @layer(%x, %k, %v) : (tensor<8x16xf32>, tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>
+    %j = stablehlo.add %i, %1 : tensor<i32>
+    stablehlo.return %j, %y : tensor<i32>, tensor<8x16xf32>
+  }
+  return %r#1 : tensor<8x16xf32>
+}
+)" + attention_as("private @layer");
+  const FuseResult result = fused(text);
+  EXPECT_EQ(result.fused_count(), 1u);
+  const Module module = read(result.module);
+  EXPECT_EQ(find(module, "stablehlo.custom_call")->getParentOp(), find(module, "stablehlo.while"));
+  EXPECT_EQ(count(module, "func.func"), 1);
+}
+
+TEST(Fuse, OpensOnlyTheCompositesItNeeds) {
+  const std::string text = R"(
+func.func public @main(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %0 = stablehlo.composite "my.relu" %q {decomposition = @relu} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  %1 = stablehlo.composite "my.outer" %0, %k, %v {decomposition = @outer} : (tensor<8x16xf32>, tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>
+  %2 = stablehlo.composite "my.relu" %1 {decomposition = @relu} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %2 : tensor<8x16xf32>
+}
+func.func private @relu(%x: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %z = stablehlo.constant dense<0.0> : tensor<8x16xf32>
+  %0 = stablehlo.maximum %x, %z : tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}
+func.func private @outer(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>) -> tensor<8x16xf32> {
+  %0 = stablehlo.composite "my.relu" %q {decomposition = @relu} : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  %1 = stablehlo.composite "my.attention" %0, %k, %v {decomposition = @inner} : (tensor<8x16xf32>, tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>
+  return %1 : tensor<8x16xf32>
+}
+)" + attention_as("private @inner");
+  const FuseResult result = fused(text);
+  EXPECT_EQ(result.fused_count(), 1u);
+  const Module module = read(result.module);
+  EXPECT_EQ(count(module, "stablehlo.custom_call"), 1);
+  EXPECT_EQ(count(module, "stablehlo.composite"), 3);  // all of them my.relu
+  EXPECT_EQ(count(module, "func.func"), 2);
+  EXPECT_EQ(result.module.find("flashlift.composite"), std::string::npos);
+  EXPECT_EQ(result.module.find("flashlift.origins"), std::string::npos);
+}
+
+TEST(Fuse, ErrorsHaveTheModulesName) {
+  const Result<FuseResult> result = fuse("func.func @main( {", {.name = "bad.mlir"});
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(result.error().message.starts_with("bad.mlir:1:")) << result.error().message;
+}
+
+TEST(Fuse, ReportIsJson) {
+  FuseResult result = fused(attention_as("public @main"));
+  result.candidates.push_back({.location = "\xff", .function = "f", .fused = false, .reason = "because \"so\""});
+  const nlohmann::json report = nlohmann::json::parse(report_json(result));
+  ASSERT_EQ(report.size(), 2u);
+  EXPECT_EQ(report[0]["fused"], true);
+  EXPECT_EQ(report[0]["problem"], result.candidates[0].problem);
+  EXPECT_EQ(report[1]["reason"], "because \"so\"");
+  EXPECT_FALSE(report[1].contains("problem"));
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo
