@@ -148,19 +148,23 @@ def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: a
 
 
 def measure(group: list[Contender], seconds: float) -> list[float]:
-    """Median seconds of each, run in turns so that the machine's moods meet all of them."""
+    """Median seconds of each, run in turns so that the machine's moods meet all of them.
+
+    In another order each round: what runs right after XLA has given a gigabyte back to the system is slowed by it.
+    """
     samples: list[list[float]] = [[] for _ in group]
+    order = np.random.default_rng(1)
     for one in group:
         one.run()
     begin = time.perf_counter()
     while len(samples[0]) < LEAST_ROUNDS or (
         time.perf_counter() - begin < seconds * len(group) and len(samples[0]) < MOST_ROUNDS
     ):
-        for one, times in zip(group, samples, strict=True):
-            time.sleep(0.002)  # lets the previous one's threads go to sleep instead of spinning beside this one's
+        for i in order.permutation(len(group)):
+            time.sleep(0.01)  # lets the previous one's threads go to sleep instead of spinning beside this one's
             start = time.perf_counter()
-            one.run()
-            times.append(time.perf_counter() - start)
+            group[i].run()
+            samples[i].append(time.perf_counter() - start)
     return [float(np.median(times)) for times in samples]
 
 
