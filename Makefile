@@ -29,7 +29,7 @@ test: build ## build everything and run all tests
 	@echo "==> Python tests"
 	@$(VENV)/bin/python -m pytest -q tests/python
 
-bench: build ## measure Flashlift beside XLA and torch on this machine
+bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py
 
 build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python package in build/venv
