@@ -1,0 +1,12 @@
+"""PyTorch: flex_attention with every score_mod, mask_mod and BlockMask that PyTorch's takes.
+
+from flashlift.torch import flex_attention
+
+out = flex_attention(query, key, value, score_mod=score_mod, block_mask=block_mask)
+out = flex_attention(query, key, value, mask_mod=lambda b, h, q, kv: q >= kv)    # no block mask needed
+"""
+
+from flashlift.torch._flex_attention import flex_attention
+from flashlift.torch._trace import TraceError
+
+__all__ = ["TraceError", "flex_attention"]

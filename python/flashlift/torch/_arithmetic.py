@@ -1,0 +1,243 @@
+"""Elementwise ATen operations on program values. Operands come promoted to one type, as torch promotes them; results
+are rounded or wrapped to the torch type by the caller."""
+
+import math
+from collections.abc import Callable
+
+from flashlift._errors import UnsupportedError
+from flashlift.torch._program import Builder, Node
+
+Compute = Callable[..., Node]
+
+
+def _simple(op: str) -> Compute:
+    return lambda builder, *nodes: builder.emit(op, *nodes)
+
+
+def _with_alpha(op: str) -> Compute:
+    def compute(builder: Builder, x: Node, y: Node, alpha: float = 1) -> Node:
+        if x.type == "i1":
+            return builder.emit("or", x, y)
+        return builder.emit(op, x, y if alpha == 1 else builder.emit("mul", y, builder.constant(alpha, y.type)))
+
+    return compute
+
+
+def _reversed_sub(builder: Builder, x: Node, y: Node, alpha: float = 1) -> Node:
+    return _with_alpha("sub")(builder, y, x, alpha)
+
+
+def _multiply(builder: Builder, x: Node, y: Node) -> Node:
+    return builder.emit("and" if x.type == "i1" else "mul", x, y)
+
+
+def _divide(builder: Builder, x: Node, y: Node, rounding_mode: str | None = None) -> Node:
+    if rounding_mode == "floor":
+        return _floor_divide(builder, x, y)
+    quotient = builder.emit("div", x, y)
+    return _truncate(builder, quotient) if rounding_mode == "trunc" else quotient
+
+
+def _floor_divide(builder: Builder, x: Node, y: Node) -> Node:
+    if x.type == "f32":
+        return builder.emit("floor", builder.emit("div", x, y))
+    return x if y.op == "constant" and y.payload == 1 else builder.emit("floor_div", x, y)
+
+
+def _remainder(builder: Builder, x: Node, y: Node) -> Node:
+    if x.type != "f32":
+        return builder.emit("mod", x, y)
+    # The remainder of truncation is exact; it takes the sign of y where the two differ.
+    rest = builder.emit("rem", x, y)
+    zero = builder.constant(0.0, "f32")
+    differs = builder.emit("xor", builder.emit("lt", rest, zero), builder.emit("lt", y, zero))
+    wrong = builder.emit("and", builder.emit("ne", rest, zero), differs)
+    return builder.emit("select", wrong, builder.emit("add", rest, y), rest)
+
+
+def _truncate(builder: Builder, x: Node) -> Node:
+    if x.type != "f32":
+        return x
+    down = builder.emit("floor", builder.emit("abs", x))
+    negative = builder.emit("lt", x, builder.constant(0.0, "f32"))
+    return builder.emit("select", negative, builder.emit("neg", down), down)
+
+
+def _rounded(op: str) -> Compute:
+    return lambda builder, x: x if x.type != "f32" else builder.emit(op, x)
+
+
+def _round(builder: Builder, x: Node, decimals: int = 0) -> Node:
+    if decimals:
+        raise UnsupportedError(f"aten.round with decimals={decimals} has no counterpart in score programs")
+    return _rounded("round_even")(builder, x)
+
+
+def _power(builder: Builder, x: Node, y: Node) -> Node:
+    if y.op == "constant" and y.payload in (1, 2, 3, 4):
+        result = x
+        for _ in range(int(y.payload) - 1):
+            result = builder.emit("mul", result, x)
+        return result
+    if x.type != "f32":
+        raise UnsupportedError("aten.pow of integers needs an exponent of 1 to 4; convert with .float()")
+    if y.op == "constant" and y.payload == 0.5:
+        return builder.emit("sqrt", x)
+    return builder.emit("pow", x, y)
+
+
+def _logical(op: str) -> Compute:
+    return lambda builder, *nodes: builder.emit(op, *(builder.convert(node, "i1") for node in nodes))
+
+
+def _is_nan(builder: Builder, x: Node) -> Node:
+    return builder.emit("ne", x, x) if x.type == "f32" else builder.constant(False, "i1")
+
+
+def _is_inf(builder: Builder, x: Node) -> Node:
+    if x.type != "f32":
+        return builder.constant(False, "i1")
+    return builder.emit("eq", builder.emit("abs", x), builder.constant(math.inf, "f32"))
+
+
+def _is_finite(builder: Builder, x: Node) -> Node:
+    return builder.emit("is_finite", x) if x.type == "f32" else builder.constant(True, "i1")
+
+
+def _sign(builder: Builder, x: Node) -> Node:
+    return x if x.type == "i1" else builder.emit("sign", x)
+
+
+def _scaled(builder: Builder, x: Node, factor: float) -> Node:
+    return builder.emit("mul", x, builder.constant(factor, "f32"))
+
+
+def _hyperbolic(op: str) -> Compute:
+    def compute(builder: Builder, x: Node) -> Node:
+        grown, shrunk = builder.emit("exp", x), builder.emit("exp", builder.emit("neg", x))
+        return _scaled(builder, builder.emit(op, grown, shrunk), 0.5)
+
+    return compute
+
+
+def _leaky_relu(builder: Builder, x: Node, negative_slope: float = 0.01) -> Node:
+    positive = builder.emit("gt", x, builder.constant(0.0, "f32"))
+    return builder.emit("select", positive, x, _scaled(builder, x, negative_slope))
+
+
+def _gelu(builder: Builder, x: Node, approximate: str = "none") -> Node:
+    if approximate == "tanh":
+        cube = builder.emit("mul", builder.emit("mul", x, x), x)
+        inner = _scaled(builder, builder.emit("add", x, _scaled(builder, cube, 0.044715)), math.sqrt(2 / math.pi))
+        gate = builder.emit("tanh", inner)
+    else:
+        gate = builder.emit("erf", _scaled(builder, x, math.sqrt(0.5)))
+    return builder.emit("mul", _scaled(builder, x, 0.5), builder.emit("add", builder.constant(1.0, "f32"), gate))
+
+
+def _softplus(builder: Builder, x: Node, beta: float = 1, threshold: float = 20) -> Node:
+    scaled = _scaled(builder, x, beta)
+    smooth = _scaled(builder, builder.emit("log1p", builder.emit("exp", scaled)), 1 / beta)
+    return builder.emit("select", builder.emit("gt", scaled, builder.constant(threshold, "f32")), x, smooth)
+
+
+def _log_sigmoid(builder: Builder, x: Node) -> Node:
+    small = builder.emit("exp", builder.emit("neg", builder.emit("abs", x)))
+    return builder.emit("sub", builder.emit("min", x, builder.constant(0.0, "f32")), builder.emit("log1p", small))
+
+
+BINARY: dict[str, Compute] = {
+    "add": _with_alpha("add"),
+    "sub": _with_alpha("sub"),
+    "subtract": _with_alpha("sub"),
+    "rsub": _reversed_sub,
+    "mul": _multiply,
+    "multiply": _multiply,
+    "div": _divide,
+    "divide": _divide,
+    "true_divide": _divide,
+    "floor_divide": _floor_divide,
+    "remainder": _remainder,
+    "fmod": _simple("rem"),
+    "minimum": _simple("min"),
+    "maximum": _simple("max"),
+    "pow": _power,
+    "bitwise_and": _simple("and"),
+    "bitwise_or": _simple("or"),
+    "bitwise_xor": _simple("xor"),
+    "__and__": _simple("and"),
+    "__or__": _simple("or"),
+    "__xor__": _simple("xor"),
+    "bitwise_left_shift": _simple("shl"),
+    "bitwise_right_shift": _simple("shr"),
+    "__lshift__": _simple("shl"),
+    "__rshift__": _simple("shr"),
+}
+
+UNARY: dict[str, Compute] = {
+    **{
+        name: _simple(name)
+        for name in (
+            *("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt"),
+            *("tanh", "sigmoid", "sin", "cos", "erf", "neg", "abs"),
+        )
+    },
+    "negative": _simple("neg"),
+    "absolute": _simple("abs"),
+    "special_expit": _simple("sigmoid"),
+    "sign": _sign,
+    "sgn": _sign,
+    "bitwise_not": _simple("not"),
+    "floor": _rounded("floor"),
+    "ceil": _rounded("ceil"),
+    "trunc": _truncate,
+    "fix": _truncate,
+    "round": _round,
+    "frac": lambda builder, x: builder.emit("sub", x, _truncate(builder, x)),
+    "square": lambda builder, x: _multiply(builder, x, x),
+    "log10": lambda builder, x: _scaled(builder, builder.emit("log", x), 1 / math.log(10)),
+    "reciprocal": lambda builder, x: builder.emit("div", builder.constant(1.0, "f32"), x),
+    "tan": lambda builder, x: builder.emit("div", builder.emit("sin", x), builder.emit("cos", x)),
+    "sinh": _hyperbolic("sub"),
+    "cosh": _hyperbolic("add"),
+    "erfc": lambda builder, x: builder.emit("sub", builder.constant(1.0, "f32"), builder.emit("erf", x)),
+    "relu": lambda builder, x: builder.emit("max", x, builder.constant(0, x.type)),
+    "leaky_relu": _leaky_relu,
+    "silu": lambda builder, x: builder.emit("mul", x, builder.emit("sigmoid", x)),
+    "gelu": _gelu,
+    "softplus": _softplus,
+    "log_sigmoid": _log_sigmoid,
+}
+
+_COMPARED = {
+    "eq": ("eq",),
+    "ne": ("ne", "not_equal"),
+    "lt": ("lt", "less"),
+    "le": ("le", "less_equal"),
+    "gt": ("gt", "greater"),
+    "ge": ("ge", "greater_equal"),
+}
+
+
+def _comparison(op: str) -> Compute:
+    def compute(builder: Builder, x: Node, y: Node) -> Node:
+        if x.type == "i1" and op not in ("eq", "ne"):  # programs order numbers only
+            x, y = builder.convert(x, "i32"), builder.convert(y, "i32")
+        return builder.emit(op, x, y)
+
+    return compute
+
+
+COMPARISONS: dict[str, Compute] = {
+    **{name: _comparison(op) for op, names in _COMPARED.items() for name in names},
+    "logical_and": _logical("and"),
+    "logical_or": _logical("or"),
+    "logical_xor": _logical("xor"),
+}
+
+PREDICATES: dict[str, Compute] = {
+    "isnan": _is_nan,
+    "isinf": _is_inf,
+    "isfinite": _is_finite,
+    "logical_not": lambda builder, x: builder.emit("not", builder.convert(x, "i1")),
+}

@@ -1,0 +1,129 @@
+"""Misuse raises what PyTorch's flex_attention raises, of the same type."""
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions
+
+from flashlift.torch._native import DTYPES
+
+_BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
+_INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
+_NO_BLOCKS = 1 << 30
+
+
+def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    if any(one.is_nested for one in tensors.values()):
+        raise NotImplementedError("nested tensors are not supported: use a mask of document ids")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            f"Expected query, key, and value to have the same dtype, but got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
+    if not query.device == key.device == value.device:
+        raise ValueError(
+            "Expected query, key, and value to have the same device type, but got "
+            f"{query.device}, {key.device} and {value.device}"
+        )
+    if any(one.dim() < 2 for one in tensors.values()):
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+        raise ValueError(f"Expected query, key, and value to all be at least 2 dimensional, but got {shapes}")
+    if query.size(-1) != key.size(-1):
+        raise ValueError(
+            f"Expect query and key/value to have the same embedding dimension but got E={query.size(-1)} and "
+            f"E={key.size(-1)}."
+        )
+    if any(one.dim() != 4 for one in tensors.values()):
+        raise NotImplementedError("NYI: query, key, and value must be 4D tensors [batch, heads, length, depth]")
+    if query.device.type != "cpu":
+        raise NotImplementedError(f"flashlift.torch runs on the CPU so far, got tensors on {query.device}")
+    if query.dtype not in DTYPES:
+        raise NotImplementedError(f"query has dtype {query.dtype}; expected float32, bfloat16 or float16")
+    if key.size(1) != value.size(1) or key.size(2) != value.size(2) or key.size(0) != value.size(0):
+        raise ValueError(f"key and value differ in batch, heads or length: {list(key.shape)} and {list(value.shape)}")
+    if not enable_gqa and query.size(1) != key.size(1):
+        raise ValueError(
+            f"Expect query and key/value to have the same number of heads but got Hq={query.size(1)} and "
+            f"Hkv={key.size(1)}. Try setting enable_gqa=True for GQA."
+        )
+    if query.size(1) % key.size(1) != 0:
+        raise ValueError(
+            "Expect number of query heads to be a multiple of kv heads for GQA but got "
+            f"Hq={query.size(1)} and Hkv={key.size(1)}."
+        )
+
+
+def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None) -> None:
+    if query.size(0) == key.size(0):
+        return
+    if block_mask is None:
+        raise ValueError(
+            "Expect query and key/value to have the same batch size, or non-none block_mask, but got "
+            f"block_mask=None, Bq={query.size(0)}, and Bkv={key.size(0)}."
+        )
+    if block_mask.kv_num_blocks.size(0) != query.size(0):
+        raise ValueError(
+            "Expect query and key/value to have the same batch size, or block_mask and query to have the same batch "
+            f"size, but got Bq={query.size(0)}, Bkv={key.size(0)}, B_block_mask={block_mask.kv_num_blocks.size(0)}."
+        )
+    if key.size(0) != 1:
+        raise RuntimeError(f"Bq and Bkv must broadcast. Got Bq={query.size(0)} and Bkv={key.size(0)}")
+
+
+def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
+    if query.device != block_mask.kv_num_blocks.device:
+        raise RuntimeError(
+            "Expect q/k/v and block_mask to be on the same device but got "
+            f"{query.device} and {block_mask.kv_num_blocks.device}."
+        )
+    if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and block_mask.BLOCK_SIZE[1] >= _NO_BLOCKS:
+        return
+    q_len, kv_len = block_mask.shape[-2:]
+    if (query.size(2), key.size(2)) != (q_len, kv_len):
+        smaller = query.size(2) > q_len or key.size(2) > kv_len
+        raise ValueError(
+            f"block_mask was created for block_mask.shape={block_mask.shape} but got q_len={query.size(2)} and "
+            f"kv_len={key.size(2)}. As the block mask was created for a {'smaller' if smaller else 'larger'} length "
+            "than you're using it for, you likely need to create a new block mask"
+            + ("." if smaller else ", or 'adjust' it by block_mask._adjust(q_len, kv_len), which crops it.")
+            + " flashlift also takes mask_mod= with no block mask, for any length."
+        )
+    for i, name in ((0, "batch"), (1, "heads")):
+        size = block_mask.kv_num_blocks.size(i) if block_mask.kv_num_blocks.dim() == 3 else 1
+        if size not in (1, query.size(i)):
+            raise ValueError(f"block_mask has {name}={size}, the query {query.size(i)}; expected the same, or 1")
+
+
+def check_options(kernel_options: Mapping[str, Any] | None) -> None:
+    """Options tune kernels that are not ours: they are read, and change nothing but what would be refused."""
+    options = dict(kernel_options or {})
+    if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION", False):
+        raise RuntimeError(
+            "BACKEND cannot be combined with legacy FORCE_USE_FLEX_ATTENTION. BACKEND supersedes the legacy knob; "
+            "please drop FORCE_USE_FLEX_ATTENTION and only specify the desired BACKEND."
+        )
+    if options.get("BACKEND", "AUTO") not in _BACKENDS:
+        raise ValueError(f"Invalid BACKEND value '{options['BACKEND']}'. Must be one of {_BACKENDS}")
+    for name in _INTERNAL:
+        if name in options:
+            raise AssertionError(f"{name} must not be in kernel_options")
+    known = set(typing.get_type_hints(FlexKernelOptions)) | _FURTHER_OPTIONS
+    for name in options:
+        if name.removeprefix("fwd_").removeprefix("bwd_") not in known:
+            raise ValueError(f"kernel option {name} is not known; expected one of {', '.join(sorted(known))}")
+
+
+_FURTHER_OPTIONS = {
+    *("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "WRITE_DQ", "SPARSE_Q_BLOCK_SIZE", "SPARSE_KV_BLOCK_SIZE", "IS_DIVISIBLE"),
+    *("SM_SCALE", "GQA_SHARED_HEADS", "HAS_FULL_BLOCKS", "QK_HEAD_DIM", "V_HEAD_DIM", "FLOAT32_PRECISION", "USE_TMA"),
+}
+
+
+def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
+    if return_lse and return_aux is not None:
+        raise ValueError(
+            "Cannot specify both return_lse and return_aux. return_lse is deprecated, please use "
+            "return_aux=AuxRequest(lse=True) instead."
+        )

@@ -1,0 +1,132 @@
+"""flex_attention and scaled_dot_product_attention on Flashlift's kernels."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+
+from flashlift.torch import _checks
+from flashlift.torch._block_mask import mask_mod_of
+from flashlift.torch._mods import traced
+from flashlift.torch._native import call
+from flashlift.torch._program import Bounds
+from flashlift.torch._trace import Trace
+
+Mod = Callable[..., torch.Tensor]
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Mod | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Mapping[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    mask_mod: Mod | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
+    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
+
+    query [batch, q_heads, q_len, depth], key [batch, kv_heads, kv_len, depth], value [batch, kv_heads, kv_len,
+    value_depth]: float32, bfloat16 or float16 on the CPU, of any strides. Grouped heads need enable_gqa, as in PyTorch.
+    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
+    are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
+    block_mask: a BlockMask of PyTorch's. Its mask_mod is what counts; where it has none (cut out of another, or made
+    of block lists) its lists count. mask_mod gives a mask without any block mask, and is applied on top of one.
+    sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
+    kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
+    return_aux: which of lse and max_scores to return too (natural logarithms, float32).
+
+    A query with no key left gives 0, and an lse of -inf. Gradients are refused when they are asked for.
+    Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        from flashlift.torch._dynamo import flex_attention_in_graph
+
+        return flex_attention_in_graph(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux, mask_mod, sinks
+        )
+    _checks.check_tensors(query, key, value, enable_gqa)
+    _checks.check_batch(query, key, block_mask)
+    if kernel_options:
+        _checks.check_options(kernel_options)
+    _checks.check_aux(return_lse, return_aux)
+    if block_mask is not None:
+        _checks.check_block_mask(query, key, block_mask)
+        mask_mod = _both(mask_mod_of(block_mask), mask_mod)
+    programs = [
+        traced(mod, kind) for kind, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)) if mod is not None
+    ]
+    aux = return_aux or AuxRequest(lse=return_lse)
+    out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores)
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
+    return (out, lse) if return_lse else out
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    programs: list[tuple[Trace, list[torch.Tensor]]],
+    scale: float | None,
+    sinks: torch.Tensor | None,
+    want_max: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Runs traced programs: (out, lse, max_scores or None)."""
+    if query.size(0) != key.size(0):
+        key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
+    bounds = Bounds(*(size if type(size) is int else None for size in (*query.shape[:3], key.shape[2])))
+    features = []
+    captures: list[torch.Tensor] = []
+    for trace, leaves in programs:
+        text, sources = trace.program(bounds)
+        features.append(text)
+        captures += trace.tensors(sources, leaves)
+    for one in captures:
+        if one.device != query.device:
+            raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
+    if sinks is not None:
+        sinks = _sinks(sinks, query)
+        features.insert(0, f"sinks={sinks.shape[1]}")
+    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
+    words = " ".join(features)
+    out, lse = call(query, key, value, captures, sinks, words, scale)
+    if not want_max:
+        return out, lse, None
+    # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
+    # is above its logarithm is the maximum. In float32, since probabilities are rounded to the type of the values.
+    query, key = query.detach().float(), key.detach().float()
+    ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
+    scores_only = " ".join(one for one in features if not one.startswith("sinks="))
+    sums, plain_lse = call(query, key, ones, captures, None, "unnormalized " + scores_only, scale)
+    maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
+    return out, lse, maximum
+
+
+def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    if sinks.dim() == 1:
+        sinks = sinks.unsqueeze(1)
+    if sinks.dim() != 2 or sinks.size(0) != query.size(1) or not sinks.dtype.is_floating_point:
+        raise ValueError(
+            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{query.size(1)}] or "
+            f"[{query.size(1)}, n]"
+        )
+    return sinks.to(torch.float32)
+
+
+def _both(one: Mod | None, other: Mod | None) -> Mod | None:
+    if one is None or other is None:
+        return one if other is None else other
+
+    def both(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return one(b, h, q, kv) & other(b, h, q, kv)
+
+    return both

@@ -1,0 +1,255 @@
+"""Running a mod once over traced scalars, with PyTorch's own dispatch, and recording what it does as a program.
+
+A mod is a Python function of 0-dimensional tensors. It is run under a TorchDispatchMode, which sees each ATen operation
+with its final overload:
+
+- an operation on traced values becomes nodes of the program (_operations.py);
+- an operation on captured tensors alone is carried out as it is and recorded, to be done again for each call's tensors
+  (through autograd, if they need gradients); its results are what the program reads.
+
+make_fx would give the same operations as a graph, but not the Python line of each, and at a higher cost.
+"""
+
+import linecache
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from flashlift._errors import UnsupportedError
+from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program, type_of
+from flashlift.torch._values import Value
+
+INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
+
+
+class TraceError(UnsupportedError):
+    """A mod does what a score program cannot say. The message names the operation and the line."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of the prelude: what a captured tensor, or an operation on some, gives in a call."""
+
+    number: int
+
+
+Source = Slot | torch.Tensor  # a tensor: one that the mod makes itself
+
+
+@dataclass
+class Trace:
+    """A mod as a program, and how to get the tensors that the program reads from those that the mod captures."""
+
+    kind: str
+    result: Node
+    builder: Builder
+    captures: list[Capture]
+    sources: list[Source]  # of each capture
+    # Operations on captured tensors: (function, arguments, keyword arguments), giving the slots after the leaves'.
+    prelude: list[tuple[Callable, tuple, dict]]
+    _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
+
+    def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
+        """The program's text for these sizes, and the sources of the tensors that it reads."""
+        key = (bounds.b, bounds.h, bounds.q, bounds.kv)
+        found = self._texts.get(key)
+        if found is None:
+            text, used = print_program(self.kind, self.result, self.captures, self.builder, bounds)
+            if len(self._texts) > 64:  # of many lengths, those in use come back soon enough
+                self._texts.clear()
+            found = self._texts[key] = (text, [self.sources[i] for i in used])
+        return found
+
+    def tensors(self, sources: Sequence[Source], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors behind `sources` when the mod captures `leaves`."""
+        slots = list(leaves)
+        for function, args, kwargs in self.prelude:
+            args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
+            slots.append(function(*args, **kwargs))
+        return [slots[one.number] if isinstance(one, Slot) else one for one in sources]
+
+
+class Tracer(TorchDispatchMode):
+    """The state of one trace. Traced tensors are ordinary ones (filled with ones), known by their identity."""
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.builder = Builder()
+        self.captures: list[Capture] = []
+        self.sources: list[Source] = []
+        self.prelude: list[tuple[Callable, tuple, dict]] = []
+        self._values: dict[int, Value] = {}
+        self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
+        self._slot_count = len(leaves)
+        self._capture_of: dict[int, Value] = {}
+        self._alive: list[torch.Tensor] = list(leaves)  # so that no identity is used twice
+
+    def traced(self, value: Value) -> torch.Tensor:
+        """A tensor that stands for a value."""
+        tensor = torch.ones((), dtype=value.dtype)
+        if value.shape:
+            tensor = tensor.expand(value.shape)
+        self.bind(tensor, value)
+        return tensor
+
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keeps a constant alive for as long as the trace goes by identities."""
+        self._alive.append(tensor)
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._values
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """What a tensor stands for: a traced one its value; any other one is captured, or a constant."""
+        found = self._values.get(id(tensor)) or self._capture_of.get(id(tensor))
+        if found is not None:
+            return found
+        slot = self._slots.get(id(tensor))
+        if slot is None and tensor.dim() == 0:
+            node = self.builder.constant(tensor.item(), type_of(tensor.dtype))
+            return Value.scalar(tensor.dtype, node)
+        self._alive.append(tensor)
+        value = self._capture(tensor, tensor if slot is None else slot)
+        self._capture_of[id(tensor)] = value
+        return value
+
+    def _capture(self, tensor: torch.Tensor, source: Source) -> Value:
+        number = len(self.captures)
+        self.captures.append(Capture(tensor.dtype, tensor.dim()))
+        self.sources.append(source)
+        type_ = type_of(tensor.dtype)
+        return Value(
+            tensor.dtype, tuple(tensor.shape), lambda index: self.builder.node("load", type_, tuple(index), number)
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        from flashlift.torch._operations import translate  # they know each other
+
+        kwargs = kwargs or {}
+        tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
+        if not any(id(one) in self._values for one in tensors):
+            return self._run_now(func, args, kwargs, tensors)
+        result = translate(self, func, args, kwargs)
+        if result is NotImplemented:
+            with self:
+                result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise TraceError(f"{func} has no counterpart in score programs{where()}")
+        return result
+
+    def _run_now(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise TraceError(f"{func} draws random numbers, and a score program is a pure function{where()}")
+        depends = any(id(one) in self._slots for one in tensors)
+        if depends and func._schema.is_mutable:
+            raise TraceError(f"{func} changes a captured tensor{where()}")
+        result = func(*args, **kwargs)
+        if not depends:
+            if isinstance(result, torch.Tensor):
+                self._alive.append(result)
+            return result
+        if not isinstance(result, torch.Tensor):
+            raise TraceError(
+                f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
+            )
+        if id(result) in self._slots:  # an operation that gave its argument back
+            return result
+        recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
+        self.prelude.append((func, *recorded))
+        self._slots[id(result)] = Slot(self._slot_count)
+        self._slot_count += 1
+        self._alive.append(result)
+        return result
+
+
+class _IndexByTensors(TorchFunctionMode):
+    """table[b, q]: torch's own indexing reads the content of 0-dimensional index tensors; this one does not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            tensor, index = args
+            index = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(one, torch.Tensor) for one in index):
+                return _index_by_tensors(tensor, index)
+        return func(*args, **(kwargs or {}))
+
+
+def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
+    consumed = sum(one is not None and one is not Ellipsis for one in index)
+    if consumed > tensor.dim():
+        raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}{where()}")
+    full = (slice(None),) * (tensor.dim() - consumed)
+    at = next((i for i, one in enumerate(index) if one is Ellipsis), len(index))
+    index = (*index[:at], *full, *index[at + 1 :])
+    # First what is no tensor, by torch's own indexing; then the tensors.
+    tensor = tensor[tuple(slice(None) if isinstance(one, torch.Tensor) else one for one in index)]
+    by_tensor = [one if isinstance(one, torch.Tensor) else None for one in index if not isinstance(one, int)]
+    return torch.ops.aten.index.Tensor(tensor, by_tensor)
+
+
+def trace(mod: Callable, kind: str, leaves: Sequence[torch.Tensor], extra: Sequence[torch.Tensor] = ()) -> Trace:
+    """Runs `mod` over traced scalars.
+
+    leaves: the tensors that it captures, as far as they are known; others that it reads become constants.
+    extra: further arguments for it, after the scalars; they are leaves as well.
+    Raises TraceError for what a program cannot say.
+    """
+    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+        tracer = Tracer([*leaves, *extra])
+        scalars = []
+        for name in INPUTS[kind]:
+            dtype = torch.float32 if name == "score" else torch.int32
+            scalars.append(tracer.traced(Value.scalar(dtype, tracer.builder.input(name))))
+        with tracer, _IndexByTensors():
+            result = mod(*scalars, *extra)
+        node = _result(tracer, result, kind)
+    return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude)
+
+
+def _result(tracer: Tracer, result: Any, kind: str) -> Node:
+    if isinstance(result, (bool, int, float)):
+        result = torch.tensor(result)
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"{kind} must return a tensor, got {type(result).__name__}")
+    if result.numel() != 1:
+        raise RuntimeError(f"{kind} must return a scalar, got a tensor of shape {list(result.shape)}")
+    value = tracer.value_of(result)
+    node = value.at(tuple(tracer.builder.constant(0, "i64") for _ in value.shape))
+    if kind == "mask_mod":
+        if value.dtype != torch.bool:
+            raise RuntimeError(f"mask_mod must return a boolean tensor, got {value.dtype}")
+        return node
+    return tracer.builder.convert(node, "f32")
+
+
+def where() -> str:
+    """The line of the mod that runs, as " at FILE:LINE: SOURCE"."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        module = frame.f_globals.get("__name__", "")
+        if module.split(".")[0] not in ("torch", "flashlift") and not name.startswith("<"):
+            line = linecache.getline(name, frame.f_lineno).strip()
+            return f" at {name}:{frame.f_lineno}" + (f": {line}" if line else "")
+        frame = frame.f_back
+    return ""
+
+
+def _flatten(args: tuple, kwargs: dict) -> list[Any]:
+    flat: list[Any] = []
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, (list, tuple)):
+            flat.extend(one)
+        else:
+            flat.append(one)
+    return flat
