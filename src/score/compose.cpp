@@ -52,14 +52,21 @@ Result<Program> compose(const Program& outer, const Program& inner) {
   return simplify(result);
 }
 
-Result<Program> conjunction(const Program& left, const Program& right) {
+namespace {
+
+Result<Program> combine(Op op, const Program& left, const Program& right) {
   Program result{.kind = ProgramKind::kMaskMod, .captures = {}, .nodes = {}, .result = 0};
   FLASHLIFT_ASSIGN_OR_RETURN(const ValueId x, append(result, left, kNoScore));
   FLASHLIFT_ASSIGN_OR_RETURN(const ValueId y, append(result, right, kNoScore));
-  result.nodes.push_back({.op = Op::k_and, .type = Type::kI1, .operands = {x, y}});
+  result.nodes.push_back({.op = op, .type = Type::kI1, .operands = {x, y}});
   result.result = static_cast<ValueId>(result.nodes.size() - 1);
   FLASHLIFT_RETURN_IF_ERROR(verify(result));
   return simplify(result);
 }
+
+}  // namespace
+
+Result<Program> conjunction(const Program& left, const Program& right) { return combine(Op::k_and, left, right); }
+Result<Program> disjunction(const Program& left, const Program& right) { return combine(Op::k_or, left, right); }
 
 }  // namespace flashlift::score

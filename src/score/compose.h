@@ -12,5 +12,7 @@ Result<Program> compose(const Program& outer, const Program& inner);
 
 // The mask_mod that keeps what both keep.
 Result<Program> conjunction(const Program& left, const Program& right);
+// The mask_mod that keeps what one of them keeps.
+Result<Program> disjunction(const Program& left, const Program& right);
 
 }  // namespace flashlift::score

@@ -1,0 +1,131 @@
+#include "flashlift/block_mask.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "flashlift/builder.h"
+#include "score/compose.h"
+#include "support/error.h"
+
+namespace flashlift {
+namespace {
+
+constexpr uint8_t kPartial = 1;
+constexpr uint8_t kFull = 2;
+constexpr int64_t kMaxBlock = std::numeric_limits<int32_t>::max();  // longer than any sequence
+
+Status verify_list(const char* name, const TensorView& view, const std::vector<int64_t>& shape) {
+  const bool fits =
+      view.dtype == DType::kI32 && std::equal(shape.begin(), shape.end(), view.shape().begin(), view.shape().end());
+  if (!fits) {
+    std::string text;
+    for (const int64_t size : shape) {
+      text += (text.empty() ? "" : ",") + std::to_string(size);
+    }
+    return invalid_argument("{}: expected i32[{}], got {}", name, text, describe(view));
+  }
+  if (view.data == nullptr && view.element_count() > 0) {
+    return invalid_argument("{}: the data pointer of a {} tensor is null", name, describe(view));
+  }
+  return {};
+}
+
+int32_t element(const TensorView& view, std::initializer_list<int64_t> indices) {
+  int64_t offset = 0;
+  size_t i = 0;
+  for (const int64_t index : indices) {
+    offset += index * view.strides[i++];
+  }
+  return static_cast<const int32_t*>(view.data)[offset];
+}
+
+// Marks the blocks of one pair of lists.
+Status mark(const char* name, const TensorView& counts, const TensorView& indices, uint8_t kind, BlockKinds& result) {
+  const std::vector<int64_t>& shape = result.shape;
+  FLASHLIFT_RETURN_IF_ERROR(verify_list(name, counts, {shape[0], shape[1], shape[2]}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_list(name, indices, shape));
+  uint8_t* row = result.kinds.data();
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t h = 0; h < shape[1]; ++h) {
+      for (int64_t i = 0; i < shape[2]; ++i, row += shape[3]) {
+        const int64_t count = element(counts, {b, h, i});
+        if (count < 0 || count > shape[3]) {
+          return invalid_argument("{}: row {} of [{}, {}] lists {} blocks, expected 0 to {}", name, i, b, h, count,
+                                  shape[3]);
+        }
+        for (int64_t n = 0; n < count; ++n) {
+          const int64_t block = element(indices, {b, h, i, n});
+          if (block < 0 || block >= shape[3]) {
+            return invalid_argument("{}: row {} of [{}, {}] lists block {}, expected 0 to {}", name, i, b, h, block,
+                                    shape[3] - 1);
+          }
+          row[block] = kind;
+        }
+      }
+    }
+  }
+  return {};
+}
+
+int64_t blocks(int64_t length, int64_t block) { return (length + block - 1) / block; }
+
+}  // namespace
+
+Result<BlockKinds> block_kinds(const BlockLists& lists) {
+  if (lists.q_block < 1 || lists.kv_block < 1) {
+    return invalid_argument("blocks have at least one query and one key, got {} and {}", lists.q_block, lists.kv_block);
+  }
+  if (lists.kv_indices.rank != 4) {
+    return invalid_argument("kv_indices: expected i32[B,H,QB,KB], got {}", describe(lists.kv_indices));
+  }
+  if (lists.full_kv_num_blocks.has_value() != lists.full_kv_indices.has_value()) {
+    return invalid_argument("full_kv_num_blocks and full_kv_indices come together, or not at all");
+  }
+  BlockKinds result{.q_block = lists.q_block, .kv_block = lists.kv_block, .shape = {}, .kinds = {}};
+  result.shape.assign(lists.kv_indices.shape().begin(), lists.kv_indices.shape().end());
+  result.kinds.assign(lists.kv_indices.element_count(), 0);
+  FLASHLIFT_RETURN_IF_ERROR(mark("kv_indices", lists.kv_num_blocks, lists.kv_indices, kPartial, result));
+  if (lists.full_kv_indices) {
+    FLASHLIFT_RETURN_IF_ERROR(
+        mark("full_kv_indices", *lists.full_kv_num_blocks, *lists.full_kv_indices, kFull, result));
+  }
+  return result;
+}
+
+Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::string& name) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  const std::vector<int64_t>& shape = kinds.shape;
+  const bool lengths_fit = shape.size() == 4 && shape[2] == blocks(problem.q_len, kinds.q_block) &&
+                           shape[3] == blocks(problem.kv_len, kinds.kv_block);
+  const bool heads_fit = shape.size() == 4 && (shape[0] == 1 || shape[0] == problem.batch) &&
+                         (shape[1] == 1 || shape[1] == problem.q_heads);
+  if (!lengths_fit || !heads_fit) {
+    return invalid_argument("a block mask of this problem has shape [1 or {},1 or {},{},{}], got [{}]", problem.batch,
+                            problem.q_heads, blocks(problem.q_len, kinds.q_block),
+                            blocks(problem.kv_len, kinds.kv_block), fmt::join(shape, ","));
+  }
+  if (std::any_of(problem.captures.begin(), problem.captures.end(),
+                  [&](const Capture& capture) { return capture.name == name; })) {
+    return invalid_argument("the problem reads a captured tensor `{}` already; give the blocks another name", name);
+  }
+  const Captured captured(name, DType::kU8, shape);
+  const int q_block = static_cast<int>(std::min<int64_t>(kinds.q_block, kMaxBlock));
+  const int kv_block = static_cast<int>(std::min<int64_t>(kinds.kv_block, kMaxBlock));
+  // Dimensions of size 1 need no care: indices are clamped.
+  const auto is_kind = [&](uint8_t kind) {
+    return trace_mask_mod([&](Expr b, Expr h, Expr q, Expr kv) {
+      return captured(b, h, floor_div(q, q_block), floor_div(kv, kv_block)) == int{kind};
+    });
+  };
+  FLASHLIFT_ASSIGN_OR_RETURN(Program mask_mod, is_kind(kPartial));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Program full, is_kind(kFull));
+  if (problem.mask_mod) {
+    FLASHLIFT_ASSIGN_OR_RETURN(mask_mod, score::conjunction(*problem.mask_mod, mask_mod));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(mask_mod, score::disjunction(mask_mod, full));
+  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, mask_mod));
+  problem.mask_mod = std::move(mask_mod);
+  return {};
+}
+
+}  // namespace flashlift

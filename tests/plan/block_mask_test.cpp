@@ -1,0 +1,131 @@
+// Given block lists: masks of tensors, whose tiles the visits find again.
+#include "flashlift/block_mask.h"
+
+#include <gtest/gtest.h>
+
+#include "flashlift/builder.h"
+#include "plan/visits.h"
+#include "score/interpret.h"
+
+namespace flashlift {
+namespace {
+
+// Causal over 4 x 4 blocks of 16, as create_block_mask makes it, for 1 batch and 1 head.
+struct CausalLists {
+  std::vector<int32_t> counts = {1, 1, 1, 1};
+  std::vector<int32_t> indices = std::vector<int32_t>(16, 0);
+  std::vector<int32_t> full_counts = {0, 1, 2, 3};
+  std::vector<int32_t> full_indices = std::vector<int32_t>(16, 0);
+  BlockLists lists;
+
+  CausalLists() {
+    for (int i = 0; i < 4; ++i) {
+      indices[i * 4] = i;
+      for (int j = 0; j < i; ++j) {
+        full_indices[i * 4 + j] = j;
+      }
+    }
+    const std::vector<int64_t> rows = {1, 1, 4};
+    const std::vector<int64_t> blocks = {1, 1, 4, 4};
+    lists.q_block = lists.kv_block = 16;
+    lists.kv_num_blocks = dense_view(counts.data(), DType::kI32, rows);
+    lists.kv_indices = dense_view(indices.data(), DType::kI32, blocks);
+    lists.full_kv_num_blocks = dense_view(full_counts.data(), DType::kI32, rows);
+    lists.full_kv_indices = dense_view(full_indices.data(), DType::kI32, blocks);
+  }
+};
+
+Problem problem_of(const char* text) {
+  const auto problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << problem.error().message;
+  return *problem;
+}
+
+TEST(BlockMask, GivesTheTilesAndTheMaskThatItWasMadeFrom) {
+  const CausalLists causal;
+  Result<BlockKinds> kinds = block_kinds(causal.lists);
+  ASSERT_TRUE(kinds.ok()) << kinds.error().message;
+  Problem problem = problem_of("attn b2 h3 s60 d8 causal");
+  const Status status = restrict_to_blocks(*kinds, problem);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  ASSERT_TRUE(verify(problem).ok());
+  ASSERT_EQ(problem.captures.size(), 1u);
+
+  const std::vector<TensorView> captures = {kinds->view()};
+  score::Interpreter mask(*problem.mask_mod, captures);
+  for (int32_t q = 0; q < 60; ++q) {
+    for (int32_t kv = 0; kv < 60; ++kv) {
+      ASSERT_EQ(mask.mask_mod({.b = 1, .h = 2, .q = q, .kv = kv, .q_len = 60, .kv_len = 60}), kv <= q);
+    }
+  }
+  const plan::Visits visits(problem, 2, 60, 60, captures);
+  plan::VisitRow row;
+  visits.row(1, 0, 3, 32, 48, 16, row);
+  ASSERT_EQ(row.runs.size(), 2u);
+  EXPECT_EQ(row.runs[0], (plan::TileRun{0, 2, plan::TileKind::kFull}));
+  EXPECT_EQ(row.runs[1], (plan::TileRun{2, 3, plan::TileKind::kPartial}));
+}
+
+TEST(BlockMask, FullBlocksDoNotRunMaskMod) {
+  const CausalLists causal;
+  const BlockKinds kinds = *block_kinds(causal.lists);
+  Problem problem = problem_of("attn h1 s64 d8");
+  problem.mask_mod = *trace_mask_mod([](Expr, Expr, Expr, Expr) { return Expr(false); });
+  ASSERT_TRUE(restrict_to_blocks(kinds, problem).ok());
+  BlockKinds owned = kinds;
+  const std::vector<TensorView> captures = {owned.view()};
+  const plan::Visits visits(problem, 1, 64, 64, captures);
+  plan::VisitRow row;
+  visits.row(0, 0, 1, 32, 48, 16, row);
+  ASSERT_EQ(row.runs.size(), 1u);
+  EXPECT_EQ(row.runs[0], (plan::TileRun{0, 2, plan::TileKind::kFull}));
+}
+
+TEST(BlockMask, RefusesMalformedLists) {
+  const auto message = [](const CausalLists& causal) {
+    const auto kinds = block_kinds(causal.lists);
+    EXPECT_FALSE(kinds.ok());
+    return kinds.ok() ? std::string() : kinds.error().message;
+  };
+  {
+    CausalLists wrong;
+    wrong.counts[2] = 5;
+    EXPECT_NE(message(wrong).find("lists 5 blocks, expected 0 to 4"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.indices[4] = -1;
+    EXPECT_NE(message(wrong).find("lists block -1, expected 0 to 3"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.lists.kv_num_blocks.sizes[2] = 3;
+    EXPECT_NE(message(wrong).find("expected i32[1,1,4]"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.lists.full_kv_indices.reset();
+    EXPECT_NE(message(wrong).find("come together"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.lists.q_block = 0;
+    message(wrong);
+  }
+}
+
+TEST(BlockMask, RefusesProblemsThatItDoesNotFit) {
+  const CausalLists causal;
+  const BlockKinds kinds = *block_kinds(causal.lists);
+  Problem longer = problem_of("attn h1 s65 d8");
+  const Status status = restrict_to_blocks(kinds, longer);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("got [1,1,4,4]"), std::string::npos);
+  Problem twice = problem_of("attn h1 s64 d8");
+  ASSERT_TRUE(restrict_to_blocks(kinds, twice).ok());
+  EXPECT_FALSE(restrict_to_blocks(kinds, twice).ok());
+  EXPECT_TRUE(restrict_to_blocks(kinds, twice, "more_blocks").ok());
+}
+
+}  // namespace
+}  // namespace flashlift
