@@ -7,6 +7,7 @@ out = flex_attention(query, key, value, mask_mod=lambda b, h, q, kv: q >= kv)   
 """
 
 from flashlift.torch._flex_attention import flex_attention
+from flashlift.torch._sdpa import scaled_dot_product_attention
 from flashlift.torch._trace import TraceError
 
-__all__ = ["TraceError", "flex_attention"]
+__all__ = ["TraceError", "flex_attention", "scaled_dot_product_attention"]

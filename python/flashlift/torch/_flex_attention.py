@@ -47,12 +47,6 @@ def flex_attention(
     A query with no key left gives 0, and an lse of -inf. Gradients are refused when they are asked for.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
-    if torch.compiler.is_dynamo_compiling():
-        from flashlift.torch._dynamo import flex_attention_in_graph
-
-        return flex_attention_in_graph(
-            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux, mask_mod, sinks
-        )
     _checks.check_tensors(query, key, value, enable_gqa)
     _checks.check_batch(query, key, block_mask)
     if kernel_options:
@@ -61,11 +55,14 @@ def flex_attention(
     if block_mask is not None:
         _checks.check_block_mask(query, key, block_mask)
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
-    programs = [
-        traced(mod, kind) for kind, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)) if mod is not None
-    ]
     aux = return_aux or AuxRequest(lse=return_lse)
-    out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores)
+    if torch.compiler.is_dynamo_compiling():
+        out, lse, max_scores = in_graph(query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores)
+        max_scores = max_scores if aux.max_scores else None
+    else:
+        mods = (("score_mod", score_mod), ("mask_mod", mask_mod))
+        programs = [traced(mod, kind) for kind, mod in mods if mod is not None]
+        out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
     return (out, lse) if return_lse else out
@@ -109,6 +106,13 @@ def attend(
     sums, plain_lse = call(query, key, ones, captures, None, "unnormalized " + scores_only, scale)
     maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
     return out, lse, maximum
+
+
+def in_graph(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As attend(), where TorchDynamo compiles. Dynamo is imported late: it takes seconds."""
+    from flashlift.torch._dynamo import flex_attention_in_graph
+
+    return flex_attention_in_graph(*args)
 
 
 def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,92 @@
+"""flex_attention inside torch.compile, with no graph break.
+
+A compiled graph cannot hold Python functions, so the mods have to become graphs whose captured tensors are arguments.
+TorchDynamo does that for PyTorch's own flex_attention, a higher-order operator; ours is one too, and has Dynamo treat it
+the same way. It never reaches a backend: when AOTAutograd runs Dynamo's graph, it traces the mods to programs and calls
+the ordinary operator flashlift::attention.
+"""
+
+from typing import Any
+
+import torch
+from torch._dynamo.variables import higher_order_ops
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashlift.torch._trace import trace
+
+_NAME = "flashlift_flex_attention"
+
+
+class _FlexAttention(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Any,
+        block_mask: tuple,
+        scale: float,
+        options: dict[str, Any],
+        score_captures: tuple = (),
+        mask_captures: tuple = (),
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        from flashlift.torch._flex_attention import attend
+
+        programs = []
+        for kind, graph, captured in (
+            ("score_mod", score_mod, score_captures),
+            ("mask_mod", block_mask[-1], mask_captures),
+        ):
+            stand_ins = [_stand_in(one) for one in captured]
+            programs.append((trace(graph, kind, [], stand_ins), list(captured)))
+        sinks = block_mask[0] if options["sinks"] else None
+        scale = scale if options["scale"] else None
+        out, lse, maximum = attend(query, key, value, programs, scale, sinks, options["want_max"])
+        return out, lse, lse if maximum is None else maximum
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape without content: what a mod captures is not known while a graph is compiled."""
+    sizes = [int(size) for size in tensor.shape]
+    with _disable_current_modes():  # an ordinary tensor, not a fake one
+        return torch.zeros((), dtype=tensor.dtype).expand(sizes)
+
+
+flex_attention_hop = _FlexAttention()
+
+
+class _Variable(higher_order_ops.FlexAttentionHigherOrderVariable):
+    _HOP_NAME = "flashlift.torch.flex_attention"
+
+
+higher_order_ops._hop_name_to_variable_class[_NAME] = _Variable
+
+
+def flex_attention_in_graph(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Any,
+    mask_mod: Any,
+    scale: float | None,
+    sinks: torch.Tensor | None,
+    want_max: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
+    options = {"sinks": sinks is not None, "want_max": want_max, "scale": scale is not None}
+    block_mask = (query if sinks is None else sinks, _keep_all if mask_mod is None else mask_mod)
+    return flex_attention_hop(
+        query, key, value, score_mod or _same_score, block_mask, 0.0 if scale is None else scale, options
+    )
+
+
+def _same_score(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    return score
+
+
+def _keep_all(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    return b.new_ones((), dtype=torch.bool)
