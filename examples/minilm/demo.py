@@ -76,8 +76,9 @@ def show_what_was_found(fused: flashlift.jax.FusedFunction, arguments: tuple) ->
     first = next((one for one in report.candidates if one.fused), None)
     if first is not None:
         same = sum(one.problem == first.problem for one in report.candidates)
-        print(f"\n  {'All' if same == report.fused_count else same} of them are the same problem. Its text form, the")
-        print("  padding mask read off the model as a program over the coordinates of one score:\n")
+        how_many = "All" if same == report.fused_count else same
+        print(f"\n  {how_many} of them are the same problem. Its text form, with the padding mask read off")
+        print("  the model as a program over the coordinates of one score:\n")
         for line in first.problem.replace(" score_mod", "\nscore_mod").replace(" mask_mod", "\nmask_mod").split("\n"):
             print(f"    {line}")
     before, after = operations(report.original), operations(report.module)
