@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "score/verify.h"
 #include "support/error.h"
@@ -47,7 +49,7 @@ struct WantedTensor {
   const char* name;
   const TensorView& view;
   DType dtype;
-  std::vector<int64_t> shape;
+  std::span<const int64_t> shape;  // a span, since a call of a compiled attention allocates nothing
 };
 
 Status verify_tensor(const WantedTensor& wanted) {
@@ -164,10 +166,14 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const int64_t batch = arguments.q.rank > 0 ? arguments.q.sizes[0] : -1;
   const int64_t q_len = arguments.q.rank > 2 ? arguments.q.sizes[2] : -1;
   const int64_t kv_len = arguments.k.rank > 2 ? arguments.k.sizes[2] : -1;
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"q", arguments.q, p.dtype, {-1, p.q_heads, -1, p.head_dim}}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"k", arguments.k, p.dtype, {batch, p.kv_heads, -1, p.head_dim}}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"v", arguments.v, p.dtype, {batch, p.kv_heads, kv_len, p.value_dim}}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_output({"out", arguments.out, p.out_dtype, {batch, p.q_heads, q_len, p.value_dim}}));
+  const std::array<int64_t, 4> q_shape = {-1, p.q_heads, -1, p.head_dim};
+  const std::array<int64_t, 4> k_shape = {batch, p.kv_heads, -1, p.head_dim};
+  const std::array<int64_t, 4> v_shape = {batch, p.kv_heads, kv_len, p.value_dim};
+  const std::array<int64_t, 4> out_shape = {batch, p.q_heads, q_len, p.value_dim};
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"q", arguments.q, p.dtype, q_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"k", arguments.k, p.dtype, k_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"v", arguments.v, p.dtype, v_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_output({"out", arguments.out, p.out_dtype, out_shape}));
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
@@ -177,14 +183,16 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
                             arguments.sinks ? "gives" : "lacks");
   }
   if (arguments.sinks) {
-    FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"sinks", *arguments.sinks, DType::kF32, {p.q_heads, p.sinks}}));
+    const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
+    FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"sinks", *arguments.sinks, DType::kF32, shape}));
   }
   if (arguments.lse.has_value() != p.want_lse) {
     return invalid_argument("the problem {} an lse output, but the call {} one", p.want_lse ? "has" : "has not",
                             arguments.lse ? "gives" : "lacks");
   }
   if (arguments.lse) {
-    FLASHLIFT_RETURN_IF_ERROR(verify_output({"lse", *arguments.lse, DType::kF32, {batch, p.q_heads, q_len}}));
+    const std::array<int64_t, 3> shape = {batch, p.q_heads, q_len};
+    FLASHLIFT_RETURN_IF_ERROR(verify_output({"lse", *arguments.lse, DType::kF32, shape}));
   }
   return {};
 }

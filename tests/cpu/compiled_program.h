@@ -21,10 +21,16 @@ inline Problem problem_of_programs(const std::string& text) {
 
 class CompiledProgram {
  public:
-  CompiledProgram(const Problem& problem, Isa isa, std::vector<TensorView> captures) {
+  CompiledProgram(const Problem& problem, Isa isa, const std::vector<TensorView>& captures) {
     Result<std::shared_ptr<const CompiledScore>> compiled = compile_score(problem, isa);
     EXPECT_TRUE(compiled.ok()) << compiled.error().message;
     score_ = *compiled;
+    bind(captures);
+  }
+
+  // Reads these tensors from now on.
+  void bind(const std::vector<TensorView>& captures) {
+    captures_.clear();
     for (const TensorView& tensor : captures) {
       CaptureView view{tensor.data, {}, {}};
       std::copy(tensor.sizes.begin(), tensor.sizes.end(), view.sizes);

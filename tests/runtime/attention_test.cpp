@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 
 #include "problem/check.h"
 #include "support/tensors.h"
@@ -134,6 +135,30 @@ TEST(Attention, MaskedKeysTakeNoPartEvenIfTheirValuesAreNan) {
   ASSERT_TRUE(attention->run(arguments.views).ok());
   const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
   EXPECT_TRUE(report->ok) << report->reason;
+}
+
+TEST(Attention, ManyThreadsMayCompileAndRunTheSameProblem) {
+  const Problem problem = problem_of("attn h2 s150 d32 f32 softcap=7 causal");
+  std::vector<std::vector<float>> outputs(8);
+  std::vector<std::thread> threads;
+  for (std::vector<float>& output : outputs) {
+    threads.emplace_back([&problem, &output] {
+      Random random(1);
+      OwnedArguments arguments = testing::dense_arguments(problem, random);
+      const Result<Attention> attention = Attention::compile(problem);
+      for (int i = 0; i < 5 && attention.ok() && attention->run(arguments.views).ok(); ++i) {
+        const float* out = static_cast<float*>(arguments.views.out.data);
+        output.assign(out, out + arguments.views.out.element_count());
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_FALSE(outputs[0].empty());
+  for (const std::vector<float>& output : outputs) {
+    EXPECT_EQ(output, outputs[0]);
+  }
 }
 
 TEST(Attention, GeneratedCodeCanBeRead) {

@@ -36,7 +36,11 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLargeScore = 1e4f;
 inline bool is_large_score(float max) { return !(max > -kLargeScore && max < kLargeScore); }
 inline double exponent_base(float max) {
-  return is_large_score(max) ? static_cast<double>(max) : static_cast<double>(max * kLog2E) * 0.69314718055994530942;
+  constexpr double kLn2 = 0.69314718055994530942;
+  // log2(e) as a float is too small by 1e-8 of itself, which the maximum's distance from 0 multiplies.
+  constexpr double kLog2EError = static_cast<double>(kLog2E) * kLn2 - 1.0;
+  return is_large_score(max) ? static_cast<double>(max)
+                             : static_cast<double>(max * kLog2E) * kLn2 - static_cast<double>(max) * kLog2EError;
 }
 
 struct TileKernels {
