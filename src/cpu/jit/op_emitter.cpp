@@ -48,8 +48,9 @@ Value* OpEmitter::plain_quotient(Value* x, Value* y) {
   if (constant || !x->getType()->isVectorTy() || x->getType()->getScalarSizeInBits() != 32) {
     return ir_.CreateSDiv(x, y);  // by a constant: a multiplication
   }
-  // There is no vector division of integers, and 16 scalar ones cost ten times this. In double precision the quotient
-  // of two 32-bit integers is far enough from the next integer to be truncated without error.
+  // There is no vector division of integers, and LLVM would make one scalar division per lane. In double precision the
+  // quotient of two 32-bit integers is at least 1 / |y| from the next integer, far more than its rounding error, so
+  // that truncating it is exact.
   llvm::Type* wide = x->getType()->getWithNewType(ir_.getDoubleTy());
   Value* quotient = ir_.CreateFDiv(ir_.CreateSIToFP(x, wide), ir_.CreateSIToFP(y, wide));
   return ir_.CreateFPToSI(quotient, x->getType());
