@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "support/error.h"
+
 #ifdef FLASHLIFT_HAS_CPU
 #include "runtime/tbb_executor.h"
 #endif
@@ -26,6 +28,12 @@ int default_concurrency() {
 }  // namespace
 
 Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& options) {
+  // A CUDA kernel takes tensors in the GPU's memory, and these commands make theirs in the host's.
+  if (options.device == DeviceKind::kCuda) {
+    return unsupported(
+        "run and bench have tensors for the CPU only, got the device cuda; `flashlift explain --device cuda` says what "
+        "a CUDA device would run, and flashlift.compile(problem, device=\"cuda\") in Python runs it");
+  }
   const auto start = std::chrono::steady_clock::now();
   FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, Attention::compile(problem, options));
   return CompiledAttention{std::move(attention), milliseconds_since(start)};

@@ -154,8 +154,9 @@ def test_run_refuses_values_out_of_range(flashlift, option):
     assert_bad_input(flashlift("run", "attn h2 s64 d16", option), option.split("=")[0], "flashlift run --help")
 
 
-def test_run_on_a_device_that_this_build_lacks(flashlift):
-    assert_bad_input(flashlift("run", "attn h2 s64 d16", "--device", "cuda"), "CUDA")
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_run_has_no_tensors_for_a_gpu(flashlift, command):
+    assert_bad_input(flashlift(command, "attn h2 s64 d16", "--device", "cuda"), "cuda", "explain")
 
 
 def test_run_with_an_implementation_that_is_not_there(flashlift):
