@@ -142,6 +142,7 @@ def mod_case(case, s):
     text = f"attn b{b} h{h} sq{s} skv{skv} d{d} bf16 out=bf16 scale={scale!r}{words}"
     _, out, run = bind(text, q, k, v, captures)
     block_mask = create_block_mask(mask_mod, None, None, s, skv, device="cuda") if mask_mod else None
+    torch._dynamo.reset()  # it gives up compiling after eight masks otherwise
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def flex():

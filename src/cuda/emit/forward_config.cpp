@@ -83,7 +83,10 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   config.vector_output = problem.out_dtype != DType::kF32 && problem.value_dim % 8 == 0;
   // Tiles measured on an H200; docs/lessons.md has the figures. Three consumer warpgroups hide more latency where their
   // registers suffice; otherwise two, with as many keys at a time as registers and shared memory allow.
-  if (std::max(config.head_dim_padded, config.value_dim_padded) <= 96) {
+  // Under a mask, 192 rows of a short sequence compute much that is masked.
+  const bool narrow_rows = config.has_mask_mod && problem.q_len <= 2048;
+  const int widest = std::max(config.head_dim_padded, config.value_dim_padded);
+  if (widest <= 96 && !(widest <= 64 && narrow_rows)) {
     set_warpgroups(config, 3);
     config.kv_tile = config.value_dim_padded <= 64 && config.head_dim_padded <= 64 ? 128 : 112;
     config.ping_pong = true;
@@ -97,7 +100,8 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
         break;
       }
     }
-    config.ping_pong = !has_mods;
+    // Under a mask the warpgroups do better left alone, unless the products are long.
+    config.ping_pong = !has_mods || config.value_dim_padded > 128;
   }
   config.shared_bytes = hopper_shared_bytes(config);
   return config;

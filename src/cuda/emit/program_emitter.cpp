@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
 
 #include "support/error.h"
 
@@ -154,22 +155,97 @@ bool has_interval_form(const Program& program, const Node& node) {
   return false;
 }
 
+// Constant offsets in sums with kv, up to which a sum cannot leave i32 (lengths are below 2^30).
+constexpr int64_t kSmallOffset = int64_t{1} << 29;
+
+std::optional<float> constant_f32(const Program& program, ValueId id) {
+  const Node& node = program.nodes[id];
+  if (node.op != Op::k_constant || node.type != Type::kF32) {
+    return std::nullopt;
+  }
+  return std::bit_cast<float>(static_cast<uint32_t>(node.payload));
+}
+
+std::string float_text(float value) {
+  return fmt::format("__int_as_float(0x{:08x}) /* {} */", std::bit_cast<uint32_t>(value), value);
+}
+
+// A last multiplication by a positive constant, which the softmax can take over: it multiplies anyway. 16-bit problems
+// only, which do not see the last bit.
+struct LastFactor {
+  ValueId inner = 0;
+  float factor = 1.0f;
+};
+LastFactor last_factor(const Problem& problem, const Program& program) {
+  const Node& node = program.nodes[program.result];
+  if (problem.dtype != DType::kF32 && node.op == Op::k_mul && node.type == Type::kF32) {
+    for (const int side : {0, 1}) {
+      const std::optional<float> factor = constant_f32(program, node.operands[side]);
+      if (factor && std::isnormal(*factor) && *factor > 0.0f) {
+        return {node.operands[1 - side], *factor};
+      }
+    }
+  }
+  return {program.result, 1.0f};
+}
+
 class Emitter {
  public:
   Emitter(const Problem& problem, const Program& program, bool interval)
-      : problem_(problem), program_(program), interval_(interval) {}
+      : problem_(problem), program_(program), interval_(interval) {
+    find_steps();
+  }
 
   // Statements that compute every node, the result last.
   std::string body() {
     for (size_t i = 0; i < program_.nodes.size(); ++i) {
       text_ += fmt::format("  const {} v{} = {};\n", interval_ ? "auto" : type_name(program_.nodes[i].type), i,
                            value(program_.nodes[i]));
+      if (steps_[i] != 0) {
+        text_ += fmt::format("  const i32 first{} = {};\n", i, value_at_first_key(program_.nodes[i]));
+      }
     }
-    text_ += fmt::format("  return v{}{};\n", program_.result, interval_ ? ".possible" : "");
+    const bool score_mod = program_.kind == ProgramKind::kScoreMod;
+    text_ += fmt::format("  return v{}{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result,
+                         interval_ ? ".possible" : "");
     return std::move(text_);
   }
 
  private:
+  // How much an i32 value grows from key to key, where that is constant: the sums with kv. Of such a value, the one at
+  // the thread's first key is converted to f32 once, and a constant added for each other key: conversions are slow.
+  void find_steps() {
+    steps_.assign(program_.nodes.size(), 0);
+    if (interval_ || problem_.dtype == DType::kF32 || program_.kind != ProgramKind::kScoreMod) {
+      return;
+    }
+    const auto plain = [&](ValueId id) {  // q, or a small constant: the sum cannot wrap around
+      const Node& other = program_.nodes[id];
+      return other.op == Op::k_q || (other.op == Op::k_constant && std::abs(other.payload) < kSmallOffset);
+    };
+    const auto is_kv = [&](ValueId id) { return program_.nodes[id].op == Op::k_kv; };
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      const Node& node = program_.nodes[i];
+      if (node.op == Op::k_kv) {
+        steps_[i] = 1;
+      } else if ((node.op == Op::k_add || node.op == Op::k_sub) && node.type == Type::kI32) {
+        if (is_kv(node.operands[0]) && plain(node.operands[1])) {
+          steps_[i] = 1;
+        } else if (is_kv(node.operands[1]) && plain(node.operands[0])) {
+          steps_[i] = node.op == Op::k_sub ? -1 : 1;
+        }
+      }
+    }
+  }
+
+  std::string value_at_first_key(const Node& node) const {
+    if (node.op == Op::k_kv) {
+      return "kv_first";
+    }
+    const auto operand = [&](ValueId id) { return fmt::format("{}{}", steps_[id] != 0 ? "first" : "v", id); };
+    return fmt::format("op_{}({}, {})", info(node.op).name, operand(node.operands[0]), operand(node.operands[1]));
+  }
+
   std::string value(const Node& node) const {
     if (interval_ && !has_interval_form(program_, node)) {
       return everything(node.type);
@@ -217,16 +293,38 @@ class Emitter {
   }
 
   std::string call(const Node& node) const {
-    // The reciprocal of a constant is one multiplication; 16-bit problems do not see the last bit.
-    if (!interval_ && node.op == Op::k_div && node.type == Type::kF32 && problem_.dtype != DType::kF32) {
-      const Node& divisor = program_.nodes[node.operands[1]];
-      const float reciprocal = 1.0f / std::bit_cast<float>(static_cast<uint32_t>(divisor.payload));
-      if (divisor.op == Op::k_constant && std::isnormal(reciprocal)) {
-        return fmt::format("op_mul(v{}, __int_as_float(0x{:08x}))", node.operands[0],
-                           std::bit_cast<uint32_t>(reciprocal));
+    if (!interval_ && problem_.dtype != DType::kF32) {
+      if (node.op == Op::k_to_f32 && steps_[node.operands[0]] != 0) {
+        return fmt::format("op_to_f32(first{}) + static_cast<float>({} * key)", node.operands[0],
+                           steps_[node.operands[0]]);
+      }
+      if (const std::optional<std::string> product = product_with_constant(node)) {
+        return *product;
       }
     }
     return fmt::format("{}_{}({})", interval_ ? "iv" : "op", info(node.op).name, operands(node));
+  }
+
+  // x * c and x / c as one multiplication, and the score's own scale in the same one.
+  std::optional<std::string> product_with_constant(const Node& node) const {
+    if ((node.op != Op::k_mul && node.op != Op::k_div) || node.type != Type::kF32) {
+      return std::nullopt;
+    }
+    for (const int side : {1, 0}) {
+      std::optional<float> factor = constant_f32(program_, node.operands[side]);
+      if (!factor || (side == 0 && node.op == Op::k_div)) {
+        continue;
+      }
+      const ValueId other = node.operands[1 - side];
+      factor = node.op == Op::k_div ? 1.0f / *factor : *factor;
+      if (!std::isnormal(*factor)) {
+        return std::nullopt;
+      }
+      return program_.nodes[other].op == Op::k_score
+                 ? fmt::format("raw * (params.scale * {})", float_text(*factor))
+                 : fmt::format("v{} * {}", other, float_text(*factor));
+    }
+    return std::nullopt;
   }
 
   std::string load(const Node& node) const {
@@ -240,6 +338,7 @@ class Emitter {
   const Problem& problem_;
   const Program& program_;
   const bool interval_;
+  std::vector<int> steps_;
   std::string text_;
 };
 
@@ -273,14 +372,16 @@ std::string emit_programs(const Problem& problem) {
   std::string text = "#pragma once\n#include \"capture_bounds.cuh\"\n#include \"interval.cuh\"\n\n";
   text += "namespace flashlift::cuda {\n\n";
   const char* qualifiers = "__device__ __forceinline__";
+  const char* score_parameters = "float raw, int b, int h, int q, int kv_first, int key, const ForwardParams& params";
   if (problem.score_mod) {
-    text += fmt::format(
-        "{} float score_mod(float score, int b, int h, int q, int kv, const ForwardParams& params) {{\n", qualifiers);
+    const float unit = last_factor(problem, *problem.score_mod).factor;
+    text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(unit));
+    text += fmt::format("{} float score_mod({}) {{\n", qualifiers, score_parameters);
+    text += "  const float score = raw * params.scale;\n  const int kv = kv_first + key;\n";
     text += Emitter(problem, *problem.score_mod, false).body() + "}\n\n";
   } else {  // for a scale that cannot be folded into the softmax
-    text +=
-        fmt::format("{} float score_mod(float score, int, int, int, int, const ForwardParams&) {{ return score; }}\n\n",
-                    qualifiers);
+    text += fmt::format("#define FL_SCORE_UNIT 1.0f\n\n{} float score_mod({}) {{ return raw * params.scale; }}\n\n",
+                        qualifiers, score_parameters);
   }
   if (problem.mask_mod) {
     text += fmt::format("{} bool mask_mod(int b, int h, int q, int kv, const ForwardParams& params) {{\n", qualifiers);

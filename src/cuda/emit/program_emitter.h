@@ -9,7 +9,8 @@
 namespace flashlift::cuda {
 
 // Text of the header program.cuh for a problem whose programs are verified and simplified:
-//   score_mod(score, b, h, q, kv, params) and mask_mod(b, h, q, kv, params), where the problem has them,
+//   score_mod(raw, b, h, q, kv_first, key, params): the score of key kv_first + key from its unscaled product, divided
+//   by FL_SCORE_UNIT; and mask_mod(b, h, q, kv, params), where the problem has one,
 //   mask_interval(b, h, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue, and
 //   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().

@@ -79,7 +79,13 @@ template <typename Element, typename... Indices>
 FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices... indices) {
   i64 offset = 0;
   int d = 0;
-  ((offset += clamp_index(capture, d, indices) * capture.strides[d], ++d), ...);
+  // The last dimension is the one that changes from key to key: its stride fits 32 bits (the host sees to it), so that
+  // an address is one multiply-add.
+  ((offset += d + 1 == static_cast<int>(sizeof...(indices))
+                  ? static_cast<i64>(clamp_index(capture, d, indices)) * static_cast<i32>(capture.strides[d])
+                  : clamp_index(capture, d, indices) * capture.strides[d],
+    ++d),
+   ...);
   return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset));
 }
 

@@ -8,11 +8,11 @@
 
 namespace flashlift::cuda {
 
-// What the scores have to be multiplied by in the exponent: a score_mod sees scaled scores, and leaves natural units;
-// without one, the scale is folded into the softmax.
+// What the scores have to be multiplied by in the exponent: a score_mod sees scaled scores and may leave a last constant
+// factor to the softmax (FL_SCORE_UNIT); without one, the scale is folded into the softmax.
 __device__ __forceinline__ float score_factor(const ForwardParams& params) {
 #if FL_HAS_SCORE_MOD
-  return kExponentUnit;
+  return FL_SCORE_UNIT * kExponentUnit;
 #else
   return params.scale * kExponentUnit;
 #endif
@@ -27,8 +27,7 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      s[4 * j + e] =
-          score_mod(s[4 * j + e] * params.scale, b, h, q + (e / 2) * 8, kv + 8 * j + e % 2, params);
+      s[4 * j + e] = score_mod(s[4 * j + e], b, h, q + (e / 2) * 8, kv, 8 * j + e % 2, params);
     }
   }
 #endif

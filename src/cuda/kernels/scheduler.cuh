@@ -51,35 +51,45 @@ __device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const
   return full ? kTileFull : kTilePartial;
 }
 
-struct VisitCounts {
-  int partial;
-  int full;
+// Lane c remembers which of the tiles 32c to 32c + 31 are visited: one pass over the mask for up to 1024 tiles. Beyond
+// that the mask is evaluated again, which costs little beside so many keys.
+constexpr int kRememberedTiles = 1024;
+
+struct Visits {
+  int partial = 0;  // counts
+  int full = 0;
+  u32 partial_bits = 0;
+  u32 full_bits = 0;
 };
 
 // A warp classifies 32 key tiles at a time.
-__device__ __forceinline__ VisitCounts count_visits(const ForwardParams& params, const QueryTile& tile) {
+__device__ __forceinline__ Visits find_visits(const ForwardParams& params, const QueryTile& tile) {
   const int kv_tiles = (params.kv_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
+  Visits visits;
 #if FL_HAS_MASK_MOD
   const int lane = threadIdx.x % 32;
-  VisitCounts counts = {0, 0};
+#pragma unroll 1
   for (int first = 0; first < kv_tiles; first += 32) {
     const TileKind kind = tile_kind(params, tile, first + lane);
-    counts.partial += __popc(__ballot_sync(0xffffffff, kind == kTilePartial));
-    counts.full += __popc(__ballot_sync(0xffffffff, kind == kTileFull));
+    const u32 partial = __ballot_sync(0xffffffff, kind == kTilePartial);
+    const u32 full = __ballot_sync(0xffffffff, kind == kTileFull);
+    visits.partial += __popc(partial);
+    visits.full += __popc(full);
+    visits.partial_bits = lane == first / 32 ? partial : visits.partial_bits;
+    visits.full_bits = lane == first / 32 ? full : visits.full_bits;
   }
-  return counts;
 #else
-  const int full = params.kv_len / FL_BLOCK_N;
-  return {kv_tiles - full, full};
+  visits.full = params.kv_len / FL_BLOCK_N;
+  visits.partial = kv_tiles - visits.full;
 #endif
+  return visits;
 }
 
-// The visited tiles one after the other, partial ones first: the consumers then need no mask code after them. Two
-// passes over the mask are cheaper than remembering the first one's answers for any number of keys.
+// The visited tiles one after the other, partial ones first: the consumers then need no mask code after them.
 class VisitIterator {
  public:
-  __device__ __forceinline__ VisitIterator(const ForwardParams& params, const QueryTile& tile, VisitCounts counts)
-      : params_(params), tile_(tile), partial_left_(counts.partial), full_left_(counts.full) {
+  __device__ __forceinline__ VisitIterator(const ForwardParams& params, const QueryTile& tile, const Visits& visits)
+      : params_(params), tile_(tile), visits_(visits), partial_left_(visits.partial), full_left_(visits.full) {
     restart();
   }
 
@@ -91,8 +101,13 @@ class VisitIterator {
     }
     while (hits_ == 0) {
       first_ -= 32;
-      const TileKind wanted = partial_left_ > 0 ? kTilePartial : kTileFull;
-      hits_ = __ballot_sync(0xffffffff, tile_kind(params_, tile_, first_ + static_cast<int>(threadIdx.x % 32)) == wanted);
+      const bool partial = partial_left_ > 0;
+      if (params_.kv_len <= kRememberedTiles * FL_BLOCK_N) {
+        hits_ = __shfl_sync(0xffffffff, partial ? visits_.partial_bits : visits_.full_bits, first_ / 32);
+      } else {
+        const TileKind kind = tile_kind(params_, tile_, first_ + static_cast<int>(threadIdx.x % 32));
+        hits_ = __ballot_sync(0xffffffff, kind == (partial ? kTilePartial : kTileFull));
+      }
     }
     const int bit = 31 - __clz(hits_);
     hits_ ^= 1u << bit;
@@ -120,6 +135,7 @@ class VisitIterator {
 
   const ForwardParams& params_;
   const QueryTile& tile_;
+  const Visits& visits_;
   int partial_left_;
   int full_left_;
   int first_;

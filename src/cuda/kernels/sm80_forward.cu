@@ -38,9 +38,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 
   // Every warp finds the same tiles, so all threads meet at the same barriers.
-  const VisitCounts counts = count_visits(params, tile);
-  VisitIterator iterator(params, tile, counts);
-  const int visits = counts.partial + counts.full;
+  const Visits found = find_visits(params, tile);
+  VisitIterator iterator(params, tile, found);
+  const int visits = found.partial + found.full;
   int kv_tile = 0;
   if (visits > 0) {
     load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, params.q, params.q_strides, tile.b, tile.h, tile.row, params.q_len,
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     multiply_scores(scores, q, k + stage * kKElements);
     const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
     apply_score_mod(scores, params, tile.b, tile.h, row, kv);
-    if (i < counts.partial) {
+    if (i < found.partial) {
       apply_mask_mod(scores, params, tile.b, tile.h, row, kv);
     }
     float alpha[2];

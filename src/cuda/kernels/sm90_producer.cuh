@@ -73,13 +73,13 @@ struct Producer {
 
   // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1).
   __device__ __forceinline__ void load_tile(const QueryTile& tile) {
-    const VisitCounts counts = count_visits(params, tile);
-    const int visits = counts.partial + counts.full;
+    const Visits found = find_visits(params, tile);
+    const int visits = found.partial + found.full;
     if (visits == 0) {
       load_q(tile, 0, 0);
       return;
     }
-    VisitIterator iterator(params, tile, counts);
+    VisitIterator iterator(params, tile, found);
     int previous_tile = 0;
     RingPosition previous;
 #pragma unroll 1
@@ -87,7 +87,7 @@ struct Producer {
       const int kv_tile = iterator.next();
       load_k(tile, kv_tile);
       if (i == 0) {
-        load_q(tile, counts.partial, visits);
+        load_q(tile, found.partial, visits);
       } else {
         load_v(tile, previous_tile, previous);
       }

@@ -22,13 +22,15 @@ Strides strides_of(const TensorView& view) {
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// How many heads' keys and values half of the L2 cache holds; a whole number of groups, so that heads that share keys
-// run together.
+// How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal size,
+// since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, int64_t l2_bytes) {
-  const int64_t bytes =
-      int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
-  const int64_t groups = std::max<int64_t>(l2_bytes / 2 / std::max<int64_t>(bytes, 1), 1);
-  return static_cast<int>(std::min<int64_t>(groups * params.group, int64_t{params.batch} * params.q_heads));
+  const int64_t bytes = int64_t{params.kv_len} * (config.head_dim + config.value_dim) *
+                        static_cast<int64_t>(size_in_bytes(config.dtype));
+  const int64_t groups = int64_t{params.batch} * params.kv_heads;
+  const int64_t fitting = std::max<int64_t>(l2_bytes / std::max<int64_t>(bytes, 1), 1);
+  const int64_t sections = ceil_div(groups, fitting);
+  return static_cast<int>(ceil_div(groups, sections) * params.group);
 }
 
 // Rows that 16-byte copies can read.
@@ -58,6 +60,10 @@ Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params
       if (views[i].sizes[d] > INT32_MAX || views[i].sizes[d] == 0) {
         return unsupported("captured tensor {} has dimension {} of size {}, expected 1 to {}", i, d, views[i].sizes[d],
                            INT32_MAX);
+      }
+      if (d + 1 == views[i].rank && (views[i].strides[d] > INT32_MAX || views[i].strides[d] < INT32_MIN)) {
+        return unsupported("the last dimension of captured tensor {} has a stride of {} elements, expected 32 bits", i,
+                           views[i].strides[d]);
       }
       capture.sizes[d] = static_cast<int>(views[i].sizes[d]);
       capture.strides[d] = views[i].strides[d];
