@@ -81,8 +81,9 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   barrier_init_fence();
 }
 
-// One arrival a warp: a warp's products are done when its own wait says so.
+// One arrival a warp: a warp's products are done when its own wait says so. All lanes' reads come before it.
 __device__ __forceinline__ void release(u32 barrier) {
+  __syncwarp();
   if (threadIdx.x % 32 == 0) {
     barrier_arrive(barrier);
   }
