@@ -48,8 +48,7 @@ std::vector<std::string> hopper_problems() {
       problems.push_back(std::string("attn h2 s512 ") + dims + " " + features);
     }
   }
-  for (const char* features :
-       {"causal", "alibi window=100", "sinks=2 unnormalized", "out=f32 lse causal=bottom_right",
+  for (const char* features : {"causal", "alibi window=100", "sinks=2 unnormalized", "out=f32 lse causal=bottom_right",
                                "empty_rows=nan scale=-1", "empty_rows=uniform causal prefix=9"}) {
     problems.push_back(std::string("attn h2 s512 d128 bf16 ") + features);
   }

@@ -320,9 +320,8 @@ class Emitter {
       if (!std::isnormal(*factor)) {
         return std::nullopt;
       }
-      return program_.nodes[other].op == Op::k_score
-                 ? fmt::format("raw * (params.scale * {})", float_text(*factor))
-                 : fmt::format("v{} * {}", other, float_text(*factor));
+      return program_.nodes[other].op == Op::k_score ? fmt::format("raw * (params.scale * {})", float_text(*factor))
+                                                     : fmt::format("v{} * {}", other, float_text(*factor));
     }
     return std::nullopt;
   }

@@ -22,11 +22,11 @@ Strides strides_of(const TensorView& view) {
 
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal size,
-// since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
+// How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal
+// size, since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, int64_t l2_bytes) {
-  const int64_t bytes = int64_t{params.kv_len} * (config.head_dim + config.value_dim) *
-                        static_cast<int64_t>(size_in_bytes(config.dtype));
+  const int64_t bytes =
+      int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t groups = int64_t{params.batch} * params.kv_heads;
   const int64_t fitting = std::max<int64_t>(l2_bytes / std::max<int64_t>(bytes, 1), 1);
   const int64_t sections = ceil_div(groups, fitting);
