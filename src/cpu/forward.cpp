@@ -15,7 +15,7 @@ namespace flashlift::cpu {
 namespace {
 
 // Below so many multiply-adds, waking other threads costs more than they save.
-constexpr int64_t kInlineWork = 400'000;
+constexpr double kInlineWork = 400'000;
 
 CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) {
   return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], arguments.k.sizes[2]};
@@ -118,8 +118,9 @@ Result<Forward> Forward::compile(const Problem& problem, Isa isa, const ScoreCom
 
 Status Forward::run(const AttentionArguments& arguments, const Parallel& parallel) const {
   const CallSizes sizes = sizes_of(problem_, arguments);
-  const int64_t work =
-      sizes.batch * sizes.q_heads * sizes.q_len * sizes.kv_len * (problem_.head_dim + problem_.value_dim);
+  // In floating point: broadcast tensors may have sizes whose product is beyond any integer.
+  const double work = static_cast<double>(sizes.batch * sizes.q_heads) * static_cast<double>(sizes.q_len) *
+                      static_cast<double>(sizes.kv_len) * static_cast<double>(problem_.head_dim + problem_.value_dim);
   const int concurrency = work < kInlineWork ? 1 : std::max(1, parallel.concurrency);
   const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
   if (partition.tasks() == 0) {
