@@ -59,7 +59,7 @@ def softmax_where_inf():
     m = jnp.asarray(R.random((2, 1, 20, 24)) > 0.3)
 
     def f(q, k, v, m):
-        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+        s = jnp.where(m, jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4, -jnp.inf)
         p = jax.nn.softmax(s, axis=-1, where=m)
         return jnp.einsum("bhqk,bkhd->bqhd", p, v)
 
