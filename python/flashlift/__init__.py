@@ -9,7 +9,7 @@
 `flashlift.jax` and `flashlift.stablehlo` are imported by their users: they load JAX and MLIR.
 """
 
-from flashlift._attention import Attention, BoundAttention, compile
+from flashlift._attention import Attention, BoundAttention, BoundBackward, Gradients, compile
 from flashlift._errors import (
     FlashliftError,
     InternalError,
@@ -24,7 +24,9 @@ __version__ = version()
 __all__ = [
     "Attention",
     "BoundAttention",
+    "BoundBackward",
     "FlashliftError",
+    "Gradients",
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",

@@ -2,18 +2,41 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from flashlift._errors import InvalidArgumentError
-from flashlift._library import Arguments, CompileOptions, DLDevice, DLTensor, ProblemInfo, RunOptions, check, core
+from flashlift._library import (
+    Arguments,
+    BackwardArguments,
+    CompileOptions,
+    DLDevice,
+    DLTensor,
+    ProblemInfo,
+    RunOptions,
+    check,
+    core,
+)
 from flashlift._tensor import Tensor, numpy_type
 
 _DEVICES = {"cpu": 1, "cuda": 2}
 
 # In the problem's order, or by name.
 Captures = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What `Attention.backward` returns."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    captures: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of the captured tensors that were asked for, in their logical shapes."""
+    sinks: np.ndarray | None = None
 
 
 class Attention:
@@ -100,11 +123,88 @@ class Attention:
         lse: Any = None,
     ) -> "BoundAttention":
         """Prepares a call that writes into `out` (and `lse`), to be run any number of times."""
+        _check_writable({"out": out, "lse": lse})
+        return BoundAttention(self, q, k, v, out, self._in_order(captures), sinks, lse)
+
+    def backward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        d_out: Any,
+        *,
+        captures: Captures = (),
+        sinks: Any = None,
+        lse: Any = None,
+        d_lse: Any = None,
+        wanted: Sequence[str] = (),
+    ) -> Gradients:
+        """The gradients of a loss by q, k, v, the sinks and the captured tensors named in `wanted`, as numpy arrays.
+
+        out and lse are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
+        """
+        captures = self._in_order(captures)
+        unknown = set(wanted) - set(self.captures)
+        if unknown:
+            raise InvalidArgumentError(f"no captured tensor is named {sorted(unknown)}; there are {self.captures}")
+        by_name = dict(zip(self.captures, captures, strict=True))
+        gradients = Gradients(
+            *(np.empty(array.shape, numpy_type(self._info.dtype)) for array in (q, k, v)),
+            {name: np.empty(by_name[name].shape, np.float32) for name in wanted},
+            None if sinks is None else np.empty(sinks.shape, np.float32),
+        )
+        self.bind_backward(
+            q,
+            k,
+            v,
+            out,
+            d_out,
+            captures=captures,
+            sinks=sinks,
+            lse=lse,
+            d_lse=d_lse,
+            d_q=gradients.q,
+            d_k=gradients.k,
+            d_v=gradients.v,
+            d_captures=gradients.captures,
+            d_sinks=gradients.sinks,
+        )()
+        return gradients
+
+    def bind_backward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        d_out: Any,
+        *,
+        captures: Captures = (),
+        sinks: Any = None,
+        lse: Any = None,
+        d_lse: Any = None,
+        d_q: Any = None,
+        d_k: Any = None,
+        d_v: Any = None,
+        d_captures: Mapping[str, Any] | None = None,
+        d_sinks: Any = None,
+    ) -> "BoundBackward":
+        """Prepares a backward call, to be run any number of times. It writes the gradients whose arrays are given.
+
+        d_q, d_k and d_v have the problem's element type; those of captured tensors are float32 or the tensor's own
+        type, in its logical shape; each may have any strides, none of which is 0.
+        """
+        forward = BoundAttention(self, q, k, v, out, self._in_order(captures), sinks, lse)
+        gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
+        return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})
+
+    def _in_order(self, captures: Captures) -> Sequence[Any]:
         if isinstance(captures, Mapping):
             if set(captures) != set(self.captures):
                 raise InvalidArgumentError(f"captures are {sorted(captures)}; the problem names {self.captures}")
-            captures = [captures[name] for name in self.captures]
-        return BoundAttention(self, q, k, v, out, captures, sinks, lse)
+            return [captures[name] for name in self.captures]
+        return captures
 
 
 class BoundAttention:
@@ -115,9 +215,6 @@ class BoundAttention:
     ) -> None:
         self._attention = attention
         given = {"q": q, "k": k, "v": v, "out": out, "sinks": sinks, "lse": lse}
-        for name in ("out", "lse"):
-            if isinstance(given[name], np.ndarray) and not given[name].flags.writeable:
-                raise InvalidArgumentError(f"{name} is an array that must not be written")
         self._tensors = {name: Tensor(array, name) for name, array in given.items() if array is not None}
         self._captures = [Tensor(array, f"captures[{i}]") for i, array in enumerate(captures)]
         pointers = (ctypes.POINTER(DLTensor) * len(captures))(*(ctypes.pointer(one.dl) for one in self._captures))
@@ -131,8 +228,60 @@ class BoundAttention:
     def __call__(self, stream: int | None = None) -> None:
         """Runs; on a GPU on this CUstream (as an integer, None: the default stream), without waiting for it."""
         library = self._attention._library
-        options = RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
-        check(library, library.flashlift_attention_run(self._attention._handle, self._arguments, options))
+        check(library, library.flashlift_attention_run(self._attention._handle, self._arguments, _options(stream)))
+
+
+class BoundBackward:
+    """A backward call with its arrays. Calling it runs it; the arrays are kept alive."""
+
+    def __init__(
+        self,
+        forward: BoundAttention,
+        d_out: Any,
+        d_lse: Any,
+        gradients: Mapping[str, Any],
+        d_captures: Mapping[str, Any],
+    ) -> None:
+        self._forward = forward
+        names = forward._attention.captures
+        unknown = set(d_captures) - set(names)
+        if unknown:
+            raise InvalidArgumentError(f"d_captures names {sorted(unknown)}; the captured tensors are {names}")
+        _check_writable(gradients)
+        _check_writable({f"the gradient of {name}": array for name, array in d_captures.items()})
+        given = {"d_out": d_out, "d_lse": d_lse, **gradients}
+        self._tensors = {name: Tensor(array, name) for name, array in given.items() if array is not None}
+        self._captures = [
+            None if d_captures.get(name) is None else Tensor(d_captures[name], f"the gradient of {name}")
+            for name in names
+        ]
+        pointer = ctypes.POINTER(DLTensor)
+        pointers = (pointer * len(names))(*(pointer() if one is None else pointer(one.dl) for one in self._captures))
+        self._arguments = BackwardArguments(
+            struct_size=ctypes.sizeof(BackwardArguments),
+            forward=ctypes.pointer(forward._arguments),
+            d_captures=pointers if d_captures else None,
+            **{name: ctypes.pointer(one.dl) for name, one in self._tensors.items()},
+        )
+
+    def __call__(self, stream: int | None = None) -> None:
+        """Runs; see BoundAttention."""
+        attention = self._forward._attention
+        library = attention._library
+        check(
+            library,
+            library.flashlift_attention_run_backward(attention._handle, self._arguments, _options(stream)),
+        )
+
+
+def _options(stream: int | None) -> RunOptions | None:
+    return RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
+
+
+def _check_writable(arrays: Mapping[str, Any]) -> None:
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise InvalidArgumentError(f"{name} is an array that must not be written")
 
 
 def compile(problem: str, *, device: str = "cpu", implementation: str | None = None) -> Attention:
@@ -143,4 +292,3 @@ def compile(problem: str, *, device: str = "cpu", implementation: str | None = N
     Raises InvalidArgumentError for a malformed problem, UnsupportedError if no implementation accepts it.
     """
     return Attention(problem, device, implementation)
-

@@ -24,7 +24,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 1
+_API_VERSION = 2
 
 
 class DLDevice(Structure):
@@ -62,6 +62,20 @@ class Arguments(Structure):
         ("capture_count", c_size_t),
         ("sinks", POINTER(DLTensor)),
         ("lse", POINTER(DLTensor)),
+    ]
+
+
+class BackwardArguments(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("forward", POINTER(Arguments)),
+        ("d_out", POINTER(DLTensor)),
+        ("d_lse", POINTER(DLTensor)),
+        ("d_q", POINTER(DLTensor)),
+        ("d_k", POINTER(DLTensor)),
+        ("d_v", POINTER(DLTensor)),
+        ("d_captures", POINTER(POINTER(DLTensor))),
+        ("d_sinks", POINTER(DLTensor)),
     ]
 
 
@@ -103,6 +117,7 @@ _CORE = _ERRORS | {
     "flashlift_attention_considerations": (c_char_p, [c_void_p]),
     "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
+    "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
 }
 _STABLEHLO = _ERRORS | {
     "flashlift_stablehlo_fuse": (c_void_p, [c_char_p, c_size_t, POINTER(FuseOptions), POINTER(c_void_p)]),

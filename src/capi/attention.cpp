@@ -126,27 +126,77 @@ Result<AttentionArguments> to_arguments(const FlashliftArguments& given, DLDevic
   return arguments;
 }
 
-Status run(const FlashliftAttention* attention, const FlashliftArguments* given_arguments,
-           const FlashliftRunOptions* given_options) {
-  if (attention == nullptr || given_arguments == nullptr) {
-    return invalid_argument("flashlift_attention_run: attention and arguments must not be NULL");
-  }
-  FlashliftArguments read_arguments;
-  FlashliftRunOptions read_options;
-  FLASHLIFT_RETURN_IF_ERROR(read_struct(given_arguments, "FlashliftArguments", read_arguments));
-  FLASHLIFT_RETURN_IF_ERROR(read_struct(given_options, "FlashliftRunOptions", read_options));
-  FLASHLIFT_ASSIGN_OR_RETURN(const AttentionArguments arguments, to_arguments(read_arguments, attention->device));
-  if (read_options.executor == nullptr) {
-    return attention->attention.run(arguments, {.stream = read_options.stream});
+// Calls run(RunOptions) with what the caller's options say.
+template <typename Run>
+Status run_with(const FlashliftRunOptions* given, Run&& run) {
+  FlashliftRunOptions read;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftRunOptions", read));
+  if (read.executor == nullptr) {
+    return run(RunOptions{.stream = read.stream});
   }
   FlashliftExecutor lent;
-  FLASHLIFT_RETURN_IF_ERROR(read_struct(read_options.executor, "FlashliftExecutor", lent));
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(read.executor, "FlashliftExecutor", lent));
   if (lent.parallel_for == nullptr || lent.concurrency < 1) {
     return invalid_argument("FlashliftExecutor needs parallel_for and a concurrency of at least 1, got {}",
                             lent.concurrency);
   }
   LentExecutor executor(lent);
-  return attention->attention.run(arguments, {.executor = &executor, .stream = read_options.stream});
+  return run(RunOptions{.executor = &executor, .stream = read.stream});
+}
+
+Result<AttentionArguments> read_arguments(const FlashliftArguments* given, DLDevice device) {
+  FlashliftArguments read;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftArguments", read));
+  return to_arguments(read, device);
+}
+
+Status run(const FlashliftAttention* attention, const FlashliftArguments* given, const FlashliftRunOptions* options) {
+  if (attention == nullptr || given == nullptr) {
+    return invalid_argument("flashlift_attention_run: attention and arguments must not be NULL");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const AttentionArguments arguments, read_arguments(given, attention->device));
+  return run_with(options, [&](const RunOptions& run) { return attention->attention.run(arguments, run); });
+}
+
+Status to_optional_view(const DLTensor* tensor, std::string_view name, DLDevice device,
+                        std::optional<TensorView>& view) {
+  if (tensor != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(view, to_view(tensor, name, device));
+  }
+  return {};
+}
+
+Result<BackwardArguments> to_backward_arguments(const FlashliftBackwardArguments& given, DLDevice device) {
+  BackwardArguments arguments;
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.forward, read_arguments(given.forward, device));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_out, to_view(given.d_out, "d_out", device));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_lse, "d_lse", device, arguments.d_lse));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_q, "d_q", device, arguments.d_q));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_k, "d_k", device, arguments.d_k));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_v, "d_v", device, arguments.d_v));
+  FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_sinks, "d_sinks", device, arguments.d_sinks));
+  if (given.d_captures != nullptr) {
+    arguments.d_captures.resize(arguments.forward.captures.size());
+    for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+      FLASHLIFT_RETURN_IF_ERROR(
+          to_optional_view(given.d_captures[i], fmt::format("d_captures[{}]", i), device, arguments.d_captures[i]));
+    }
+  }
+  return arguments;
+}
+
+Status run_backward(const FlashliftAttention* attention, const FlashliftBackwardArguments* given,
+                    const FlashliftRunOptions* options) {
+  if (attention == nullptr || given == nullptr) {
+    return invalid_argument("flashlift_attention_run_backward: attention and arguments must not be NULL");
+  }
+  FlashliftBackwardArguments read;
+  FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftBackwardArguments", read));
+  if (read.forward == nullptr) {
+    return invalid_argument("FlashliftBackwardArguments::forward is NULL; expected the forward call's arguments");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardArguments arguments, to_backward_arguments(read, attention->device));
+  return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
 }  // namespace
@@ -190,6 +240,12 @@ int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention,
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
                                         const FlashliftRunOptions* options) {
   return flashlift::capi::guarded([&] { return flashlift::capi::run(attention, arguments, options); });
+}
+
+FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* attention,
+                                                 const FlashliftBackwardArguments* arguments,
+                                                 const FlashliftRunOptions* options) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::run_backward(attention, arguments, options); });
 }
 
 }  // extern "C"

@@ -1,13 +1,11 @@
 #include "flashlift/problem.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <span>
 
+#include "problem/verify_tensor.h"
 #include "score/verify.h"
 #include "support/error.h"
 
@@ -41,42 +39,6 @@ bool is_data_dtype(DType dtype) { return dtype == DType::kF32 || dtype == DType:
 Status verify_dtype(const char* name, DType dtype) {
   if (!is_data_dtype(dtype)) {
     return unsupported("{} has dtype {}, expected f32, bf16 or f16", name, to_string(dtype));
-  }
-  return {};
-}
-
-struct WantedTensor {
-  const char* name;
-  const TensorView& view;
-  DType dtype;
-  std::span<const int64_t> shape;  // a span, since a call of a compiled attention allocates nothing
-};
-
-Status verify_tensor(const WantedTensor& wanted) {
-  const TensorView& view = wanted.view;
-  const bool shape_fits = view.rank == static_cast<int>(wanted.shape.size()) &&
-                          std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
-                                     [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
-  if (view.dtype != wanted.dtype || !shape_fits) {
-    std::string shape;
-    for (const int64_t size : wanted.shape) {
-      shape += shape.empty() ? "" : ",";
-      shape += size < 0 ? "?" : std::to_string(size);
-    }
-    return invalid_argument("{}: expected {}[{}], got {}", wanted.name, to_string(wanted.dtype), shape, describe(view));
-  }
-  if (view.data == nullptr && view.element_count() > 0) {
-    return invalid_argument("{}: the data pointer of a {} tensor is null", wanted.name, describe(view));
-  }
-  return {};
-}
-
-Status verify_output(const WantedTensor& wanted) {
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
-  for (int i = 0; i < wanted.view.rank; ++i) {
-    if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0 && wanted.view.element_count() > 0) {
-      return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", wanted.name, i);
-    }
   }
   return {};
 }
@@ -156,7 +118,7 @@ Status verify_captures(const Problem& problem, std::span<const TensorView> captu
   for (size_t i = 0; i < problem.captures.size(); ++i) {
     const std::string name = fmt::format("captured tensor `{}`", problem.captures[i].name);
     FLASHLIFT_RETURN_IF_ERROR(
-        verify_tensor({name.c_str(), captures[i], problem.captures[i].dtype, problem.captures[i].shape}));
+        problem::verify_tensor({name.c_str(), captures[i], problem.captures[i].dtype, problem.captures[i].shape}));
   }
   return {};
 }
@@ -170,10 +132,10 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const std::array<int64_t, 4> k_shape = {batch, p.kv_heads, -1, p.head_dim};
   const std::array<int64_t, 4> v_shape = {batch, p.kv_heads, kv_len, p.value_dim};
   const std::array<int64_t, 4> out_shape = {batch, p.q_heads, q_len, p.value_dim};
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"q", arguments.q, p.dtype, q_shape}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"k", arguments.k, p.dtype, k_shape}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"v", arguments.v, p.dtype, v_shape}));
-  FLASHLIFT_RETURN_IF_ERROR(verify_output({"out", arguments.out, p.out_dtype, out_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"q", arguments.q, p.dtype, q_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k", arguments.k, p.dtype, k_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v", arguments.v, p.dtype, v_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"out", arguments.out, p.out_dtype, out_shape}));
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
@@ -184,7 +146,7 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   }
   if (arguments.sinks) {
     const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
-    FLASHLIFT_RETURN_IF_ERROR(verify_tensor({"sinks", *arguments.sinks, DType::kF32, shape}));
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, shape}));
   }
   if (arguments.lse.has_value() != p.want_lse) {
     return invalid_argument("the problem {} an lse output, but the call {} one", p.want_lse ? "has" : "has not",
@@ -192,7 +154,7 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   }
   if (arguments.lse) {
     const std::array<int64_t, 3> shape = {batch, p.q_heads, q_len};
-    FLASHLIFT_RETURN_IF_ERROR(verify_output({"lse", *arguments.lse, DType::kF32, shape}));
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"lse", *arguments.lse, DType::kF32, shape}));
   }
   return {};
 }

@@ -43,6 +43,10 @@ const char* to_string(DeviceKind device) {
   return "?";
 }
 
+Status Attention::Implementation::run_backward(const BackwardArguments&, const RunOptions&) const {
+  return unsupported("{} has no backward pass yet: only the CPU has one", name);
+}
+
 Attention::Attention(std::shared_ptr<const Implementation> implementation)
     : implementation_(std::move(implementation)) {}
 
@@ -55,6 +59,11 @@ Result<Attention> Attention::compile(const Problem& problem, const CompileOption
 Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
   return implementation_->run(arguments, options);
+}
+
+Status Attention::run_backward(const BackwardArguments& arguments, const RunOptions& options) const {
+  FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
+  return implementation_->run_backward(arguments, options);
 }
 
 const Problem& Attention::problem() const { return implementation_->problem(); }

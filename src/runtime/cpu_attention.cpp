@@ -4,6 +4,7 @@
 
 #include "cpu/forward.h"
 #include "runtime/kernel_cache.h"
+#include "runtime/reference_backward.h"
 #include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
 #include "score/canonical.h"
@@ -27,6 +28,10 @@ class CpuAttention : public Attention::Implementation {
         executor.concurrency(),
         [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); }};
     return forward_.run(arguments, parallel);
+  }
+
+  Status run_backward(const BackwardArguments& arguments, const RunOptions&) const override {
+    return run_reference_backward(given_, arguments);
   }
 
   int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }

@@ -14,6 +14,7 @@ struct Attention::Implementation {
   virtual const Problem& problem() const = 0;
   // The arguments have been verified against the problem.
   virtual Status run(const AttentionArguments& arguments, const RunOptions& options) const = 0;
+  virtual Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const;
   virtual int64_t workspace_bytes(int concurrency) const = 0;
   virtual Result<std::string> code() const = 0;
 

@@ -172,6 +172,53 @@ TEST_F(CApi, ReportsErrorsOfTheTensors) {
   EXPECT_EQ(out.data, std::vector<float>(64, -1.0f));  // nothing was written by any of these
 }
 
+class CApiBackward : public CApi {
+ protected:
+  std::string run_backward(int expected_code = 0) {
+    return take(flashlift_attention_run_backward(attention, &backward, nullptr), expected_code);
+  }
+  Array<float> d_out{{1, 2, 4, 8}, kF32, 1.0f}, d_k{{1, 2, 4, 8}, kF32, -1.0f}, d_v{{1, 2, 4, 8}, kF32, -1.0f};
+  FlashliftBackwardArguments backward = {.struct_size = sizeof(FlashliftBackwardArguments),
+                                         .forward = &arguments,
+                                         .d_out = &d_out.tensor,
+                                         .d_lse = nullptr,
+                                         .d_q = nullptr,
+                                         .d_k = &d_k.tensor,
+                                         .d_v = &d_v.tensor,
+                                         .d_captures = nullptr,
+                                         .d_sinks = nullptr};
+};
+
+TEST_F(CApiBackward, GivesTheGradientsThatAreAskedFor) {
+  EXPECT_EQ(run(), "");
+  EXPECT_EQ(run_backward(), "");
+  // All scores are 0, so that query i gives 1 / (i + 1) to each of its keys.
+  EXPECT_NEAR(d_v.data[0], 1.0f + 1.0f / 2 + 1.0f / 3 + 1.0f / 4, 1e-6f);
+  EXPECT_NEAR(d_v.data[3 * 8], 1.0f / 4, 1e-6f);
+  for (const float value : d_k.data) {
+    EXPECT_NEAR(value, 0.0f, 1e-6f);
+  }
+}
+
+TEST_F(CApiBackward, ReportsErrors) {
+  EXPECT_EQ(run(), "");
+  backward.d_lse = &d_out.tensor;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("does not ask for lse"), std::string::npos);
+  backward.d_lse = nullptr;
+  backward.d_sinks = &d_out.tensor;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("no sinks"), std::string::npos);
+  backward.d_sinks = nullptr;
+  backward.d_q = &d_k.tensor;
+  d_k.shape[2] = 5;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("d_q: expected"), std::string::npos);
+  backward.d_out = nullptr;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("d_out is NULL"), std::string::npos);
+  backward.forward = nullptr;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("forward is NULL"), std::string::npos);
+  EXPECT_EQ(d_v.data, std::vector<float>(64, -1.0f));
+  EXPECT_NE(take(flashlift_attention_run_backward(attention, nullptr, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
 // Runs half of the bodies on a thread of its own, and counts them.
 struct CountingExecutor {
   static void parallel_for(void* context, int64_t count, void (*body)(void*, int64_t), void* body_context) {
