@@ -103,15 +103,15 @@ class Work {
 
 }  // namespace
 
-Result<Forward> Forward::compile(const Problem& problem, Isa isa, const ScoreCompiler& compiler) {
-  Forward forward(problem, tile_kernels(isa));
+Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kernels, const ScoreCompiler& compiler) {
+  Forward forward(problem, kernels);
   int exponent = 0;
   const float mantissa = std::frexp(problem.scale, &exponent);
   // Huge and tiny powers could overflow or lose bits of small queries.
   const bool exact = std::abs(mantissa) == 0.5f && std::abs(exponent) < 16;
   (exact ? forward.query_scale_ : forward.score_scale_) = problem.scale;
   if (problem.score_mod || problem.mask_mod) {
-    FLASHLIFT_ASSIGN_OR_RETURN(forward.score_, compiler(problem, isa));
+    FLASHLIFT_ASSIGN_OR_RETURN(forward.score_, compiler(problem, kernels.isa));
   }
   return forward;
 }
@@ -167,8 +167,9 @@ int64_t Forward::workspace_bytes(int concurrency) const {
 }
 
 std::string Forward::describe() const {
-  return fmt::format("{} tiles of {} queries by {} keys, packed keys and values, {}", to_string(kernels_->isa),
-                     config_.q_tile, config_.kv_tile, score_ == nullptr ? "no programs" : "programs compiled by LLVM");
+  return fmt::format("{} tiles of {} queries by {} keys, {} products of packed keys and values, {}",
+                     to_string(kernels_->isa), config_.q_tile, config_.kv_tile, pairs() == nullptr ? "f32" : "bf16",
+                     score_ == nullptr ? "no programs" : "programs compiled by LLVM");
 }
 
 Result<std::string> Forward::code() const {

@@ -28,7 +28,8 @@ class Forward {
  public:
   // compile_score, or a cache in front of it.
   using ScoreCompiler = std::function<Result<std::shared_ptr<const CompiledScore>>(const Problem&, Isa)>;
-  static Result<Forward> compile(const Problem& problem, Isa isa, const ScoreCompiler& compiler = compile_score);
+  static Result<Forward> compile(const Problem& problem, const TileKernels& kernels,
+                                 const ScoreCompiler& compiler = compile_score);
 
   // The arguments have been verified against the problem.
   // Errors: no memory for the tiles.
@@ -42,6 +43,8 @@ class Forward {
   const Problem& problem() const { return problem_; }
   const ForwardConfig& config() const { return config_; }
   const TileKernels& kernels() const { return *kernels_; }
+  // The products' bf16 kernels, or null: f32 products of operands widened when they are packed.
+  const PairKernels* pairs() const { return problem_.dtype == DType::kBF16 ? kernels_->pairs : nullptr; }
   const CompiledScore* score() const { return score_.get(); }
   // The problem's scale in two factors. A power of two multiplies the queries without rounding. Any other scale waits
   // for the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements

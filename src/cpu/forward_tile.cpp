@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/forward_finish.h"
+#include "cpu/tile/pairs.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -36,12 +37,35 @@ TaskVisits& thread_visits() {
   return visits;
 }
 
+Bf16* as_pairs(float* buffer) { return reinterpret_cast<Bf16*>(buffer); }
+
+// Has the pair kernels ready while it lives.
+class PairSection {
+ public:
+  explicit PairSection(const PairKernels* pairs) : pairs_(pairs) {
+    if (pairs_ != nullptr) {
+      pairs_->begin();
+    }
+  }
+  ~PairSection() {
+    if (pairs_ != nullptr) {
+      pairs_->end();
+    }
+  }
+  PairSection(const PairSection&) = delete;
+  PairSection& operator=(const PairSection&) = delete;
+
+ private:
+  const PairKernels* pairs_;
+};
+
 class TaskRunner {
  public:
   TaskRunner(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace)
       : call_(call),
         problem_(call.kernel.problem()),
         kernels_(call.kernel.kernels()),
+        pairs_(call.kernel.pairs()),
         task_(task),
         layout_(layout),
         q_(reinterpret_cast<float*>(workspace + layout.q)),
@@ -69,8 +93,10 @@ class TaskRunner {
   void visit_block(int64_t block);
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
+  bool pack_value_pairs(MatrixView values, int64_t columns);
   void run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
+  void multiply_keys(int64_t row_begin, int64_t rows, int64_t columns);
   void multiply_values(int64_t row_begin, int64_t row_end, int64_t columns);
   void note_kept(int64_t rows, int64_t columns);
   void multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns);
@@ -79,6 +105,7 @@ class TaskRunner {
   const ForwardCall& call_;
   const Problem& problem_;
   const TileKernels& kernels_;
+  const PairKernels* pairs_;  // null: all products in f32
   const Task& task_;
   const TileLayout& layout_;
   float* q_;
@@ -101,8 +128,14 @@ class TaskRunner {
 void TaskRunner::load_queries() {
   for (int64_t i = 0; i < task_.h_count; ++i) {
     const int64_t h = task_.h_begin + i;
-    kernels_.convert_rows(rows_of(call_.arguments.q, task_.b, h, task_.q_begin), task_.q_count, problem_.head_dim,
-                          call_.kernel.query_scale(), q_ + i * task_.q_count * problem_.head_dim, problem_.head_dim);
+    const MatrixView queries = rows_of(call_.arguments.q, task_.b, h, task_.q_begin);
+    if (pairs_ != nullptr) {
+      pairs_->convert_rows(queries, task_.q_count, problem_.head_dim, call_.kernel.query_scale(),
+                           as_pairs(q_) + i * task_.q_count * layout_.q_stride, layout_.q_stride);
+    } else {
+      kernels_.convert_rows(queries, task_.q_count, problem_.head_dim, call_.kernel.query_scale(),
+                            q_ + i * task_.q_count * layout_.q_stride, layout_.q_stride);
+    }
     for (int64_t j = 0; j < task_.q_count; ++j) {
       coordinates_[i * task_.q_count + j] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h),
                                              static_cast<int32_t>(task_.q_begin + j)};
@@ -140,6 +173,17 @@ plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
 
 void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
   const int64_t width = kernels_.panel_width;
+  if (pairs_ != nullptr) {
+    Bf16* to = as_pairs(k_);
+    for (int64_t c = 0; c < columns; c += width) {
+      const int64_t keys = std::min(width, columns - c);
+      const int64_t padded = round_up(keys, kernels_.lanes);
+      pairs_->pack_transposed(rows_of(call_.arguments.k, task_.b, task_.g, kv_begin + c), keys, problem_.head_dim, to,
+                              padded, layout_.q_stride);
+      to += padded * layout_.q_stride;
+    }
+    return;
+  }
   float* to = k_;
   for (int64_t c = 0; c < columns; c += width) {
     const int64_t keys = std::min(width, columns - c);
@@ -154,6 +198,9 @@ void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
   MatrixView values = rows_of(call_.arguments.v, task_.b, task_.g, kv_begin);
   const std::byte* base = static_cast<const std::byte*>(values.data);
   const int64_t element = static_cast<int64_t>(size_in_bytes(values.dtype));
+  if (pairs_ != nullptr && pack_value_pairs(values, columns)) {
+    return;
+  }
   values_finite_ = true;
   for (int i = 0; i < panel_count_; ++i) {
     const Panel& panel = panels_[i];
@@ -163,6 +210,21 @@ void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
     kernels_.convert_rows(values, columns, std::min(width, problem_.value_dim - panel.begin), 1.0f, to, width);
     values_finite_ = values_finite_ && kernels_.all_finite(to, columns * width);
   }
+}
+
+// False where an element is infinite or NaN: such a block is multiplied in f32, see multiply_kept_values().
+bool TaskRunner::pack_value_pairs(MatrixView values, int64_t columns) {
+  const std::byte* base = static_cast<const std::byte*>(values.data);
+  const int64_t depth = round_up(columns, pairs_->depth_multiple);
+  values_finite_ = true;
+  for (int i = 0; i < panel_count_ && values_finite_; ++i) {
+    const Panel& panel = panels_[i];
+    const int64_t width = panel.vectors * kernels_.lanes;
+    values.data = base + panel.begin * values.column_stride * static_cast<int64_t>(sizeof(Bf16));
+    values_finite_ = pairs_->pack(values, columns, std::min(width, problem_.value_dim - panel.begin),
+                                  as_pairs(v_) + panel.begin * depth, width, depth);
+  }
+  return values_finite_;
 }
 
 void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
@@ -192,6 +254,15 @@ void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_
 }
 
 void TaskRunner::multiply_values(int64_t row_begin, int64_t row_end, int64_t columns) {
+  if (pairs_ != nullptr) {
+    const int64_t depth = round_up(columns, pairs_->depth_multiple);
+    for (int i = 0; i < panel_count_; ++i) {
+      pairs_->multiply(row_end - row_begin, panels_[i].vectors, depth, as_pairs(s_), 2 * kv_tile_,
+                       as_pairs(v_) + panels_[i].begin * depth, o_ + row_begin * layout_.o_stride + panels_[i].begin,
+                       layout_.o_stride, true);
+    }
+    return;
+  }
   for (int i = 0; i < panel_count_; ++i) {
     kernels_.multiply(row_end - row_begin, panels_[i].vectors, columns, s_, kv_tile_, v_ + panels_[i].begin * columns,
                       o_ + row_begin * layout_.o_stride + panels_[i].begin, layout_.o_stride, true);
@@ -226,22 +297,31 @@ void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t rows, int64_t c
   }
 }
 
-void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
-  const int64_t rows = row_end - row_begin;
+void TaskRunner::multiply_keys(int64_t row_begin, int64_t rows, int64_t columns) {
   const int64_t width = kernels_.panel_width;
-  const float* panel = k_;
   for (int64_t c = 0; c < columns; c += width) {
     const int64_t padded = round_up(std::min(width, columns - c), kernels_.lanes);
-    kernels_.multiply(rows, static_cast<int>(padded / kernels_.lanes), problem_.head_dim,
-                      q_ + row_begin * problem_.head_dim, problem_.head_dim, panel, s_ + c, kv_tile_, false);
-    panel += padded * problem_.head_dim;
+    const int vectors = static_cast<int>(padded / kernels_.lanes);
+    const int64_t depth = layout_.q_stride;
+    if (pairs_ != nullptr) {
+      pairs_->multiply(rows, vectors, depth, as_pairs(q_) + row_begin * depth, depth, as_pairs(k_) + c * depth, s_ + c,
+                       kv_tile_, false);
+    } else {
+      kernels_.multiply(rows, vectors, depth, q_ + row_begin * depth, depth, k_ + c * depth, s_ + c, kv_tile_, false);
+    }
   }
+}
+
+void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
+  const int64_t rows = row_end - row_begin;
+  multiply_keys(row_begin, rows, columns);
   finalize_scores(row_begin, row_end, kv_begin, columns, partial);
   if (!values_finite_) {
     note_kept(rows, columns);
   }
-  kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin, state_ + row_begin,
-                   o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
+  const auto softmax = pairs_ != nullptr && values_finite_ ? pairs_->softmax : kernels_.softmax;
+  softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin, state_ + row_begin,
+          o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
   if (values_finite_) {
     multiply_values(row_begin, row_end, columns);
   } else {
@@ -289,6 +369,7 @@ void TaskRunner::visit_block(int64_t block) {
 }
 
 void TaskRunner::run() {
+  const PairSection section(pairs_);
   load_queries();
   find_visits();
   // A split begins at a whole block.
@@ -327,8 +408,11 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
     bytes += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
     return at;
   };
-  q = take(rows * problem.head_dim, sizeof(float));
-  k = take(kv_tile * problem.head_dim, sizeof(float));
+  const PairKernels* pairs = kernel.pairs();
+  q_stride = pairs == nullptr ? problem.head_dim : round_up(problem.head_dim, pairs->depth_multiple);
+  const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
+  q = take(rows * q_stride, element);
+  k = take(kv_tile * q_stride, element);
   v = take(kv_tile * o_stride, sizeof(float));
   // finish() borrows the scores for one row of output.
   s = take(std::max(std::min(rows, kVisitRows * kRunGroups) * kv_tile, o_stride), sizeof(float));

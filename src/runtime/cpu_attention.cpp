@@ -66,20 +66,23 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
   FLASHLIFT_ASSIGN_OR_RETURN(const cpu::Isa best, cpu::choose_isa());
   std::vector<Consideration> considerations;
   std::string reasons;
-  for (const cpu::Isa isa : {cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
+  for (const cpu::Isa isa : {cpu::Isa::kAmx, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
     const std::string name = std::string("cpu_") + cpu::to_string(isa);
     std::string reason;
     if (!options.implementation.empty() && options.implementation != name) {
       reason = fmt::format("{} was asked for by name", options.implementation);
     } else if (isa > best) {
       reason = fmt::format("this processor, or FLASHLIFT_ISA, stops at {}", cpu::to_string(best));
+    } else if (isa >= cpu::Isa::kAvx512Bf16 && problem.dtype != DType::kBF16) {
+      reason = fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
     }
     if (reason.empty()) {
       const Problem compiled = simplified(problem);
       cpu::Forward::ScoreCompiler compile_score = [&](const Problem& p, cpu::Isa i) {
         return score_cache().get(score_key(p, i), [&] { return cpu::compile_score(p, i); });
       };
-      FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, cpu::Forward::compile(compiled, isa, compile_score));
+      FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward,
+                                 cpu::Forward::compile(compiled, cpu::tile_kernels(isa), compile_score));
       considerations.push_back({name, true, forward.describe()});
       log(LogLevel::kInfo, "{}: {}", name, considerations.back().reason);
       auto implementation = std::make_shared<CpuAttention>(problem, std::move(forward));

@@ -79,7 +79,7 @@ class CompiledProgram {
 // The instruction sets of this machine.
 inline std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : kAllIsas) {
     if (detect_isa() && isa <= *detect_isa()) {
       isas.push_back(isa);
     }

@@ -15,7 +15,7 @@ namespace {
 
 using llvm::Value;
 
-int lanes_of(Isa isa) { return isa == Isa::kAvx512 ? 16 : 8; }
+int lanes_of(Isa isa) { return isa >= Isa::kAvx512 ? 16 : 8; }
 
 // How a value changes along the keys of a row.
 struct Shape {
@@ -213,7 +213,7 @@ void ScoreEmitter::open_function(const char* name) {
   auto* type = llvm::FunctionType::get(ir_.getVoidTy(), {ir_.getPtrTy()}, false);
   function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module_);
   function_->addFnAttr(llvm::Attribute::NoUnwind);
-  if (isa_ == Isa::kAvx512) {
+  if (isa_ >= Isa::kAvx512) {
     // LLVM splits 512-bit vectors in two by default on Intel's processors.
     function_->addFnAttr("prefer-vector-width", "512");
     function_->addFnAttr("min-legal-vector-width", "512");

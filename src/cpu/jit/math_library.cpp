@@ -38,6 +38,8 @@ std::span<const LibraryFunction> math_library(Isa isa) {
     case Isa::kAvx2:
       return kAvx2;
     case Isa::kAvx512:
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx:
       return kAvx512;
   }
   return {};

@@ -1,9 +1,37 @@
 #include "cpu/tile/isa.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "support/environment.h"
 #include "support/error.h"
 
 namespace flashlift::cpu {
+namespace {
+
+// Linux gives a process the tiles' large state only on request, once for all its threads.
+bool request_amx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) {
+    return false;
+  }
+  constexpr unsigned kAmxBf16 = 1u << 22;
+  constexpr unsigned kAmxTile = 1u << 24;
+  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) {
+    return false;
+  }
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack
+  constexpr long kTileData = 18;               // its XSAVE feature
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
 
 const char* to_string(Isa isa) {
   switch (isa) {
@@ -11,6 +39,10 @@ const char* to_string(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
+    case Isa::kAmx:
+      return "amx";
   }
   return "?";
 }
@@ -21,11 +53,15 @@ std::optional<Isa> detect_isa() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
     return std::nullopt;
   }
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+    return Isa::kAvx2;
+  }
+  if (!__builtin_cpu_supports("avx512bf16")) {
     return Isa::kAvx512;
   }
-  return Isa::kAvx2;
+  static const bool has_amx = request_amx();
+  return has_amx ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
 Result<Isa> choose_isa() {
@@ -37,12 +73,10 @@ Result<Isa> choose_isa() {
   if (!wanted) {
     return *best;
   }
-  if (*wanted == "avx2") {
-    return Isa::kAvx2;
-  }
-  // The sets above AVX-512 have no kernels of their own yet; as upper limits they allow AVX-512.
-  if (*wanted == "avx512" || *wanted == "avx512_bf16" || *wanted == "amx") {
-    return *best;
+  for (const Isa isa : kAllIsas) {
+    if (*wanted == to_string(isa)) {
+      return std::min(*best, isa);
+    }
   }
   return invalid_argument("FLASHLIFT_ISA is '{}', expected avx2, avx512, avx512_bf16 or amx", *wanted);
 }

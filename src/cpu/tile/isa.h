@@ -11,9 +11,13 @@ namespace flashlift::cpu {
 
 // In ascending order: a machine that has one has all before it.
 enum class Isa : uint8_t {
-  kAvx2,    // AVX2, FMA, F16C
-  kAvx512,  // AVX-512 F, BW, DQ, VL
+  kAvx2,        // AVX2, FMA, F16C
+  kAvx512,      // AVX-512 F, BW, DQ, VL
+  kAvx512Bf16,  // and BF16: the bf16 dot product
+  kAmx,         // and AMX-TILE, AMX-BF16
 };
+
+inline constexpr Isa kAllIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
 const char* to_string(Isa isa);
 

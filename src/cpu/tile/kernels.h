@@ -43,6 +43,8 @@ inline double exponent_base(float max) {
                              : static_cast<double>(max * kLog2E) * kLn2 - static_cast<double>(max) * kLog2EError;
 }
 
+struct PairKernels;  // pairs.h
+
 struct TileKernels {
   Isa isa;
   int lanes;        // floats in a vector
@@ -75,6 +77,8 @@ struct TileKernels {
                   float* o, int64_t o_stride, int64_t o_columns);
   // dst[c] = src[c] * factor, converted to dst's dtype (f32, bf16, f16), dst_stride in elements.
   void (*store_row)(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride);
+
+  const PairKernels* pairs;  // products of bf16 operands; null where the instruction set has none
 };
 
 // The kernels of an instruction set that this machine has.

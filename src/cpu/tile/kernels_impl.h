@@ -269,8 +269,14 @@ void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float sc
 
 float exp2_scalar(float x) { return Vector::reduce_max(Vector::exp2_nonpositive(Vector::set(x))); }
 
-// Replaces a row's scores by exponentials and returns their sum. kLarge: see is_large_score().
-template <bool kLarge>
+// The exponentials in place of the scores.
+struct Exponentials {
+  static void store(float* row, int64_t c, Float p) { Vector::store(row + c, p); }
+  static void finish(float*, int64_t) {}
+};
+
+// Replaces a row's scores by exponentials, which Output stores, and returns their sum. kLarge: see is_large_score().
+template <typename Output, bool kLarge>
 float exponentials(float* row, int64_t columns, float offset) {
   const Float log2e = Vector::set(kLog2E);
   const Float shift = Vector::set(offset);
@@ -283,16 +289,17 @@ float exponentials(float* row, int64_t columns, float offset) {
   for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
     const Float p0 = exponential(Vector::load(row + c));
     const Float p1 = exponential(Vector::load(row + c + kLanes));
-    Vector::store(row + c, p0);
-    Vector::store(row + c + kLanes, p1);
+    Output::store(row, c, p0);
+    Output::store(row, c + kLanes, p1);
     sum0 = Vector::add(sum0, p0);
     sum1 = Vector::add(sum1, p1);
   }
   if (c < columns) {
     const Float p = exponential(Vector::load(row + c));
-    Vector::store(row + c, p);
+    Output::store(row, c, p);
     sum0 = Vector::add(sum0, p);
   }
+  Output::finish(row, columns);
   return Vector::reduce_add(Vector::add(sum0, sum1));
 }
 
@@ -316,8 +323,9 @@ float shrink_exponent(float before, bool before_large, float m, bool large) {
   return large ? -__builtin_fmaf(m, kLog2E, -shift) : shift - m * kLog2E;
 }
 
-void softmax(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state, float* o,
-             int64_t o_stride, int64_t o_columns) {
+template <typename Output>
+void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
+                float* o, int64_t o_stride, int64_t o_columns) {
   for (int64_t r = 0; r < rows; ++r) {
     float* row = s + r * s_stride;
     const float before = state[r].max;
@@ -326,12 +334,13 @@ void softmax(float* s, int64_t s_stride, int64_t rows, int64_t columns, const fl
     float shrink = 1;
     const bool large = !(m > -kLargeScore && m < kLargeScore);
     if (!large) {
-      sum = exponentials<false>(row, columns, m * kLog2E);
+      sum = exponentials<Output, false>(row, columns, m * kLog2E);
     } else if (m == -kMinusInfinity) {
       sum = sum_of_infinite_row(row, columns);
+      Output::finish(row, columns);  // all-zero bits are zeros of every dtype
     } else {
       // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
-      sum = exponentials<true>(row, columns, m == kMinusInfinity ? 0.0f : m);
+      sum = exponentials<Output, true>(row, columns, m == kMinusInfinity ? 0.0f : m);
     }
     if (m != before) {
       const bool before_large = !(before > -kLargeScore && before < kLargeScore);
@@ -382,6 +391,19 @@ void store_row(const float* src, int64_t columns, float factor, void* dst, DType
 
 }  // namespace
 
+#ifdef FLASHLIFT_PAIR_PRODUCT
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE
+#include "cpu/tile/pairs_impl.h"
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+constexpr const PairKernels* kPairs = &kPairKernels;
+}
+#else
+namespace {
+constexpr const PairKernels* kPairs = nullptr;
+}
+#endif
+
 // Called once this machine is known to have the instruction set.
 const TileKernels& kernels();
 const TileKernels& kernels() {
@@ -394,8 +416,9 @@ const TileKernels& kernels() {
                                            .all_finite = all_finite,
                                            .multiply = multiply,
                                            .row_max = row_max,
-                                           .softmax = softmax,
-                                           .store_row = store_row};
+                                           .softmax = softmax_to<Exponentials>,
+                                           .store_row = store_row,
+                                           .pairs = kPairs};
   return kKernels;
 }
 

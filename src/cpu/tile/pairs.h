@@ -1,0 +1,45 @@
+// Micro-kernels over bf16 operands, where the processor multiplies pairs of them and sums in f32: the AVX-512 dot
+// product (VDPBF16PS) and AMX tiles (TDPBF16PS). Both read the same layouts, so only the product itself differs.
+//
+// A is row-major, its rows padded with zeros to `depth_multiple` elements. B is packed into panels like those of
+// kernels.h, with two successive rows of B side by side: element (k, column) of a panel of `width` columns is at
+// (k / 2) * 2 * width + 2 * column + k % 2; the depth is padded with zeros alike.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/kernels.h"
+
+namespace flashlift::cpu {
+
+using Bf16 = uint16_t;  // the upper half of an f32
+
+struct PairKernels {
+  int depth_multiple;  // 2 or 32
+
+  // dst[r * dst_stride + c] = src(r, c) * scale for a power of two, 0 for columns <= c < dst_stride. src is bf16.
+  void (*convert_rows)(const MatrixView& src, int64_t rows, int64_t columns, float scale, Bf16* dst,
+                       int64_t dst_stride);
+  // A panel whose columns are the rows of src, as K is read: B(k, column) = src(column, k), for `rows` columns of
+  // `width` and a depth of `columns`, padded to `depth`. width is a multiple of lanes.
+  void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, Bf16* dst, int64_t width,
+                          int64_t depth);
+  // A panel of src as it is, as V is read: B(k, column) = src(k, column). Returns whether all elements are finite.
+  bool (*pack)(const MatrixView& src, int64_t rows, int64_t columns, Bf16* dst, int64_t width, int64_t depth);
+
+  // C[rows x vectors * lanes] = A[rows x depth] B[depth x vectors * lanes], added to C when `accumulate`.
+  // depth is a multiple of depth_multiple, vectors <= panel_width / lanes.
+  void (*multiply)(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
+                   int64_t c_stride, bool accumulate);
+
+  // TileKernels::softmax, with the exponentials rounded to bf16 into the front half of each row of s and followed by
+  // zeros up to depth_multiple. The sums are those of the exponentials before rounding.
+  void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
+                  float* o, int64_t o_stride, int64_t o_columns);
+
+  // Around all of the above on a thread: AMX has to be configured, and its registers given back.
+  void (*begin)();
+  void (*end)();
+};
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,216 @@
+// The kernels of pairs.h over AVX-512 registers, for the instruction sets that define FLASHLIFT_PAIR_PRODUCT. Included
+// by kernels_impl.h, whose softmax it shares.
+//
+// FLASHLIFT_PAIR_PRODUCT is a header with
+//   Float dot(Float sum, __m512i a, __m512i b)   lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1] over bf16
+//   __m256i round_bf16(Float)
+//   constexpr int kDepthMultiple; void begin_pairs(); void end_pairs();
+//   int64_t multiply_tiles(...)                  as many whole groups of rows as the tiles take; 0 without tiles
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/tile/pairs.h"
+
+#include FLASHLIFT_PAIR_PRODUCT
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+// 32 consecutive or strided elements of a row, those from n on 0.
+__m512i load_pairs(const MatrixView& src, int64_t row, int64_t column, int64_t n) {
+  const Bf16* p = static_cast<const Bf16*>(src.data) + row * src.row_stride + column * src.column_stride;
+  if (src.column_stride == 1) {
+    const __mmask32 mask = n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((1u << n) - 1u);
+    return _mm512_maskz_loadu_epi16(mask, p);
+  }
+  alignas(64) Bf16 elements[32] = {};
+  for (int64_t i = 0; i < n && i < 32; ++i) {
+    elements[i] = p[i * src.column_stride];
+  }
+  return _mm512_load_si512(elements);
+}
+
+// bf16 times a power of two: exact but for what leaves bf16's range, where scaling in f32 rounds the same way.
+__m512i scale_pairs(__m512i x, Float factor) {
+  const Float even = Vector::mul(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), factor);
+  const Float odd = Vector::mul(_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536))), factor);
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return _mm512_or_si512(low, _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(-65536)));
+}
+
+void convert_row_pairs(const MatrixView& src, int64_t rows, int64_t columns, float scale, Bf16* dst,
+                       int64_t dst_stride) {
+  const Float factor = Vector::set(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < dst_stride; c += 32) {
+      const int64_t n = columns - c < 32 ? columns - c : 32;
+      __m512i x = n > 0 ? load_pairs(src, r, c, n) : _mm512_setzero_si512();
+      if (scale != 1.0f) {
+        x = scale_pairs(x, factor);
+      }
+      const int64_t left = dst_stride - c;
+      const __mmask32 mask = left >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((1u << left) - 1u);
+      _mm512_mask_storeu_epi16(dst + r * dst_stride + c, mask, x);
+    }
+  }
+}
+
+// Two rows of 16 elements each become 16 pairs.
+__m512i interleave(__m256i even, __m256i odd) {
+  return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+}
+
+__m256i load_half_row(const MatrixView& src, int64_t row, int64_t column, int64_t n) {
+  const Bf16* p = static_cast<const Bf16*>(src.data) + row * src.row_stride + column * src.column_stride;
+  if (src.column_stride == 1) {
+    return _mm256_maskz_loadu_epi16(n >= 16 ? __mmask16(0xffff) : Vector::first(n), p);
+  }
+  alignas(32) Bf16 elements[16] = {};
+  for (int64_t i = 0; i < n && i < 16; ++i) {
+    elements[i] = p[i * src.column_stride];
+  }
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(elements));
+}
+
+bool pack_pairs(const MatrixView& src, int64_t rows, int64_t columns, Bf16* dst, int64_t width, int64_t depth) {
+  // An exponent of all ones is an infinity or NaN.
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 special = 0;
+  for (int64_t k = 0; k < depth; k += 2) {
+    for (int64_t c = 0; c < width; c += 16) {
+      const int64_t n = columns - c < 16 ? columns - c : 16;
+      const __m256i none = _mm256_setzero_si256();
+      const __m256i even = k < rows && n > 0 ? load_half_row(src, k, c, n) : none;
+      const __m256i odd = k + 1 < rows && n > 0 ? load_half_row(src, k + 1, c, n) : none;
+      const __m512i x = interleave(even, odd);
+      special = static_cast<__mmask32>(special | _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent));
+      _mm512_storeu_si512(dst + k * width + 2 * c, x);
+    }
+  }
+  return special == 0;
+}
+
+void pack_transposed_pairs(const MatrixView& src, int64_t rows, int64_t columns, Bf16* dst, int64_t width,
+                           int64_t depth) {
+  if (src.column_stride != 1) {
+    const MatrixView t{src.data, src.dtype, src.column_stride, src.row_stride};
+    pack_pairs(t, columns, rows, dst, width, depth);
+    return;
+  }
+  // A pair is as large as an f32, so the transpose of 16 x 16 floats is one of 16 x 16 pairs.
+  for (int64_t r = 0; r < width; r += 16) {
+    for (int64_t c = 0; c < depth; c += 32) {
+      const int64_t n = columns - c < 32 ? columns - c : 32;
+      Float block[16];
+      for (int i = 0; i < 16; ++i) {
+        block[i] = r + i < rows && n > 0 ? _mm512_castsi512_ps(load_pairs(src, r + i, c, n)) : Vector::zero();
+      }
+      Vector::transpose(block);
+      for (int i = 0; i < 16 && c + 2 * i < depth; ++i) {
+        _mm512_storeu_ps(dst + (c + 2 * i) * width + 2 * r, block[i]);
+      }
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+void multiply_pair_group(int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c, int64_t c_stride,
+                         bool accumulate) {
+  Float acc[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
+    }
+  }
+  for (int64_t k = 0; k < depth; k += 2) {
+    __m512i column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = _mm512_loadu_si512(b + 2 * v * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      int32_t pair;
+      __builtin_memcpy(&pair, a + r * a_stride, sizeof(pair));
+      const __m512i x = _mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = dot(acc[r][v], x, column[v]);
+      }
+    }
+    a += 2;
+    b += 2 * kVectors * kLanes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector::store(c + r * c_stride + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+void multiply_pair_rest(int64_t rows, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
+                        int64_t c_stride, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      multiply_pair_group<kRows, kVectors>(depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_pair_rest<kRows - 1, kVectors>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
+}
+
+template <int kVectors>
+void multiply_pair_panel(int64_t rows, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
+                         int64_t c_stride, bool accumulate) {
+  constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
+  int64_t r = multiply_tiles(rows, kVectors, depth, a, a_stride, b, c, c_stride, accumulate);
+  for (; r + kRows <= rows; r += kRows) {
+    multiply_pair_group<kRows, kVectors>(depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride, accumulate);
+  }
+  multiply_pair_rest<kRows - 1, kVectors>(rows - r, depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride,
+                                          accumulate);
+}
+
+void multiply_pairs(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
+                    int64_t c_stride, bool accumulate) {
+  switch (vectors) {
+    case 1:
+      return multiply_pair_panel<1>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    case 2:
+      return multiply_pair_panel<2>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    case 3:
+      return multiply_pair_panel<3>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    default:
+      return multiply_pair_panel<4>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  }
+}
+
+// Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row.
+struct RoundedExponentials {
+  static void store(float* row, int64_t c, Float p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bf16*>(row) + c), round_bf16(p));
+  }
+  static void finish(float* row, int64_t columns) {
+    for (int64_t c = columns; c % kDepthMultiple != 0; c += kLanes) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bf16*>(row) + c), _mm256_setzero_si256());
+    }
+  }
+};
+
+constexpr PairKernels kPairKernels = {.depth_multiple = kDepthMultiple,
+                                      .convert_rows = convert_row_pairs,
+                                      .pack_transposed = pack_transposed_pairs,
+                                      .pack = pack_pairs,
+                                      .multiply = multiply_pairs,
+                                      .softmax = softmax_to<RoundedExponentials>,
+                                      .begin = begin_pairs,
+                                      .end = end_pairs};
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

@@ -1,0 +1,17 @@
+// The bf16 dot product in f32 arithmetic, for processors without it.
+#pragma once
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+Float dot(Float sum, __m512i a, __m512i b) {
+  const __m512i upper = _mm512_set1_epi32(-65536);
+  const auto even = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+  const auto odd = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };
+  return Vector::fma(even(a), even(b), Vector::fma(odd(a), odd(b), sum));
+}
+
+__m256i round_bf16(Float x) { return Vector::narrow_bf16(x); }
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

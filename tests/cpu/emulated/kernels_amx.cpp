@@ -1,0 +1,8 @@
+// The AMX kernels as they are, over emulated tiles: needs AVX-512.
+#define FLASHLIFT_ISA_NAMESPACE emulated_amx
+#define FLASHLIFT_ISA_VALUE Isa::kAvx512
+#define FLASHLIFT_PAIR_PRODUCT "emulated/product_amx.h"
+
+#include "cpu/tile/vector_avx512.h"
+
+#include "cpu/tile/kernels_impl.h"

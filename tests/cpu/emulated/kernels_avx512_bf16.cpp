@@ -1,0 +1,8 @@
+// The bf16 pair kernels as they are, over an emulated dot product: needs AVX-512.
+#define FLASHLIFT_ISA_NAMESPACE emulated_avx512_bf16
+#define FLASHLIFT_ISA_VALUE Isa::kAvx512
+#define FLASHLIFT_PAIR_PRODUCT "emulated/product_avx512_bf16.h"
+
+#include "cpu/tile/vector_avx512.h"
+
+#include "cpu/tile/kernels_impl.h"
