@@ -58,7 +58,7 @@ def test_compile_of_dynamic_lengths():
 
 
 def test_opcheck():
-    import flashlift.torch._native  # noqa: F401: it registers the operator
+    import flashlift.torch._native  # noqa: F401 - it registers the operator
 
     q, k, v = tensors(length=20)
     program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"
@@ -73,7 +73,12 @@ def test_opcheck():
 def test_sdpa(is_causal):
     q, k, v = tensors()
     expected = torch.nn.functional.scaled_dot_product_attention
-    for given in ([q, k, v], [q[0], k[0], v[0]], [q[0, 0], k[0, 0], v[0, 0]], [one.unflatten(0, (2, 1)) for one in (q, k, v)]):
+    for given in (
+        [q, k, v],
+        [q[0], k[0], v[0]],
+        [q[0, 0], k[0, 0], v[0, 0]],
+        [one.unflatten(0, (2, 1)) for one in (q, k, v)],
+    ):
         ours = scaled_dot_product_attention(*given, is_causal=is_causal)
         torch.testing.assert_close(ours, expected(*given, is_causal=is_causal), atol=2e-6, rtol=1e-5)
     grouped = scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=is_causal, enable_gqa=True, scale=0.3)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions
 
-from flashlift.torch._native import DTYPES
+from flashlift.torch._native import DEVICES, DTYPES
 
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
@@ -37,10 +37,14 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         )
     if any(one.dim() != 4 for one in tensors.values()):
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors [batch, heads, length, depth]")
-    if query.device.type != "cpu":
-        raise NotImplementedError(f"flashlift.torch runs on the CPU so far, got tensors on {query.device}")
-    if query.dtype not in DTYPES:
-        raise NotImplementedError(f"query has dtype {query.dtype}; expected float32, bfloat16 or float16")
+    if query.device.type not in DEVICES:
+        raise ValueError(
+            f"FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on {query.device.type} device."
+        )
+    if query.dtype not in (*DTYPES, torch.float64):
+        raise NotImplementedError(
+            f"query has dtype {query.dtype}; expected float32, bfloat16 or float16 (or float64, computed unfused)"
+        )
     if key.size(1) != value.size(1) or key.size(2) != value.size(2) or key.size(0) != value.size(0):
         raise ValueError(f"key and value differ in batch, heads or length: {list(key.shape)} and {list(value.shape)}")
     if not enable_gqa and query.size(1) != key.size(1):
@@ -116,7 +120,16 @@ def check_options(kernel_options: Mapping[str, Any] | None) -> None:
 
 
 _FURTHER_OPTIONS = {
-    *("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "WRITE_DQ", "SPARSE_Q_BLOCK_SIZE", "SPARSE_KV_BLOCK_SIZE", "IS_DIVISIBLE"),
+    *(
+        "BLOCK_M1",
+        "BLOCK_N1",
+        "BLOCK_M2",
+        "BLOCK_N2",
+        "WRITE_DQ",
+        "SPARSE_Q_BLOCK_SIZE",
+        "SPARSE_KV_BLOCK_SIZE",
+        "IS_DIVISIBLE",
+    ),
     *("SM_SCALE", "GQA_SHARED_HEADS", "HAS_FULL_BLOCKS", "QK_HEAD_DIM", "V_HEAD_DIM", "FLOAT32_PRECISION", "USE_TMA"),
 }
 

@@ -13,6 +13,7 @@ from torch._dynamo.variables import higher_order_ops
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flashlift.torch._mods import Leaves
 from flashlift.torch._trace import trace
 
 _NAME = "flashlift_flex_attention"
@@ -42,7 +43,7 @@ class _FlexAttention(HigherOrderOperator):
             ("mask_mod", block_mask[-1], mask_captures),
         ):
             stand_ins = [_stand_in(one) for one in captured]
-            programs.append((trace(graph, kind, [], stand_ins), list(captured)))
+            programs.append((trace(graph, kind, [], stand_ins), Leaves(list(captured))))
         sinks = block_mask[0] if options["sinks"] else None
         scale = scale if options["scale"] else None
         out, lse, maximum = attend(query, key, value, programs, scale, sinks, options["want_max"])
@@ -84,7 +85,9 @@ def flex_attention_in_graph(
     )
 
 
-def _same_score(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+def _same_score(
+    score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+) -> torch.Tensor:
     return score
 
 

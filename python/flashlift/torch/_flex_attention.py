@@ -9,10 +9,11 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flashlift.torch import _checks
 from flashlift.torch._block_mask import mask_mod_of
-from flashlift.torch._mods import traced
+from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._native import call
 from flashlift.torch._program import Bounds
 from flashlift.torch._trace import Trace
+from flashlift.torch._unfused import attend_unfused
 
 Mod = Callable[..., torch.Tensor]
 
@@ -35,7 +36,8 @@ def flex_attention(
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
 
     query [batch, q_heads, q_len, depth], key [batch, kv_heads, kv_len, depth], value [batch, kv_heads, kv_len,
-    value_depth]: float32, bfloat16 or float16 on the CPU, of any strides. Grouped heads need enable_gqa, as in PyTorch.
+    value_depth]: float32, bfloat16 or float16, on the CPU or on one CUDA device, of any strides. float64 is computed
+    unfused. Grouped heads need enable_gqa, as in PyTorch.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
     are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
     block_mask: a BlockMask of PyTorch's. Its mask_mod is what counts; where it has none (cut out of another, or made
@@ -44,9 +46,13 @@ def flex_attention(
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
     return_aux: which of lse and max_scores to return too (natural logarithms, float32).
 
-    A query with no key left gives 0, and an lse of -inf. Gradients are refused when they are asked for.
+    A query with no key left gives 0, and an lse of -inf. On the CPU the gradients by query, key, value, what score_mod
+    captures and the sinks are computed, through out and lse alike (max_scores has none); the bits are the same in each
+    run. Second derivatives are refused, and so is any gradient on CUDA devices.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = _autocast(query, key, value)
     _checks.check_tensors(query, key, value, enable_gqa)
     _checks.check_batch(query, key, block_mask)
     if kernel_options:
@@ -56,7 +62,12 @@ def flex_attention(
         _checks.check_block_mask(query, key, block_mask)
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
     aux = return_aux or AuxRequest(lse=return_lse)
-    if torch.compiler.is_dynamo_compiling():
+    if query.dtype == torch.float64:
+        if query.size(0) != key.size(0):
+            key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
+        out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
+        max_scores = max_scores if aux.max_scores else None
+    elif torch.compiler.is_dynamo_compiling():
         out, lse, max_scores = in_graph(query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores)
         max_scores = max_scores if aux.max_scores else None
     else:
@@ -72,7 +83,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    programs: list[tuple[Trace, list[torch.Tensor]]],
+    programs: list[tuple[Trace, Leaves]],
     scale: float | None,
     sinks: torch.Tensor | None,
     want_max: bool,
@@ -86,7 +97,7 @@ def attend(
     for trace, leaves in programs:
         text, sources = trace.program(bounds)
         features.append(text)
-        captures += trace.tensors(sources, leaves)
+        captures += trace.tensors(sources, *leaves, device=query.device)
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
@@ -103,6 +114,7 @@ def attend(
     query, key = query.detach().float(), key.detach().float()
     ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
     scores_only = " ".join(one for one in features if not one.startswith("sinks="))
+    captures = [one.detach() for one in captures]
     sums, plain_lse = call(query, key, ones, captures, None, "unnormalized " + scores_only, scale)
     maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
     return out, lse, maximum
@@ -113,6 +125,12 @@ def in_graph(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from flashlift.torch._dynamo import flex_attention_in_graph
 
     return flex_attention_in_graph(*args)
+
+
+def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """As PyTorch's: everything but float64 in the type that autocast asks for."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return [one.to(dtype) if one.is_floating_point() and one.dtype != torch.float64 else one for one in tensors]
 
 
 def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -1,45 +1,110 @@
 """Mods found again: which tensors a Python function captures, and its trace, kept for functions of the same structure.
 
-Two functions have the same structure if they have the same code and captured equal things: the same numbers, tensors of
-the same shape and type, functions of the same structure. A function of the same structure gives the same program, whatever
-object it is and whatever its tensors hold.
+Two functions have the same structure if they have the same code and captured equal things: tensors of the same shape and
+type, functions of the same structure. A function of the same structure gives the same program, whatever object it is and
+whatever its tensors hold.
+
+Numbers become part of the program at first: a compiler makes more of a window of 256 than of a window that a call brings.
+A number that turns out to differ from call to call is then made an argument, so that the hundredth window compiles
+nothing. Where a mod needs it as a number, to count a loop or to shape a tensor, it stays what it was.
 """
 
 import functools
 import inspect
+import math
 import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import flex_attention as _torch_flex
 
-from flashlift.torch._trace import Trace, trace
+from flashlift.torch._trace import Trace, as_tensor, trace
 
-_CAPACITY = 1024
+_CAPACITY = 1024  # structures
+_VARIANTS = 64  # traces of one structure that differ in numbers
 _MAX_ITEMS = 1024  # of one captured list or dictionary
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_cache: OrderedDict[Hashable, Trace] = OrderedDict()
+_EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
+_WRAPPER = getattr(_torch_flex, "_MaskModWrapper", None)  # what PyTorch may put around the mask_mod of a BlockMask
 _lock = threading.Lock()
 
 
-def traced(mod: Callable, kind: str) -> tuple[Trace, list[torch.Tensor]]:
-    """The trace of a mod, and the tensors that this very function captures."""
+class _Family:
+    """The traces of functions that differ at most in their numbers."""
+
+    def __init__(self) -> None:
+        self.varying: frozenset[int] = frozenset()  # the places of numbers that are arguments
+        self.fixed: frozenset[int] = frozenset()  # places of numbers that cannot be
+        self.latest: tuple[Hashable, ...] | None = None
+        self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
+
+
+_families: OrderedDict[Hashable, _Family] = OrderedDict()
+
+
+class Leaves(NamedTuple):
+    """What one function captures, as far as its program reads it."""
+
+    tensors: list[torch.Tensor]
+    numbers: list[int | float] = []
+
+
+def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
+    """The trace of a mod, and the tensors and numbers that this very function captures."""
     walk = _Walk()
     key = (kind, walk.of(mod, frozenset()))
+    # 0.0 and -0.0 are equal, and False == 0: zeros go by what they are written as.
+    values = tuple([one or repr(one) for one in walk.numbers])
     with _lock:
-        found = _cache.get(key)
+        family = _families.get(key)
+        if family is None:
+            family = _families[key] = _Family()
+            if len(_families) > _CAPACITY:
+                _families.popitem(last=False)
+        else:
+            _families.move_to_end(key)
+        varying = family.varying
+        found = family.traces.get(_variant(values, varying))
         if found is not None:
-            _cache.move_to_end(key)
-            return found, walk.tensors
-    made = trace(mod, kind, walk.tensors)
+            return found, _leaves(walk, varying)
+        if family.latest is not None and values:
+            varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
+    made = None
+    if varying:
+        made = _trace_with_arguments(mod, kind, walk, varying)
+        if made is None:
+            with _lock:
+                family.fixed |= varying
+                family.varying = frozenset()
+            varying = frozenset()
+    made = made or trace(mod, kind, walk.tensors)
     with _lock:
-        _cache[key] = made
-        if len(_cache) > _CAPACITY:
-            _cache.popitem(last=False)
-    return made, walk.tensors
+        family.varying, family.latest = varying, values
+        family.traces[_variant(values, varying)] = made
+        if len(family.traces) > _VARIANTS:
+            family.traces.popitem(last=False)
+    return made, _leaves(walk, varying)
+
+
+def _variant(values: tuple[Hashable, ...], varying: frozenset[int]) -> Hashable:
+    return (varying, *(one for i, one in enumerate(values) if i not in varying)) if varying else values
+
+
+def _leaves(walk: "_Walk", varying: frozenset[int]) -> Leaves:
+    return Leaves(walk.tensors, [walk.numbers[i] for i in sorted(varying)] if varying else [])
+
+
+def _trace_with_arguments(mod: Callable, kind: str, walk: "_Walk", varying: frozenset[int]) -> Trace | None:
+    """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
+    numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
+    try:
+        copy = _Copy(numbers).of(mod)
+        return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
+    except Exception:  # noqa: BLE001 - whatever the mod raised, it will tell with its own numbers if it is at fault
+        return None
 
 
 class _Identity:
@@ -67,18 +132,44 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+def _globals_read(function: types.FunctionType) -> list[str]:
+    globals_ = function.__globals__
+    return [
+        name
+        for name in _sorted_names_in(function.__code__)
+        if name in globals_ and not isinstance(globals_[name], types.ModuleType)
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _sorted_names_in(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(sorted(_names_in(code)))
+
+
+def _is_torchs_own(function: types.FunctionType) -> bool:
+    module = function.__module__
+    return module is not None and module.split(".", 1)[0] == "torch" and not function.__code__.co_freevars
+
+
 class _Walk:
     """One pass over all that a function captures. Of objects, only attributes that the function names are looked at."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.numbers: list[int | float] = []  # those that may become arguments
         self._places: dict[int, int] = {}
         self._open: set[int] = set()
+        self._in_object = 0
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
-        if kind in _SCALARS:
-            return (kind, repr(value)) if kind is float else (kind, value)
+        if kind is int or kind is float:
+            if self._in_object or not _may_be_argument(value):
+                return (kind, repr(value))
+            self.numbers.append(value)
+            return kind
+        if kind in _EXACT:
+            return (kind, value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if id(value) in self._open:  # a function that refers to itself
@@ -102,21 +193,32 @@ class _Walk:
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.MethodType:
-            return (self._function(value.__func__), self.of(value.__self__, names | _names_in(value.__func__.__code__)))
+            names = names | _names_in(value.__func__.__code__)
+            return (self._function(value.__func__), self._inside(value.__self__, names))
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
             return ("partial", *(self.of(part, names) for part in parts))
         if kind in (tuple, list) and len(value) <= _MAX_ITEMS:
             return (kind, *(self.of(item, names) for item in value))
         if kind is dict and len(value) <= _MAX_ITEMS:
-            return (dict, *((self.of(key, names), self.of(item, names)) for key, item in value.items()))
+            return (dict, *((self._inside(key, names), self.of(item, names)) for key, item in value.items()))
+        if kind is _WRAPPER:
+            return self.of(value.fn, names)
         if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)) or not hasattr(value, "__dict__"):
             return _Identity(value)
-        return self._object(value, names)
+        return self._inside(value, names, self._object)
+
+    def _inside(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
+        """Of something that _Copy does not copy, so that its numbers cannot be arguments."""
+        self._in_object += 1
+        try:
+            return (visit or self.of)(value, names)
+        finally:
+            self._in_object -= 1
 
     def _function(self, function: types.FunctionType) -> Hashable:
         code = function.__code__
-        if function.__module__ is not None and function.__module__.split(".")[0] == "torch" and not code.co_freevars:
+        if _is_torchs_own(function):
             return code
         names = _names_in(code)
         cells = []
@@ -126,17 +228,13 @@ class _Walk:
             except ValueError:  # not assigned yet
                 cells.append("empty")
         globals_ = function.__globals__
-        read = tuple(
-            (name, self.of(globals_[name], names))
-            for name in sorted(names)
-            if name in globals_ and not isinstance(globals_[name], types.ModuleType)
-        )
+        read = tuple([(name, self.of(globals_[name], names)) for name in _globals_read(function)])
         defaults = function.__defaults__, function.__kwdefaults__
         return (code, *cells, read, *(None if one is None else self.of(one, names) for one in defaults))
 
     def _object(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
-        call = getattr(kind, "__call__", None)  # noqa: B004: its code, not whether there is one
+        call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
         parts: list[Hashable] = [kind]
         if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
             parts.append(self._function(call))
@@ -157,11 +255,74 @@ class _Walk:
                 if module.split(".")[0] != "torch":
                     parts.append((name, self._function(member)))
                     pending |= _names_in(member.__code__) - seen
-            elif isinstance(member, _SCALARS) and member is not None:
-                parts.append((name, member))
+            elif isinstance(member, (int, float, *_EXACT)) and member is not None:
+                parts.append((name, type(member), repr(member)))
         fields = dict(vars(value))
         if isinstance(value, torch.nn.Module):
             fields |= value._parameters | value._buffers | value._modules
         wanted = frozenset(seen)
         parts.extend((name, self.of(fields[name], wanted)) for name in sorted(wanted & fields.keys()))
         return tuple(parts)
+
+
+def _may_be_argument(value: int | float) -> bool:
+    """Numbers that a program's 32 bits hold. Infinities stay in the program: they mean that something is masked."""
+    return -(2**31) <= value < 2**31 if type(value) is int else math.isfinite(value)
+
+
+class _Copy:
+    """Functions with some of their numbers replaced, which are counted as _Walk meets them."""
+
+    def __init__(self, numbers: dict[int, torch.Tensor]) -> None:
+        self._numbers = numbers
+        self._next = 0
+        self._open: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is int or kind is float:
+            if not _may_be_argument(value):
+                return value
+            self._next += 1
+            return self._numbers.get(self._next - 1, value)
+        if kind in _EXACT or isinstance(value, torch.Tensor) or id(value) in self._open:
+            return value
+        self._open.add(id(value))
+        try:
+            return self._composite(value, kind)
+        finally:
+            self._open.discard(id(value))
+
+    def _composite(self, value: Any, kind: type) -> Any:
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is functools.partial:
+            parts = (value.func, value.args, value.keywords)
+            func, args, keywords = (self.of(part) for part in parts)
+            return functools.partial(func, *args, **keywords)
+        if kind in (tuple, list) and len(value) <= _MAX_ITEMS:
+            return kind([self.of(item) for item in value])
+        if kind is dict and len(value) <= _MAX_ITEMS:
+            return {key: self.of(item) for key, item in value.items()}
+        if kind is _WRAPPER:
+            return self.of(value.fn)
+        return value
+
+    def _function(self, function: types.FunctionType) -> Callable:
+        code = function.__code__
+        if _is_torchs_own(function):
+            return function
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(types.CellType(self.of(cell.cell_contents)))
+            except ValueError:
+                cells.append(cell)
+        names = _globals_read(function)
+        globals_ = dict(function.__globals__) | {name: self.of(function.__globals__[name]) for name in names}
+        defaults, keyword_defaults = (
+            None if one is None else self.of(one) for one in (function.__defaults__, function.__kwdefaults__)
+        )
+        copy = types.FunctionType(code, globals_, function.__name__, defaults, tuple(cells) or None)
+        copy.__kwdefaults__ = keyword_defaults
+        return copy

@@ -1,4 +1,4 @@
-"""Compiled attentions for PyTorch tensors, and the operator torch.ops.flashlift.attention."""
+"""Compiled attentions for PyTorch tensors, and the operators torch.ops.flashlift.attention and attention_backward."""
 
 import ctypes
 import functools
@@ -9,46 +9,87 @@ import torch
 
 from flashlift._attention import Attention
 from flashlift._errors import UnsupportedError
-from flashlift._library import Arguments, DLDataType, DLDevice, DLTensor, check
-from flashlift._tensor import CPU
+from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, check
 from flashlift.torch._program import DTYPE_NAMES
 
-_DL_TYPES = {
-    torch.bool: (6, 8),
-    torch.int8: (0, 8),
-    torch.uint8: (1, 8),
-    torch.int16: (0, 16),
-    torch.int32: (0, 32),
-    torch.uint32: (1, 32),
-    torch.int64: (0, 64),
-    torch.float16: (2, 16),
-    torch.bfloat16: (4, 16),
-    torch.float32: (2, 32),
-    torch.float64: (2, 64),
-}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")
 
-_ARRAYS = [ctypes.c_int64 * rank for rank in range(65)]
-_CPU = DLDevice(CPU, 0)
+_POINTER = ctypes.POINTER(DLTensor)
+_pointer_in = ctypes.PYFUNCTYPE(_POINTER, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def _view(tensor: torch.Tensor) -> DLTensor:
-    array = _ARRAYS[tensor.dim()]
-    code, bits = _DL_TYPES[tensor.dtype]
-    return DLTensor(
-        tensor.data_ptr(), _CPU, tensor.dim(), DLDataType(code, bits, 1), array(*tensor.shape), array(*tensor.stride()), 0
-    )
+class _Views:
+    """DLPack views of tensors, alive as long as this is. torch makes them faster than ctypes would."""
+
+    def __init__(self) -> None:
+        self._capsules: list[object] = []
+
+    def of(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
+        capsule = torch._C._to_dlpack(tensor)
+        self._capsules.append(capsule)
+        return _pointer_in(capsule, b"dltensor")
+
+    def list_of(self, tensors: Sequence[torch.Tensor | None]) -> ctypes.Array:
+        return (_POINTER * len(tensors))(*[_POINTER() if one is None else self.of(one) for one in tensors])
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        captures: Sequence[torch.Tensor],
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> Arguments:
+        arguments = Arguments(
+            struct_size=ctypes.sizeof(Arguments),
+            q=self.of(query),
+            k=self.of(key),
+            v=self.of(value),
+            out=self.of(out),
+            lse=self.of(lse),
+            captures=self.list_of(captures),
+            capture_count=len(captures),
+        )
+        if sinks is not None:
+            arguments.sinks = self.of(sinks)
+        return arguments
 
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    q_heads: int, kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype, scale: float, features: str
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    scale: float,
+    features: str,
+    device: torch.device,
 ) -> Attention:
     # Batch and lengths are those of a call: what stands here is never used.
     return Attention(
         f"attn b1 hq{q_heads} hkv{kv_heads} sq1 skv1 dqk{head_dim} dv{value_dim} {DTYPE_NAMES[dtype]} "
-        f"scale={scale!r} lse {features}"
+        f"scale={scale!r} lse {features}",
+        str(device),
     )
+
+
+def _compiled_for(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, features: str, scale: float
+) -> Attention:
+    return _compiled(
+        query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.dtype, scale, features, query.device
+    )
+
+
+def _options(device: torch.device) -> RunOptions | None:
+    """On a GPU, torch's current stream: what is queued there before and after stays in order."""
+    if device.type == "cpu":
+        return None
+    return RunOptions(ctypes.sizeof(RunOptions), None, torch.cuda.current_stream(device).cuda_stream)
 
 
 def run(
@@ -61,25 +102,12 @@ def run(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs an attention and returns (out, lse). features: the programs, in the words of the problem text."""
-    attention = _compiled(
-        query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.dtype, scale, features
-    )
+    attention = _compiled_for(query, key, value, features, scale)
     out, lse = empty_results(query, value)
-    views = [_view(tensor) for tensor in captures]
-    arguments = Arguments(
-        struct_size=ctypes.sizeof(Arguments),
-        q=ctypes.pointer(_view(query)),
-        k=ctypes.pointer(_view(key)),
-        v=ctypes.pointer(_view(value)),
-        out=ctypes.pointer(_view(out)),
-        lse=ctypes.pointer(_view(lse)),
-        captures=(ctypes.POINTER(DLTensor) * len(views))(*map(ctypes.pointer, views)),
-        capture_count=len(views),
-    )
-    if sinks is not None:
-        arguments.sinks = ctypes.pointer(_view(sinks))
+    views = _Views()
+    arguments = views.forward(query, key, value, captures, sinks, out, lse)
     library = attention._library
-    check(library, library.flashlift_attention_run(attention._handle, arguments, None))
+    check(library, library.flashlift_attention_run(attention._handle, arguments, _options(query.device)))
     return out, lse
 
 
@@ -94,7 +122,7 @@ def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tenso
     return out, query.new_empty((batch, heads, length), dtype=torch.float32)
 
 
-@torch.library.custom_op("flashlift::attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("flashlift::attention", mutates_args=(), device_types=DEVICES)
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -112,14 +140,174 @@ def _(query, key, value, captures, sinks, features, scale):  # noqa: ANN001, ANN
     return empty_results(query, value)
 
 
-def _no_backward(ctx, *grads):  # noqa: ANN001, ANN002, ANN202
+@torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
+def attention_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+    wanted: Sequence[int],
+    features: str,
+    scale: float,
+) -> list[torch.Tensor]:
+    """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
+    if query.device.type != "cpu":
+        raise UnsupportedError(
+            "flashlift: no backward on CUDA devices yet; call it under torch.no_grad(), detach its inputs, or use "
+            "PyTorch's own attention where gradients are needed"
+        )
+    attention = _compiled_for(query, key, value, features, scale)
+    gradients = _empty_gradients(query, key, value, captures, sinks, wanted)
+    d_captures: list[torch.Tensor | None] = [None] * len(captures)
+    for place, gradient in zip(wanted, gradients[3:], strict=False):
+        d_captures[place] = gradient
+    views = _Views()
+    forward = views.forward(query, key, value, captures, sinks, out, lse)
+    arguments = BackwardArguments(
+        struct_size=ctypes.sizeof(BackwardArguments),
+        forward=ctypes.pointer(forward),
+        d_out=views.of(grad_out),
+        d_q=views.of(gradients[0]),
+        d_k=views.of(gradients[1]),
+        d_v=views.of(gradients[2]),
+        d_captures=views.list_of(d_captures),
+    )
+    if grad_lse is not None:
+        arguments.d_lse = views.of(grad_lse)
+    if sinks is not None:
+        arguments.d_sinks = views.of(gradients[-1])
+    library = attention._library
+    check(library, library.flashlift_attention_run_backward(attention._handle, arguments, _options(query.device)))
+    return gradients
+
+
+def _empty_gradients(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+    wanted: Sequence[int],
+) -> list[torch.Tensor]:
+    """Each of its tensor's own shape and type, dense: a captured tensor may be expanded, its gradient must not be."""
+    like = [query, key, value, *(captures[i] for i in wanted), *([] if sinks is None else [sinks])]
+    return [one.new_empty(one.shape) for one in like]
+
+
+@attention_backward.register_fake
+def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, wanted, features, scale):  # noqa: ANN001, ANN202
+    return _empty_gradients(query, key, value, captures, sinks, wanted)
+
+
+def _save(ctx, inputs, output):  # noqa: ANN001, ANN202
+    query, key, value, captures, sinks, features, scale = inputs
+    ctx.save_for_backward(query, key, value, *output, sinks, *captures)
+    ctx.features, ctx.scale = features, scale
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN202
+    query, key, value, out, lse, sinks, *captures = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    by_capture = needed[3] if isinstance(needed[3], (list, tuple)) else [needed[3]] * len(captures)
+    wanted = [i for i, one in enumerate(by_capture) if one and captures[i].is_floating_point()]
+    gradients = torch.ops.flashlift.attention_backward(
+        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, wanted, ctx.features, ctx.scale
+    )
+    d_captures: list[torch.Tensor | None] = [None] * len(captures)
+    for place, gradient in zip(wanted, gradients[3:], strict=False):
+        d_captures[place] = gradient
+    return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None
+
+
+attention.register_autograd(_backward, setup_context=_save)
+
+
+def _no_second_derivative(ctx, *grads):  # noqa: ANN001, ANN002, ANN202
     raise UnsupportedError(
-        "flashlift: no CPU backward yet; call it under torch.no_grad(), detach its inputs, or use PyTorch's own "
-        "attention where gradients are needed"
+        "flashlift: attention has no second derivative; do without create_graph=True, or use unfused attention (inputs "
+        "of float64 are computed unfused)"
     )
 
 
-attention.register_autograd(_no_backward)
+attention_backward.register_autograd(_no_second_derivative)
+
+
+def _results_over(info, in_dims, args, function):  # noqa: ANN001, ANN202
+    """vmap by a loop: the results of `function` for each slice, stacked. A program may read the batch index, so that a
+    dimension cannot simply join the batch; and one attention is work enough for the machine."""
+    slices = []
+    for i in range(info.batch_size):
+        here = [one.select(dim, i) if type(dim) is int else one for one, dim in zip(args, in_dims, strict=True)]
+        slices.append(function(*here))
+    stacked = tuple(None if one[0] is None else torch.stack(one) for one in zip(*slices, strict=True))
+    return stacked, tuple(None if one is None else 0 for one in stacked)
+
+
+class _Attention(torch.autograd.Function):
+    """The same operator for torch.func's transforms, which do not go through an operator's own autograd formula."""
+
+    @staticmethod
+    def forward(query, key, value, sinks, features, scale, *captures):  # noqa: ANN001, ANN002, ANN205
+        return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, features, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
+        query, key, value, sinks, ctx.features, ctx.scale, *captures = inputs
+        ctx.save_for_backward(query, key, value, *output, sinks, *captures)
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN205
+        saved = ctx.saved_tensors
+        wanted = [i for i, one in enumerate(saved[6:]) if ctx.needs_input_grad[6 + i] and one.is_floating_point()]
+        gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
+        d_captures = [None] * len(saved[6:])
+        for place, gradient in zip(wanted, gradients[3:], strict=False):
+            d_captures[place] = gradient
+        return *gradients[:3], None if saved[5] is None else gradients[-1], None, None, *d_captures
+
+    @staticmethod
+    def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
+        return _results_over(info, in_dims, args, _Attention.apply)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, sinks, *captures):  # noqa: ANN001, ANN002, ANN205
+        backward = torch.ops.flashlift.attention_backward
+        arguments = grad_out, grad_lse, query, key, value, out, lse, list(captures), sinks, wanted, features, scale
+        return tuple(backward(*arguments))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
+        return _results_over(info, in_dims, args, _AttentionBackward.apply)
+
+
+def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but the kernel has to see a call: no gradient, no transform, no mode, no subclass."""
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    grad = torch.is_grad_enabled()
+    return all([_is_plain_tensor(one) and not (grad and one.requires_grad) for one in tensors])
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
 
 
 def call(
@@ -131,7 +319,12 @@ def call(
     features: str,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator, with a subnormal or infinite scale refused before anything else sees it."""
+    """The operator, or where that makes no difference what it does: the way through torch's dispatcher, in Python,
+    takes longer than a short attention. An infinite scale is refused before anything else sees it."""
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    return attention(query, key, value, list(captures), sinks, features, scale)
+    if torch._C._are_functorch_transforms_active():
+        return _Attention.apply(query, key, value, sinks, features, scale, *captures)
+    if _is_plain((query, key, value, *captures) if sinks is None else (query, key, value, sinks, *captures)):
+        return run(query, key, value, captures, sinks, features, scale)
+    return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, features, scale)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from flashlift.torch._arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY
 from flashlift.torch._program import Builder, Node, type_of
-from flashlift.torch._trace import TraceError, Tracer, where
+from flashlift.torch._trace import Symbol, TraceError, Tracer, where
 from flashlift.torch._values import Index, Value, broadcast, broadcast_index, reshaped
 
 # A reduction, or a search, over more elements than this is refused: it is unrolled.
@@ -22,12 +22,17 @@ _MAX_UNROLLED = 256
 
 Handler = Callable[[Tracer, Any, tuple, dict], Any]
 _TABLE: dict[str, Handler] = {}
+_TAKE_SYMBOLS: set[str] = set()  # operations whose numbers may be arguments of the program
 
 
 def translate(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> Any:
     """The traced result of an operation, or NotImplemented."""
     name = _name(func)
     handler = _TABLE.get(name)
+    if name.removesuffix("_") not in _TAKE_SYMBOLS and any(
+        isinstance(one, Symbol) for one in (*args, *kwargs.values())
+    ):
+        raise TraceError(f"{func} needs a number that does not change from call to call{where()}")
     if handler is not None:
         return handler(tracer, func, args, kwargs)
     # add_ and kin: the same operation, whose result its first argument then stands for.
@@ -54,8 +59,13 @@ def _infer(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     """The result's type and shape. On scalars the operation itself is the quickest way to it; larger tensors go
     without memory."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    if any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
+        func = func.overloadpacket  # the overload that was called takes a tensor in place of the number
+        args, kwargs = tree_map_only(Symbol, lambda one: type(one).__base__(one), (args, kwargs))
     if any(one.dim() for one in tensors):
-        args, kwargs = tree_map_only(torch.Tensor, lambda one: one if one.dim() == 0 else one.to("meta"), (args, kwargs))
+        args, kwargs = tree_map_only(
+            torch.Tensor, lambda one: one if one.dim() == 0 else one.to("meta"), (args, kwargs)
+        )
     return func(*args, **kwargs)
 
 
@@ -65,6 +75,8 @@ def _operand(tracer: Tracer, given: Any, dtype: torch.dtype) -> Value:
     if isinstance(given, torch.Tensor):
         value = tracer.value_of(given)
         return Value(dtype, value.shape, lambda index: tracer.builder.convert(value.at(index), type_))
+    if isinstance(given, Symbol):
+        return Value.scalar(dtype, tracer.builder.convert(given.node, type_))
     return Value.scalar(dtype, tracer.builder.constant(given, type_))
 
 
@@ -86,7 +98,8 @@ def _elementwise(
 
 
 def _exceeds_i32(args: tuple) -> bool:
-    return any(isinstance(one, int) and not -(2**31) <= one < 2**31 for one in args)
+    wide_symbol = any(isinstance(one, Symbol) and one.node.type == "i64" for one in args)
+    return wide_symbol or any(isinstance(one, int) and not -(2**31) <= one < 2**31 for one in args)
 
 
 def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = False) -> Handler:
@@ -94,12 +107,16 @@ def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = F
 
     def handler(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         operands, options = args[:arity], args[arity:]
+        if any(isinstance(one, Symbol) for one in (*options, *kwargs.values())):
+            raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
         dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
         if dtype == torch.int32 and _exceeds_i32(operands):
             # Numbers that do not fit 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled kernels; only
             # the former gives the number that was written.
             dtype = inferred_dtype = torch.int64
-            inferred = torch.empty(torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta")
+            inferred = torch.empty(
+                torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta"
+            )
         else:
             inferred = _infer(func, args, kwargs)
             inferred_dtype = inferred.dtype
@@ -122,6 +139,11 @@ for _one, _compute in COMPARISONS.items():
     _TABLE[_one] = _promoting(2, _compute, gives_bool=True)
 for _one, _compute in PREDICATES.items():
     _TABLE[_one] = _promoting(1, _compute, gives_bool=True)
+
+# pow multiplies where it knows its exponent, which is also right for numbers below zero.
+_TAKE_SYMBOLS |= (
+    BINARY.keys() | COMPARISONS.keys() | {"where", "masked_fill", "clamp", "clip", "clamp_min", "clamp_max"}
+) - {"pow"}
 
 
 def _register(*names: str) -> Callable[[Handler], Handler]:
@@ -280,11 +302,12 @@ def _search(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tenso
 # Indexing.
 
 
-def _wrapped(builder: Builder, index: Node, size: int) -> Node:
+def _wrapped(tracer: Tracer, index: Node, size: int) -> Node:
+    builder = tracer.builder
     index = index if index.type in ("i32", "i64") else builder.convert(index, "i32")
     if index.op == "constant":
         return builder.constant(index.payload + size, index.type) if index.payload < 0 else index
-    return builder.node("wrap", index.type, (index,), size)
+    return builder.node("wrap", index.type, (index, builder.convert(tracer.size(size), index.type)))
 
 
 @_register("index", "_unsafe_index")
@@ -309,7 +332,7 @@ def _index(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor
         inner = place[len(before) : len(before) + len(shape)]
         outer = iter((*place[: len(before)], *place[len(before) + len(shape) :]))
         full = [
-            _wrapped(builder, indices[i].at(inner), size) if i in indices else next(outer)
+            _wrapped(tracer, indices[i].at(inner), size) if i in indices else next(outer)
             for i, size in enumerate(value.shape)
         ]
         return value.at(tuple(full))

@@ -48,7 +48,9 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
 def type_of(dtype: torch.dtype) -> str:
     if dtype not in _TYPES:
-        raise UnsupportedError(f"values of type {dtype} are not supported; expected one of {', '.join(map(str, _TYPES))}")
+        raise UnsupportedError(
+            f"values of type {dtype} are not supported; expected one of {', '.join(map(str, _TYPES))}"
+        )
     return _TYPES[dtype]
 
 
@@ -59,7 +61,7 @@ class Node:
     op: str
     type: str
     args: tuple["Node", ...] = ()
-    payload: Any = None  # constant: its value; load: the captured tensor's number; wrap: the size of the dimension
+    payload: Any = None  # constant: its value; load: the captured tensor's number
 
 
 @dataclass
@@ -210,10 +212,10 @@ def print_program(
     def lower(node: Node) -> Node:
         if node.op != "wrap":
             return node
-        index = node.args[0]
+        index, size = node.args
         if bounds.of(index)[0] >= 0:
             return index
-        zero, size = builder.constant(0, index.type), builder.constant(node.payload, index.type)
+        zero = builder.constant(0, index.type)
         return builder.emit("select", builder.emit("lt", index, zero), builder.emit("add", index, size), index)
 
     def write(node: Node) -> str:

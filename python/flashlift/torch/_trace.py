@@ -10,8 +10,10 @@ with its final overload:
 make_fx would give the same operations as a graph, but not the Python line of each, and at a higher cost.
 """
 
+import functools
 import linecache
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,7 @@ from flashlift._errors import UnsupportedError
 from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program, type_of
 from flashlift.torch._values import Value
 
+_CPU = torch.device("cpu")
 INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
 
 
@@ -34,12 +37,27 @@ class TraceError(UnsupportedError):
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of the prelude: what a captured tensor, or an operation on some, gives in a call."""
+    """A tensor or a number of the prelude: what is captured, or an operation on it gives, in a call."""
 
     number: int
+    dtype: torch.dtype | None = None  # of a number, as the program reads it
 
 
 Source = Slot | torch.Tensor  # a tensor: one that the mod makes itself
+
+
+class Symbol:
+    """A number that is an argument. Where torch asks, it is the number of the call that was traced."""
+
+    node: Node
+
+
+class _IntSymbol(int, Symbol):
+    pass
+
+
+class _FloatSymbol(float, Symbol):
+    pass
 
 
 @dataclass
@@ -51,8 +69,9 @@ class Trace:
     builder: Builder
     captures: list[Capture]
     sources: list[Source]  # of each capture
-    # Operations on captured tensors: (function, arguments, keyword arguments), giving the slots after the leaves'.
-    prelude: list[tuple[Callable, tuple, dict]]
+    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving the
+    # slots after the leaves'.
+    prelude: list[tuple[Callable, tuple, dict, bool]]
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -66,29 +85,77 @@ class Trace:
             found = self._texts[key] = (text, [self.sources[i] for i in used])
         return found
 
-    def tensors(self, sources: Sequence[Source], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors behind `sources` when the mod captures `leaves`."""
-        slots = list(leaves)
-        for function, args, kwargs in self.prelude:
-            args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
-            slots.append(function(*args, **kwargs))
-        return [slots[one.number] if isinstance(one, Slot) else one for one in sources]
+    def tensors(
+        self,
+        sources: Sequence[Source],
+        leaves: Sequence[torch.Tensor],
+        numbers: Sequence[int | float] = (),
+        device: torch.device = _CPU,
+    ) -> list[torch.Tensor]:
+        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`."""
+        slots: list[Any] = [*leaves, *numbers]
+        for function, args, kwargs, is_number in self.prelude:
+            if is_number:
+                args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
+                slots.append(function(*args, **kwargs).item())
+            else:
+                args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
+                slots.append(function(*args, **kwargs))
+        found = []
+        for one in sources:
+            value = slots[one.number] if type(one) is Slot else one
+            if not isinstance(value, torch.Tensor):
+                value = _number_tensor(value, one.dtype, device)
+            elif value.device != device and (value.dim() == 0 or type(one) is not Slot):
+                value = _moved(value, device)
+            found.append(value)
+        return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
+    still."""
+    with _disable_current_modes():
+        return torch.tensor(value, dtype=dtype, device=device)
+
+
+_copies: "weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor]" = weakref.WeakKeyDictionary()
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A scalar, or a table that the mod makes itself, where the kernel can read it."""
+    if tensor.requires_grad or tensor._version:
+        return tensor.to(device)
+    copy = _copies.get(tensor)
+    if copy is None or copy.device != device:
+        copy = _copies[tensor] = tensor.to(device)
+    return copy
+
+
+def as_tensor(number: int | float) -> torch.Tensor:
+    """A number in Python's own precision."""
+    return torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
 
 
 class Tracer(TorchDispatchMode):
     """The state of one trace. Traced tensors are ordinary ones (filled with ones), known by their identity."""
 
-    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(self, leaves: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.builder = Builder()
         self.captures: list[Capture] = []
         self.sources: list[Source] = []
-        self.prelude: list[tuple[Callable, tuple, dict]] = []
+        self.prelude: list[tuple[Callable, tuple, dict, bool]] = []
         self._values: dict[int, Value] = {}
         self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
         self._slot_count = len(leaves)
+        self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
+        for one in numbers:
+            self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self._capture_of: dict[int, Value] = {}
-        self._alive: list[torch.Tensor] = list(leaves)  # so that no identity is used twice
+        self._sizes: dict[int, Value] = {}
+        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
 
     def traced(self, value: Value) -> torch.Tensor:
         """A tensor that stands for a value."""
@@ -125,12 +192,40 @@ class Tracer(TorchDispatchMode):
 
     def _capture(self, tensor: torch.Tensor, source: Source) -> Value:
         number = len(self.captures)
-        self.captures.append(Capture(tensor.dtype, tensor.dim()))
+        dtype = source.dtype if isinstance(source, Slot) and source.dtype is not None else tensor.dtype
+        self.captures.append(Capture(dtype, tensor.dim()))
         self.sources.append(source)
-        type_ = type_of(tensor.dtype)
-        return Value(
-            tensor.dtype, tuple(tensor.shape), lambda index: self.builder.node("load", type_, tuple(index), number)
-        )
+        type_ = type_of(dtype)
+        return Value(dtype, tuple(tensor.shape), lambda index: self.builder.node("load", type_, tuple(index), number))
+
+    def size(self, size: int) -> Node:
+        """The size of a dimension, as something that the program reads: another size is no other program."""
+        if size not in self._sizes:
+            self._sizes[size] = self._capture(
+                torch.tensor(size, dtype=torch.int32), torch.tensor(size, dtype=torch.int32)
+            )
+        return self._sizes[size].node
+
+    def _add_slot(self, tensor: torch.Tensor, number_type: torch.dtype | None = None) -> None:
+        self._slots[id(tensor)] = Slot(self._slot_count, number_type)
+        self._slot_count += 1
+        if number_type is not None:
+            self._numbers[id(tensor)] = tensor.item()
+
+    def _with_symbols(self, given: Any) -> Any:
+        """Arguments with each tensor that stands for a number as that number."""
+
+        def symbol(tensor: torch.Tensor) -> Any:
+            number = self._numbers.get(id(tensor))
+            if number is None:
+                return tensor
+            if isinstance(number, bool):
+                return tensor
+            made = _FloatSymbol(number) if isinstance(number, float) else _IntSymbol(number)
+            made.node = self.value_of(tensor).node
+            return made
+
+        return tree_map_only(torch.Tensor, symbol, given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         from flashlift.torch._operations import translate  # they know each other
@@ -139,6 +234,8 @@ class Tracer(TorchDispatchMode):
         tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
         if not any(id(one) in self._values for one in tensors):
             return self._run_now(func, args, kwargs, tensors)
+        if any(id(one) in self._numbers for one in tensors):
+            args, kwargs = self._with_symbols((args, kwargs))
         result = translate(self, func, args, kwargs)
         if result is NotImplemented:
             with self:
@@ -150,29 +247,39 @@ class Tracer(TorchDispatchMode):
     def _run_now(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise TraceError(f"{func} draws random numbers, and a score program is a pure function{where()}")
-        depends = any(id(one) in self._slots for one in tensors)
+        depends = [one for one in tensors if id(one) in self._slots]
         if depends and func._schema.is_mutable:
             raise TraceError(f"{func} changes a captured tensor{where()}")
-        result = func(*args, **kwargs)
+        is_number = bool(depends) and all(id(one) in self._numbers for one in depends)
+        if self._numbers and depends and not is_number:
+            now, now_kwargs = tree_map_only(torch.Tensor, lambda one: self._numbers.get(id(one), one), (args, kwargs))
+            if any(id(one) in self._numbers for one in depends):
+                func = func.overloadpacket  # the overload that was called takes a tensor in place of a number
+            result = func(*now, **now_kwargs)
+        else:
+            result = func(*args, **kwargs)
         if not depends:
             if isinstance(result, torch.Tensor):
                 self._alive.append(result)
             return result
-        if not isinstance(result, torch.Tensor):
+        if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
             raise TraceError(
                 f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
             )
         if id(result) in self._slots:  # an operation that gave its argument back
             return result
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
-        self.prelude.append((func, *recorded))
-        self._slots[id(result)] = Slot(self._slot_count)
-        self._slot_count += 1
+        self.prelude.append((func, *recorded, is_number))
+        number_type = None
+        if is_number:
+            number_type = torch.float32 if result.is_floating_point() else torch.int64
+            number_type = torch.bool if result.dtype == torch.bool else number_type
+        self._add_slot(result, number_type)
         self._alive.append(result)
         return result
 
 
-class _IndexByTensors(TorchFunctionMode):
+class IndexByTensors(TorchFunctionMode):
     """table[b, q]: torch's own indexing reads the content of 0-dimensional index tensors; this one does not."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -192,25 +299,34 @@ def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
     at = next((i for i, one in enumerate(index) if one is Ellipsis), len(index))
     index = (*index[:at], *full, *index[at + 1 :])
     # First what is no tensor, by torch's own indexing; then the tensors.
-    tensor = tensor[tuple(slice(None) if isinstance(one, torch.Tensor) else one for one in index)]
+    by_others = tuple(slice(None) if isinstance(one, torch.Tensor) else one for one in index)
+    if any(type(one) is not slice or one != slice(None) for one in by_others):
+        tensor = tensor[by_others]
     by_tensor = [one if isinstance(one, torch.Tensor) else None for one in index if not isinstance(one, int)]
     return torch.ops.aten.index.Tensor(tensor, by_tensor)
 
 
-def trace(mod: Callable, kind: str, leaves: Sequence[torch.Tensor], extra: Sequence[torch.Tensor] = ()) -> Trace:
+def trace(
+    mod: Callable,
+    kind: str,
+    leaves: Sequence[torch.Tensor],
+    extra: Sequence[torch.Tensor] = (),
+    numbers: Sequence[torch.Tensor] = (),
+) -> Trace:
     """Runs `mod` over traced scalars.
 
     leaves: the tensors that it captures, as far as they are known; others that it reads become constants.
     extra: further arguments for it, after the scalars; they are leaves as well.
+    numbers: tensors that it captures in place of numbers, which are arguments of the program.
     Raises TraceError for what a program cannot say.
     """
     with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
-        tracer = Tracer([*leaves, *extra])
+        tracer = Tracer([*leaves, *extra], numbers)
         scalars = []
         for name in INPUTS[kind]:
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(tracer.traced(Value.scalar(dtype, tracer.builder.input(name))))
-        with tracer, _IndexByTensors():
+        with tracer, IndexByTensors():
             result = mod(*scalars, *extra)
         node = _result(tracer, result, kind)
     return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude)

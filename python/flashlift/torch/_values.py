@@ -32,9 +32,7 @@ class Value:
 def broadcast_index(value: Value, index: Index, builder: Builder) -> Index:
     """The index into `value` for an index into something that it is broadcast to."""
     tail = index[len(index) - len(value.shape) :]
-    return tuple(
-        builder.constant(0, "i64") if size == 1 else one for size, one in zip(value.shape, tail, strict=True)
-    )
+    return tuple(builder.constant(0, "i64") if size == 1 else one for size, one in zip(value.shape, tail, strict=True))
 
 
 def broadcast(value: Value, shape: tuple[int, ...], builder: Builder) -> Value:

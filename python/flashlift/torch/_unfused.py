@@ -1,0 +1,48 @@
+"""Attention in float64, unfused: what tests take as the truth, and what torch.autograd.gradcheck differentiates.
+
+Kernels compute in float32; a float64 that is none would be worse than slow. The whole plane of scores is in memory here,
+as in PyTorch's own flex_attention without torch.compile.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from flashlift.torch._trace import IndexByTensors
+
+
+def attend_unfused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable | None,
+    mask_mod: Callable | None,
+    scale: float | None,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, lse, max_scores)"""
+    groups = query.size(1) // key.size(1)
+    key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    scores = query @ key.transpose(-1, -2) * (1.0 / math.sqrt(query.size(-1)) if scale is None else scale)
+    indices = [torch.arange(size, device=query.device) for size in scores.shape]
+    if score_mod is not None:
+        scores = _over_plane(score_mod, (0,), (scores, *indices)).to(scores.dtype)
+    if mask_mod is not None:
+        scores = torch.where(_over_plane(mask_mod, (), indices), scores, -math.inf)
+    maximum = scores.detach().amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -math.inf)
+    if sinks is not None:
+        extra = sinks.to(scores.dtype).reshape(1, query.size(1), 1, -1)
+        scores = torch.cat([scores, extra.expand(*scores.shape[:-1], -1)], -1)
+    empty = torch.isneginf(scores).all(-1, keepdim=True)
+    finite = torch.where(empty, 0.0, scores)  # no gradient through the softmax of nothing
+    weights = torch.where(empty, 0.0, torch.softmax(finite, -1))[..., : key.size(-2)]
+    lse = torch.where(empty.squeeze(-1), -math.inf, torch.logsumexp(finite, -1))
+    return weights @ value, lse, maximum
+
+
+def _over_plane(mod: Callable, prefix: tuple, arguments: tuple) -> torch.Tensor:
+    for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+        mod = torch.vmap(mod, in_dims=prefix + dims)
+    with IndexByTensors():
+        return mod(*arguments)

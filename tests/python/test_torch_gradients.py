@@ -1,0 +1,204 @@
+"""Gradients of flashlift.torch.flex_attention on the CPU, against float64, by the rule of PyTorch's own tests."""
+
+import contextlib
+
+import flashlift
+import pytest
+import torch
+import torch_mods
+from flashlift.torch import flex_attention
+from flashlift.torch._mods import traced
+from flashlift.torch._trace import IndexByTensors
+from test_torch_flex import FACTOR, NAMES, tensors, unfused
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.utils.checkpoint import checkpoint
+
+# (batch, q_heads, kv_heads, q_len, kv_len, depth, value depth)
+SHAPES = {
+    torch.float32: (2, 4, 4, 40, 40, 16, 16),
+    torch.bfloat16: (2, 4, 2, 33, 66, 24, 40),
+    torch.float16: (1, 4, 1, 48, 48, 32, 16),
+}
+
+
+# Which bucket a distance is in hangs on the last bit of a logarithm: the backward computes it in float64 so far.
+FORWARD_ONLY = {"t5_buckets"}
+
+
+@pytest.fixture(autouse=True)
+def differentiable_indexing(monkeypatch):
+    """PyTorch's own indexing under vmap has no gradient for bias[h][q]; ours, in its place in the reference, has."""
+    monkeypatch.setattr("test_torch_flex.TransformGetItemToIndex", IndexByTensors)
+
+
+@contextlib.contextmanager
+def in_double(leaves):
+    """The truth is computed from float64 leaves."""
+    before = [one.data for one in leaves]
+    for one in leaves:
+        one.data = one.data.double()
+    yield
+    for one, data in zip(leaves, before, strict=True):
+        one.data = data
+
+
+def captured(*mods):
+    """The floating-point tensors that mods capture, which then ask for a gradient."""
+    found = []
+    for kind, mod in zip(("score_mod", "mask_mod"), mods, strict=False):
+        if mod is not None:
+            found += [one for one in traced(mod, kind)[1].tensors if one.is_floating_point()]
+    return [one.requires_grad_() for one in found]
+
+
+def gradients(attend, inputs, leaves, cotangents):
+    inputs = [one.detach().requires_grad_() for one in inputs]
+    out, lse, _ = attend(*inputs)
+    kept = lse > -torch.inf
+    loss = (out * cotangents[0]).sum() + (lse.masked_fill(~kept, 0) * cotangents[1]).sum()
+    found = torch.autograd.grad(loss, [*inputs, *leaves], allow_unused=True)
+    return [torch.zeros_like(to) if one is None else one for one, to in zip(found, [*inputs, *leaves], strict=True)]
+
+
+def fused(score_mod, mask_mod, **options):
+    def attend(q, k, v):
+        request = AuxRequest(lse=True)
+        out, aux = flex_attention(q, k, v, score_mod, mask_mod=mask_mod, enable_gqa=True, return_aux=request, **options)
+        return out, aux.lse, None
+
+    return attend
+
+
+def check(ours, golden, eager, factor, names="qkv"):
+    for i, (one, true, plain) in enumerate(zip(ours, golden, eager, strict=True)):
+        name = names[i] if i < 3 else f"captured tensor {i - 3}"
+        assert one.shape == true.shape and torch.isfinite(one).all(), name
+        error = (one.double() - true).abs().mean().item()
+        allowed = (plain.double() - true).abs().mean().item() * factor
+        scale = true.abs().mean().item()
+        assert error <= allowed + 1e-7 * scale + 1e-12, f"{name}: mean error {error:.3e}, allowed {allowed:.3e}"
+
+
+@pytest.mark.parametrize("dtype", SHAPES, ids=str)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FORWARD_ONLY])
+def test_gradients(name, dtype):
+    inputs = tensors(dtype, SHAPES[dtype])
+    mods = torch_mods.cases(SHAPES[dtype][0], SHAPES[dtype][3], SHAPES[dtype][4])[name]
+    leaves = captured(*mods)
+    shape = (*inputs[0].shape[:3], inputs[2].shape[3])
+    cotangents = torch.randn(shape).to(dtype), torch.randn(shape[:3])
+    ours = gradients(fused(*mods), inputs, leaves, cotangents)
+    doubled = [one.double() for one in inputs], leaves, [one.double() for one in cotangents]
+    with in_double(leaves):
+        golden = gradients(lambda *given: unfused(*given, *mods), *doubled)
+    eager = gradients(lambda *given: unfused(*given, *mods), inputs, leaves, cotangents)
+    assert [one.dtype for one in ours] == [one.dtype for one in (*inputs, *leaves)]
+    if name == "in_half":  # the reference rounds gradients to float16 as well, ours do not
+        for one, true in zip(ours, golden, strict=True):
+            torch.testing.assert_close(one.double(), true, atol=2e-2 if dtype == torch.bfloat16 else 3e-3, rtol=2e-2)
+    else:
+        check(ours, golden, eager, FACTOR[dtype])
+
+
+def small(dtype=torch.float32):
+    return tensors(dtype, (2, 4, 2, 20, 30, 8, 8))
+
+
+def test_sinks_and_float64():
+    """Sinks have gradients too; float64 is unfused, and right by finite differences."""
+    inputs, sinks = small(), torch.linspace(-1, 1, 4).requires_grad_()
+    doubled = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
+    cotangents = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20)
+    ours = gradients(fused(None, torch_mods.causal, sinks=sinks), inputs, [sinks], cotangents)
+    golden = gradients(
+        fused(None, torch_mods.causal, sinks=doubled),
+        [one.double() for one in inputs],
+        [doubled],
+        [one.double() for one in cotangents],
+    )
+    for one, true in zip(ours, golden, strict=True):
+        torch.testing.assert_close(one.double(), true, atol=1e-5, rtol=1e-4)
+    q, k, v = (one[:1, :, :3].double().requires_grad_() for one in inputs)
+    assert torch.autograd.gradcheck(lambda *given: fused(torch_mods.squared, torch_mods.causal)(*given)[:2], (q, k, v))
+
+
+def test_runs_are_equal_to_the_bit():
+    inputs, leaves = tensors(torch.float32), [torch.randn(4, requires_grad=True)]
+    bias = leaves[0]
+    mods = (lambda score, b, h, q, kv: score + bias[h]), None
+    cotangents = torch.randn_like(inputs[0]), torch.randn(inputs[0].shape[:3])
+    first, second = (gradients(fused(*mods), inputs, leaves, cotangents) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def grad_of_sum(attend, *inputs):
+    inputs = [one.detach().requires_grad_() for one in inputs]
+    return torch.autograd.grad(attend(*inputs).sin().sum(), inputs)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend):
+    torch._dynamo.reset()
+    bias = torch.randn(4, 30, requires_grad=True)
+    q, k, v = small()
+
+    def attend(q, k, v, bias):
+        return flex_attention(
+            q, k, v, lambda score, b, h, i, j: score + bias[h, j] * 2, mask_mod=torch_mods.causal, enable_gqa=True
+        )
+
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    for ours, plain in zip(grad_of_sum(compiled, q, k, v, bias), grad_of_sum(attend, q, k, v, bias), strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_func_grad_vmap_and_checkpoint():
+    bias = torch.randn(4)
+    q, k, v = small()
+
+    def loss(q, k, v, bias):
+        out = flex_attention(
+            q, k, v, lambda score, b, h, i, j: score + bias[h], mask_mod=torch_mods.causal, enable_gqa=True
+        )
+        return out.sin().sum()
+
+    inputs = [one.detach().requires_grad_() for one in (q, k, v, bias)]
+    plain = torch.autograd.grad(loss(*inputs), inputs)
+    functional = torch.func.grad(loss, argnums=(0, 1, 2, 3))(q, k, v, bias)
+    again = torch.autograd.grad(checkpoint(loss, *inputs, use_reentrant=False), inputs)
+    for one, other, third in zip(plain, functional, again, strict=True):
+        torch.testing.assert_close(one, other)
+        assert torch.equal(one, third)
+    stacked = [torch.stack([one, one + 0.1, one - 0.2]) for one in (q, k, v)]
+    batched = torch.func.vmap(loss, in_dims=(0, 0, 0, None))(*stacked, bias)
+    for i in range(3):
+        torch.testing.assert_close(batched[i], loss(*(one[i] for one in stacked), bias))
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, None, None))(stacked[0], k, v, bias)
+    torch.testing.assert_close(per_sample[0], plain[0])
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = (one.requires_grad_() for one in small())
+    out = flex_attention(q, k, v, enable_gqa=True)
+    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    with pytest.raises(flashlift.UnsupportedError, match="no second derivative"):
+        first.sum().backward()
+
+
+def test_block_mask_and_batch_of_one_key():
+    q, k, v = tensors(torch.float32, (3, 4, 4, 40, 40, 16, 16))
+    mask = create_block_mask(torch_mods.causal, 3, None, 40, 40, device="cpu")
+    ours = grad_of_sum(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), q, k[:1], v[:1])
+    whole = grad_of_sum(
+        lambda q, k, v: unfused(q, k, v, None, torch_mods.causal)[0], q, k[:1].expand_as(k), v[:1].expand_as(v)
+    )
+    torch.testing.assert_close(ours[0], whole[0], atol=1e-5, rtol=1e-4)
+    for one, other in zip(ours[1:], whole[1:], strict=True):
+        torch.testing.assert_close(one, other.sum(0, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
+def test_opcheck_of_the_gradient():
+    q, k, v = (one.requires_grad_() for one in tensors(torch.float32, (1, 2, 2, 12, 12, 8, 8)))
+    program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = mul score, %0; return %1 }"
+    bias, sinks = torch.randn(12, requires_grad=True), torch.zeros(2, 1, requires_grad=True)
+    torch.library.opcheck(torch.ops.flashlift.attention.default, (q, k, v, [bias], sinks, f"sinks=1 {program}", 0.2))
