@@ -22,7 +22,7 @@ typedef enum FlashliftFuseAs {
 
 typedef struct FlashliftFuseOptions {
   size_t struct_size;
-  FlashliftFuseAs as;
+  int32_t as;       /* a FlashliftFuseAs */
   const char* name; /* of the module, for locations and messages; NULL is "<module>" */
 } FlashliftFuseOptions;
 

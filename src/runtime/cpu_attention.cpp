@@ -75,6 +75,8 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
       reason = fmt::format("this processor, or FLASHLIFT_ISA, stops at {}", cpu::to_string(best));
     } else if (isa >= cpu::Isa::kAvx512Bf16 && problem.dtype != DType::kBF16) {
       reason = fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
+    } else if (isa == cpu::Isa::kAvx512Bf16 && options.implementation.empty() && !cpu::has_fast_bf16_dot()) {
+      reason = "f32 products are faster on this processor; ask for it by name to use it";
     }
     if (reason.empty()) {
       const Problem compiled = simplified(problem);

@@ -66,8 +66,7 @@ TEST(CApiFuse, ReportsErrors) {
   EXPECT_NE(std::string(flashlift_error_message(error)), "");
   EXPECT_EQ(fused, nullptr);
   flashlift_error_destroy(error);
-  const FlashliftFuseOptions options = {
-      .struct_size = sizeof(options), .as = static_cast<FlashliftFuseAs>(7), .name = nullptr};
+  const FlashliftFuseOptions options = {.struct_size = sizeof(options), .as = 7, .name = nullptr};
   error = flashlift_stablehlo_fuse(kNoAttention, std::strlen(kNoAttention), &options, &fused);
   ASSERT_NE(error, nullptr);
   EXPECT_NE(std::string(flashlift_error_message(error)).find("as is 7"), std::string::npos);

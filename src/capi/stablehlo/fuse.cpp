@@ -25,7 +25,7 @@ Status fuse(const char* module, size_t size, const FlashliftFuseOptions* given, 
   if (read.name != nullptr) {
     options.name = read.name;
   }
-  switch (static_cast<int>(read.as)) {
+  switch (read.as) {
     case FLASHLIFT_CUSTOM_CALL:
       options.as = stablehlo::FuseAs::kCustomCall;
       break;
@@ -36,7 +36,7 @@ Status fuse(const char* module, size_t size, const FlashliftFuseOptions* given, 
       return invalid_argument(
           "FlashliftFuseOptions::as is {}: expected FLASHLIFT_CUSTOM_CALL (0) or "
           "FLASHLIFT_COMPOSITE (1)",
-          static_cast<int>(read.as));
+          read.as);
   }
   FLASHLIFT_ASSIGN_OR_RETURN(stablehlo::FuseResult fused, stablehlo::fuse({module, size}, options));
   std::string report = stablehlo::report_json(fused);

@@ -64,6 +64,11 @@ std::optional<Isa> detect_isa() {
   return has_amx ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
+bool has_fast_bf16_dot() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+}
+
 Result<Isa> choose_isa() {
   const std::optional<Isa> best = detect_isa();
   if (!best) {

@@ -24,6 +24,10 @@ const char* to_string(Isa isa);
 // The best set that this processor and operating system have, whatever the environment says; nothing below AVX2.
 std::optional<Isa> detect_isa();
 
+// Whether the bf16 dot product outruns f32 multiply-adds: on AMD's processors by two; Intel's take four times as long
+// for it as for a multiply-add, and leave bf16 to AMX.
+bool has_fast_bf16_dot();
+
 // detect_isa(), lowered to FLASHLIFT_ISA where that is set. Errors: kUnsupported without AVX2, kInvalidArgument for an
 // unknown FLASHLIFT_ISA.
 Result<Isa> choose_isa();
