@@ -82,6 +82,16 @@ void fill(const TensorView& view, const Problem& problem, Random random) {
   }
 }
 
+// Every page once, in random order.
+void shuffle_pages(const TensorView& table, Random random) {
+  auto* pages = static_cast<int32_t*>(table.data);
+  for (int64_t i = 0; i < table.element_count(); ++i) {
+    const int64_t other = random.below(i + 1);
+    pages[i] = pages[other];
+    pages[other] = static_cast<int32_t>(i);
+  }
+}
+
 std::vector<int64_t> shape_of(const Capture& capture, const Problem& problem) {
   std::vector<int64_t> shape = capture.shape;
   std::replace(shape.begin(), shape.end(), int64_t{-1}, std::max(problem.q_len, problem.kv_len));
@@ -149,17 +159,20 @@ Result<Inputs> Inputs::draw_captures(const Problem& problem, uint64_t seed) {
 Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(tensor_bytes(p) + capture_bytes(p)));
   Inputs inputs;
-  const auto tensor = [&](DType dtype, int64_t heads, int64_t length, int64_t dim) {
+  const int64_t page_count = p.page_size > 0 ? p.batch * (p.kv_len / p.page_size) : 0;
+  const int64_t kv_batch = p.page_size > 0 ? page_count : p.batch;
+  const int64_t kv_rows = p.page_size > 0 ? p.page_size : p.kv_len;
+  const auto tensor = [&](DType dtype, int64_t batch, int64_t heads, int64_t length, int64_t dim) {
     if (layout == Layout::kBshd) {
-      return transposed(inputs.allocate(dtype, {p.batch, length, heads, dim}), 1, 2);
+      return transposed(inputs.allocate(dtype, {batch, length, heads, dim}), 1, 2);
     }
-    return inputs.allocate(dtype, {p.batch, heads, length, dim});
+    return inputs.allocate(dtype, {batch, heads, length, dim});
   };
   AttentionArguments& arguments = inputs.arguments_;
-  arguments.q = tensor(p.dtype, p.q_heads, p.q_len, p.head_dim);
-  arguments.k = tensor(p.dtype, p.kv_heads, p.kv_len, p.head_dim);
-  arguments.v = tensor(p.dtype, p.kv_heads, p.kv_len, p.value_dim);
-  arguments.out = tensor(p.out_dtype, p.q_heads, p.q_len, p.value_dim);
+  arguments.q = tensor(p.dtype, p.batch, p.q_heads, p.q_len, p.head_dim);
+  arguments.k = tensor(p.dtype, kv_batch, p.kv_heads, kv_rows, p.head_dim);
+  arguments.v = tensor(p.dtype, kv_batch, p.kv_heads, kv_rows, p.value_dim);
+  arguments.out = tensor(p.out_dtype, p.batch, p.q_heads, p.q_len, p.value_dim);
   uint64_t stream = 0;
   for (const TensorView* view : {&arguments.q, &arguments.k, &arguments.v}) {
     fill(*view, p, Random(seed, stream++));
@@ -172,6 +185,14 @@ Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
   if (p.want_lse) {
     arguments.lse = inputs.allocate(DType::kF32, {p.batch, p.q_heads, p.q_len});
   }
+  if (p.want_row_max) {
+    arguments.row_max = inputs.allocate(DType::kF32, {p.batch, p.q_heads, p.q_len});
+  }
+  if (p.page_size > 0) {
+    arguments.page_table = inputs.allocate(DType::kI32, {p.batch, p.kv_len / p.page_size});
+    shuffle_pages(*arguments.page_table, Random(seed, stream++));
+  }
+  arguments.dropout_seed = seed;
   return inputs;
 }
 

@@ -81,6 +81,10 @@ typedef struct FlashliftProblemInfo {
   int64_t sinks;         /* per query head; 0 is none */
   int32_t want_lse;      /* 1 if a call must bring lse */
   int32_t capture_count; /* how many captured tensors a call must bring */
+  /* since version 2 */
+  int64_t page_size;    /* keys of a page; 0: k and v are not paged */
+  float dropout;        /* the probability that a key is left out */
+  int32_t want_row_max; /* 1 if a call must bring row_max */
 } FlashliftProblemInfo;
 
 /* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
@@ -109,6 +113,11 @@ typedef struct FlashliftArguments {
   size_t capture_count;
   const DLTensor* sinks; /* f32 [q_heads, sinks], or NULL if the problem has none */
   const DLTensor* lse;   /* f32 [batch, q_heads, q_len], or NULL if the problem does not ask for it */
+  /* since version 2 */
+  const DLTensor* row_max;    /* like lse */
+  const DLTensor* page_table; /* i32 [batch, pages of a sequence], for a problem with pages: then k and v are
+                                 [pages, kv_heads, page_size, dim] */
+  uint64_t dropout_seed;      /* which keys dropout leaves out */
 } FlashliftArguments;
 
 /* Where a call's parallel work runs: a thread pool that the caller lends. */

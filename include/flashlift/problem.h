@@ -45,23 +45,42 @@ struct Problem {
 
   int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks] beside the captures
   EmptyRows empty_rows = EmptyRows::kZero;
-  bool want_lse = false;  // f32 [batch, q_heads, q_len]
-  bool normalize = true;  // false: the output is not divided by the row sum
+  bool want_lse = false;      // f32 [batch, q_heads, q_len]
+  bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score, sinks aside; -inf without a key
+  bool normalize = true;      // false: the output is not divided by the row sum
+
+  // Probability, 0 to below 1, that a key is left out of an output row; those that stay are divided by 1 - dropout. The
+  // row sum and lse know nothing of it. Which keys stay is a function of the call's seed and of (b, h, q, kv) alone:
+  // see docs/problem.md.
+  float dropout = 0.0f;
+
+  // Keys of a page; 0: k and v are not paged. Paged k and v are [pages, kv_heads, page_size, dim], and key `kv` of
+  // batch b is row kv % page_size of page page_table[b, kv / page_size].
+  int64_t page_size = 0;
 };
 
 // The tensors of one call. Logical orders, whatever the strides:
 //   q [batch, q_heads, q_len, head_dim]     k [batch, kv_heads, kv_len, head_dim]
 //   v [batch, kv_heads, kv_len, value_dim]  out [batch, q_heads, q_len, value_dim]
 // The last dimension may have any stride too. out must not overlap the inputs.
+// Paged: k [pages, kv_heads, page_size, head_dim], v likewise, and kv_len is the page table's width times page_size.
 struct AttentionArguments {
   TensorView q;
   TensorView k;
   TensorView v;
   TensorView out;
-  std::vector<TensorView> captures;  // in the order of Problem::captures
-  std::optional<TensorView> sinks;   // f32 [q_heads, sinks], if Problem::sinks > 0
-  std::optional<TensorView> lse;     // f32 [batch, q_heads, q_len], if Problem::want_lse
+  std::vector<TensorView> captures;   // in the order of Problem::captures
+  std::optional<TensorView> sinks;    // f32 [q_heads, sinks], if Problem::sinks > 0
+  std::optional<TensorView> lse;      // f32 [batch, q_heads, q_len], if Problem::want_lse
+  std::optional<TensorView> row_max;  // f32 [batch, q_heads, q_len], if Problem::want_row_max
+  // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
+  // those of masked keys may hold anything.
+  std::optional<TensorView> page_table;
+  uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout
 };
+
+// The number of keys of a call: k's, or what the page table has room for.
+int64_t kv_length(const Problem& problem, const AttentionArguments& arguments);
 
 // Checks a problem by itself: ranges, types, programs, capture names.
 Status verify(const Problem& problem);
@@ -90,7 +109,9 @@ Result<std::vector<Capture>> collect_captures(const std::optional<Program>& scor
 //   documents=<N>                N documents of equal length, which do not see each other
 //   softcap=<x>                  x * tanh(score / x)
 //   alibi                        score + slope(h) * (kv - q), slopes as in the ALiBi paper
-//   sinks=<N>   lse   unnormalized   empty_rows=zero|uniform|nan
+//   sinks=<N>   lse   row_max   unnormalized   empty_rows=zero|uniform|nan
+//   dropout=<p>                  0 <= p < 1; the seed is an argument of the call
+//   page_size=<N>                k and v lie in pages of N keys
 //   score_mod(...) {...}   mask_mod(...) {...}   programs in their text form, after the named features
 Result<Problem> parse_problem(std::string_view text);
 // Prints every field, the named features as the programs they became; parse_problem(print(p)) is p.

@@ -95,12 +95,23 @@ class Attention:
         name = self._library.flashlift_attention_capture_name
         return [name(self._handle, i).decode() for i in range(self._info.capture_count)]
 
-    def __call__(self, q: Any, k: Any, v: Any, *, captures: Captures = (), sinks: Any = None) -> Any:
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        captures: Captures = (),
+        sinks: Any = None,
+        page_table: Any = None,
+        dropout_seed: int = 0,
+    ) -> Any:
         """Runs on arrays in logical order, whatever their strides, and returns a new numpy array.
 
         q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len,
         value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks].
-        Returns out [batch, q_heads, q_len, value_dim], or (out, lse) if the problem asks for lse.
+        With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
+        Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse and row_max after it, as the problem asks.
         """
         for name, array in (("q", q), ("v", v)):
             if len(getattr(array, "shape", ())) != 4:
@@ -108,8 +119,21 @@ class Attention:
                 raise InvalidArgumentError(f"{name} is {got}; expected an array of 4 dimensions")
         out = np.empty((*q.shape[:3], v.shape[3]), numpy_type(self._info.out_dtype))
         lse = np.empty(q.shape[:3], np.float32) if self._info.want_lse else None
-        self.bind(q, k, v, out, captures=captures, sinks=sinks, lse=lse)()
-        return out if lse is None else (out, lse)
+        row_max = np.empty(q.shape[:3], np.float32) if self._info.want_row_max else None
+        self.bind(
+            q,
+            k,
+            v,
+            out,
+            captures=captures,
+            sinks=sinks,
+            lse=lse,
+            row_max=row_max,
+            page_table=page_table,
+            dropout_seed=dropout_seed,
+        )()
+        results = tuple(one for one in (out, lse, row_max) if one is not None)
+        return results if len(results) > 1 else out
 
     def bind(
         self,
@@ -121,10 +145,14 @@ class Attention:
         captures: Captures = (),
         sinks: Any = None,
         lse: Any = None,
+        row_max: Any = None,
+        page_table: Any = None,
+        dropout_seed: int = 0,
     ) -> "BoundAttention":
-        """Prepares a call that writes into `out` (and `lse`), to be run any number of times."""
-        _check_writable({"out": out, "lse": lse})
-        return BoundAttention(self, q, k, v, out, self._in_order(captures), sinks, lse)
+        """Prepares a call that writes into `out` (and `lse`, `row_max`), to be run any number of times."""
+        _check_writable({"out": out, "lse": lse, "row_max": row_max})
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table}
+        return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
 
     def backward(
         self,
@@ -139,6 +167,8 @@ class Attention:
         lse: Any = None,
         d_lse: Any = None,
         wanted: Sequence[str] = (),
+        row_max: Any = None,
+        dropout_seed: int = 0,
     ) -> Gradients:
         """The gradients of a loss by q, k, v, the sinks and the captured tensors named in `wanted`, as numpy arrays.
 
@@ -169,6 +199,8 @@ class Attention:
             d_v=gradients.v,
             d_captures=gradients.captures,
             d_sinks=gradients.sinks,
+            row_max=row_max,
+            dropout_seed=dropout_seed,
         )()
         return gradients
 
@@ -189,13 +221,16 @@ class Attention:
         d_v: Any = None,
         d_captures: Mapping[str, Any] | None = None,
         d_sinks: Any = None,
+        row_max: Any = None,
+        dropout_seed: int = 0,
     ) -> "BoundBackward":
         """Prepares a backward call, to be run any number of times. It writes the gradients whose arrays are given.
 
         d_q, d_k and d_v have the problem's element type; those of captured tensors are float32 or the tensor's own
         type, in its logical shape; each may have any strides, none of which is 0.
         """
-        forward = BoundAttention(self, q, k, v, out, self._in_order(captures), sinks, lse)
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max}
+        forward = BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
         gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
         return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})
 
@@ -211,10 +246,18 @@ class BoundAttention:
     """A compiled attention with its arrays. Calling it runs it; the arrays are kept alive."""
 
     def __init__(
-        self, attention: Attention, q: Any, k: Any, v: Any, out: Any, captures: Sequence[Any], sinks: Any, lse: Any
+        self,
+        attention: Attention,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        captures: Sequence[Any],
+        more: Mapping[str, Any],
+        dropout_seed: int,
     ) -> None:
         self._attention = attention
-        given = {"q": q, "k": k, "v": v, "out": out, "sinks": sinks, "lse": lse}
+        given = {"q": q, "k": k, "v": v, "out": out, **more}
         self._tensors = {name: Tensor(array, name) for name, array in given.items() if array is not None}
         self._captures = [Tensor(array, f"captures[{i}]") for i, array in enumerate(captures)]
         pointers = (ctypes.POINTER(DLTensor) * len(captures))(*(ctypes.pointer(one.dl) for one in self._captures))
@@ -222,6 +265,7 @@ class BoundAttention:
             struct_size=ctypes.sizeof(Arguments),
             captures=pointers,
             capture_count=len(captures),
+            dropout_seed=dropout_seed,
             **{name: ctypes.pointer(one.dl) for name, one in self._tensors.items()},
         )
 

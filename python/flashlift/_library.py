@@ -10,6 +10,7 @@ from ctypes import (
     POINTER,
     Structure,
     c_char_p,
+    c_float,
     c_int,
     c_int32,
     c_int64,
@@ -62,6 +63,9 @@ class Arguments(Structure):
         ("capture_count", c_size_t),
         ("sinks", POINTER(DLTensor)),
         ("lse", POINTER(DLTensor)),
+        ("row_max", POINTER(DLTensor)),
+        ("page_table", POINTER(DLTensor)),
+        ("dropout_seed", c_uint64),
     ]
 
 
@@ -92,6 +96,9 @@ class ProblemInfo(Structure):
         ("sinks", c_int64),
         ("want_lse", c_int32),
         ("capture_count", c_int32),
+        ("page_size", c_int64),
+        ("dropout", c_float),
+        ("want_row_max", c_int32),
     ]
 
 

@@ -81,7 +81,10 @@ Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInf
                                      .out_dtype = to_dlpack(p.out_dtype),
                                      .sinks = p.sinks,
                                      .want_lse = p.want_lse ? 1 : 0,
-                                     .capture_count = static_cast<int32_t>(p.captures.size())};
+                                     .capture_count = static_cast<int32_t>(p.captures.size()),
+                                     .page_size = p.page_size,
+                                     .dropout = p.dropout,
+                                     .want_row_max = p.want_row_max ? 1 : 0};
   std::memcpy(result, &info, known);
   return {};
 }
@@ -123,6 +126,13 @@ Result<AttentionArguments> to_arguments(const FlashliftArguments& given, DLDevic
   if (given.lse != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, to_view(given.lse, "lse", device));
   }
+  if (given.row_max != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.row_max, to_view(given.row_max, "row_max", device));
+  }
+  if (given.page_table != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.page_table, to_view(given.page_table, "page_table", device));
+  }
+  arguments.dropout_seed = given.dropout_seed;
   return arguments;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
 #include "cpu/workspace.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr double kInlineWork = 400'000;
 
 CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) {
-  return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], arguments.k.sizes[2]};
+  return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], kv_length(problem, arguments)};
 }
 
 // One workspace per thread and use: a thread that waits inside one call's parallel section may be given work of
@@ -131,7 +132,7 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
     captures[i] = capture_view(arguments.captures[i]);
   }
   const plan::Visits visits(problem_, sizes.batch, sizes.q_len, sizes.kv_len, arguments.captures);
-  const ForwardCall call{*this, arguments, sizes, visits, captures};
+  const ForwardCall call{*this, arguments, sizes, visits, captures, dropout_of(problem_, arguments.dropout_seed)};
   float* partials = nullptr;
   if (const int64_t floats = Work::partial_floats(*this, partition); floats > 0) {
     partials = reinterpret_cast<float*>(call_workspace().reserve(static_cast<size_t>(floats) * sizeof(float)));

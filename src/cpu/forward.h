@@ -44,7 +44,10 @@ class Forward {
   const ForwardConfig& config() const { return config_; }
   const TileKernels& kernels() const { return *kernels_; }
   // The products' bf16 kernels, or null: f32 products of operands widened when they are packed.
-  const PairKernels* pairs() const { return problem_.dtype == DType::kBF16 ? kernels_->pairs : nullptr; }
+  // Dropout works on probabilities in f32.
+  const PairKernels* pairs() const {
+    return problem_.dtype == DType::kBF16 && problem_.dropout == 0 ? kernels_->pairs : nullptr;
+  }
   const CompiledScore* score() const { return score_.get(); }
   // The problem's scale in two factors. A power of two multiplies the queries without rounding. Any other scale waits
   // for the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements

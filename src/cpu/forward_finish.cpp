@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/dropout.h"
 #include "support/half.h"
 
 namespace flashlift::cpu {
@@ -66,12 +67,16 @@ void uniform_row(const ForwardCall& call, const FinishedRow& row, float* out) {
   const Problem& problem = call.kernel.problem();
   const TensorView& v = call.arguments.v;
   const int64_t kv_len = call.sizes.kv_len;
+  const double weight = call.dropout.factor / (problem.normalize ? static_cast<double>(kv_len) : 1.0);
   for (int64_t d = 0; d < problem.value_dim; ++d) {
     double sum = 0;
     for (int64_t j = 0; j < kv_len; ++j) {
-      sum += element(v, row.b * v.strides[0] + row.g * v.strides[1] + j * v.strides[2] + d * v.strides[3]);
+      if (call.dropout.threshold == 0 || keeps(call.dropout, {row.b, row.h, row.q}, j)) {
+        const KeyPlace at = key_place(call.arguments, problem.page_size, row.b, j);
+        sum += element(v, at.batch * v.strides[0] + row.g * v.strides[1] + at.row * v.strides[2] + d * v.strides[3]);
+      }
     }
-    out[d] = static_cast<float>(problem.normalize && kv_len > 0 ? sum / static_cast<double>(kv_len) : sum);
+    out[d] = static_cast<float>(kv_len > 0 ? sum * weight : 0.0);
   }
 }
 
@@ -81,7 +86,7 @@ void finish_row(const ForwardCall& call, const FinishedRow& row, float* scratch)
   const Problem& problem = call.kernel.problem();
   const RowFactors factors = row_factors(call, row);
   const float* source = row.accumulated;
-  float scale = static_cast<float>(factors.scale);
+  float scale = static_cast<float>(factors.scale * call.dropout.factor);
   if (factors.empty || std::isnan(factors.scale)) {
     source = scratch;
     scale = 1.0f;
@@ -97,10 +102,14 @@ void finish_row(const ForwardCall& call, const FinishedRow& row, float* scratch)
   const int64_t offset = row.b * out.strides[0] + row.h * out.strides[1] + row.q * out.strides[2];
   std::byte* to = static_cast<std::byte*>(out.data) + offset * static_cast<int64_t>(size_in_bytes(out.dtype));
   call.kernel.kernels().store_row(source, problem.value_dim, scale, to, out.dtype, out.strides[3]);
+  const auto store = [&](const TensorView& view, float value) {
+    static_cast<float*>(view.data)[row.b * view.strides[0] + row.h * view.strides[1] + row.q * view.strides[2]] = value;
+  };
   if (call.arguments.lse) {
-    const TensorView& lse = *call.arguments.lse;
-    static_cast<float*>(lse.data)[row.b * lse.strides[0] + row.h * lse.strides[1] + row.q * lse.strides[2]] =
-        static_cast<float>(factors.lse);
+    store(*call.arguments.lse, static_cast<float>(factors.lse));
+  }
+  if (call.arguments.row_max) {
+    store(*call.arguments.row_max, std::isnan(row.state.sum) ? std::numeric_limits<float>::quiet_NaN() : row.state.max);
   }
 }
 

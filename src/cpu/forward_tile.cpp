@@ -25,6 +25,11 @@ MatrixView rows_of(const TensorView& tensor, int64_t b, int64_t h, int64_t row) 
           tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }
 
+MatrixView row_of(const MatrixView& matrix, int64_t row) {
+  const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
+  return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};
+}
+
 // The visited blocks of each group of rows, kept by the thread so that asking allocates nothing once warm.
 struct TaskVisits {
   static constexpr int64_t kMaxGroups = ForwardConfig{}.q_tile / kVisitRows;
@@ -77,6 +82,7 @@ class TaskRunner {
         state_(reinterpret_cast<RowState*>(workspace + layout.state)),
         coordinates_(reinterpret_cast<RowCoordinates*>(workspace + layout.coordinates)),
         kept_(reinterpret_cast<uint8_t*>(workspace + layout.kept)),
+        gathered_(workspace + layout.gathered),
         kv_tile_(call.kernel.config().kv_tile),
         groups_((task.rows() + kVisitRows - 1) / kVisitRows),
         visits_(thread_visits()),
@@ -91,6 +97,7 @@ class TaskRunner {
   void find_visits();
   plan::TileKind kind_at(int64_t group, int64_t block);
   void visit_block(int64_t block);
+  MatrixView key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns);
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
   bool pack_value_pairs(MatrixView values, int64_t columns);
@@ -98,6 +105,7 @@ class TaskRunner {
   void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void multiply_keys(int64_t row_begin, int64_t rows, int64_t columns);
   void multiply_values(int64_t row_begin, int64_t row_end, int64_t columns);
+  void drop_out(int64_t row_begin, int64_t rows, int64_t kv_begin, int64_t columns);
   void note_kept(int64_t rows, int64_t columns);
   void multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns);
   void prefetch(int64_t block, int64_t group_begin, int64_t group_end);
@@ -117,6 +125,7 @@ class TaskRunner {
   RowState* state_;
   RowCoordinates* coordinates_;
   uint8_t* kept_;
+  std::byte* gathered_;
   int64_t kv_tile_;
   int64_t groups_;
   TaskVisits& visits_;
@@ -171,15 +180,39 @@ plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
   return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
 }
 
+// Keys (or values) from kv_begin on as one matrix: paged ones are gathered, which costs little beside packing them.
+MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns) {
+  if (problem_.page_size == 0) {
+    return rows_of(tensor, task_.b, task_.g, kv_begin);
+  }
+  const int64_t dim = tensor.sizes[3];
+  const size_t element = size_in_bytes(tensor.dtype);
+  for (int64_t c = 0; c < columns; ++c) {
+    const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + c);
+    const MatrixView row = rows_of(tensor, place.batch, task_.g, place.row);
+    std::byte* to = gathered_ + static_cast<size_t>(c * dim) * element;
+    const auto* from = static_cast<const std::byte*>(row.data);
+    if (row.column_stride == 1) {
+      std::memcpy(to, from, static_cast<size_t>(dim) * element);
+      continue;
+    }
+    for (int64_t d = 0; d < dim; ++d) {
+      std::memcpy(to + static_cast<size_t>(d) * element, from + d * row.column_stride * static_cast<int64_t>(element),
+                  element);
+    }
+  }
+  return {gathered_, tensor.dtype, dim, 1};
+}
+
 void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
+  const MatrixView keys_view = key_rows(call_.arguments.k, kv_begin, columns);
   const int64_t width = kernels_.panel_width;
   if (pairs_ != nullptr) {
     Bf16* to = as_pairs(k_);
     for (int64_t c = 0; c < columns; c += width) {
       const int64_t keys = std::min(width, columns - c);
       const int64_t padded = round_up(keys, kernels_.lanes);
-      pairs_->pack_transposed(rows_of(call_.arguments.k, task_.b, task_.g, kv_begin + c), keys, problem_.head_dim, to,
-                              padded, layout_.q_stride);
+      pairs_->pack_transposed(row_of(keys_view, c), keys, problem_.head_dim, to, padded, layout_.q_stride);
       to += padded * layout_.q_stride;
     }
     return;
@@ -188,14 +221,13 @@ void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
   for (int64_t c = 0; c < columns; c += width) {
     const int64_t keys = std::min(width, columns - c);
     const int64_t padded = round_up(keys, kernels_.lanes);
-    kernels_.pack_transposed(rows_of(call_.arguments.k, task_.b, task_.g, kv_begin + c), keys, problem_.head_dim, to,
-                             padded);
+    kernels_.pack_transposed(row_of(keys_view, c), keys, problem_.head_dim, to, padded);
     to += padded * problem_.head_dim;
   }
 }
 
 void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
-  MatrixView values = rows_of(call_.arguments.v, task_.b, task_.g, kv_begin);
+  MatrixView values = key_rows(call_.arguments.v, kv_begin, columns);
   const std::byte* base = static_cast<const std::byte*>(values.data);
   const int64_t element = static_cast<int64_t>(size_in_bytes(values.dtype));
   if (pairs_ != nullptr && pack_value_pairs(values, columns)) {
@@ -269,6 +301,20 @@ void TaskRunner::multiply_values(int64_t row_begin, int64_t row_end, int64_t col
   }
 }
 
+// After the softmax, whose sums are those without dropout.
+void TaskRunner::drop_out(int64_t row_begin, int64_t rows, int64_t kv_begin, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const RowCoordinates& at = coordinates_[row_begin + r];
+    float* row = s_ + r * kv_tile_;
+    kernels_.drop_out(row, columns, call_.dropout, {at.b, at.h, at.q}, kv_begin);
+    if (!values_finite_) {
+      for (int64_t c = 0; c < columns; ++c) {
+        kept_[r * kv_tile_ + c] = kept_[r * kv_tile_ + c] && row[c] != 0;
+      }
+    }
+  }
+}
+
 // A masked key takes no part even if its value is infinite or NaN, where 0 times the value would give NaN. Such blocks
 // are rare (values that were never written, behind a padding mask), so they pay for it alone.
 void TaskRunner::note_kept(int64_t rows, int64_t columns) {
@@ -322,6 +368,9 @@ void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, 
   const auto softmax = pairs_ != nullptr && values_finite_ ? pairs_->softmax : kernels_.softmax;
   softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin, state_ + row_begin,
           o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
+  if (call_.dropout.threshold > 0) {
+    drop_out(row_begin, rows, kv_begin, columns);
+  }
   if (values_finite_) {
     multiply_values(row_begin, row_end, columns);
   } else {
@@ -333,7 +382,7 @@ void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, 
 void TaskRunner::prefetch(int64_t block, int64_t group_begin, int64_t group_end) {
   const int64_t first = block * kv_tile_;
   const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
-  if (columns <= 0) {
+  if (columns <= 0 || problem_.page_size > 0) {
     return;
   }
   const int64_t begin = first + columns * group_begin / groups_;
@@ -421,6 +470,8 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
   state = take(rows, sizeof(RowState));
   coordinates = take(rows, sizeof(RowCoordinates));
   kept = take(std::min(rows, kVisitRows * kRunGroups) * kv_tile, 1);
+  gathered = take(problem.page_size > 0 ? kv_tile * std::max(problem.head_dim, problem.value_dim) : 0,
+                  size_in_bytes(problem.dtype));
 }
 
 int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]) {

@@ -1,6 +1,7 @@
 // The flash-attention loop over the keys of one task.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "cpu/forward.h"
@@ -16,6 +17,7 @@ struct ForwardCall {
   CallSizes sizes;
   const plan::Visits& visits;
   const CaptureView* captures;
+  Dropout dropout;
 };
 
 // Where a thread's tile buffers lie.
@@ -24,9 +26,23 @@ struct TileLayout {
 
   int64_t q_stride;  // elements in a row of the queries: head_dim, padded as the products need it
   int64_t o_stride;  // floats in a row of the accumulated output: value_dim in whole vectors
-  size_t q, k, v, s, o, maxima, state, coordinates, kept;
+  size_t q, k, v, s, o, maxima, state, coordinates, kept, gathered;
   size_t bytes;
 };
+
+// Where key j of batch b lies in k and v: itself, or through the page table.
+struct KeyPlace {
+  int64_t batch;
+  int64_t row;
+};
+inline KeyPlace key_place(const AttentionArguments& arguments, int64_t page_size, int64_t b, int64_t j) {
+  if (page_size == 0) {
+    return {b, j};
+  }
+  const TensorView& table = *arguments.page_table;
+  const int64_t page = static_cast<const int32_t*>(table.data)[b * table.strides[0] + j / page_size * table.strides[1]];
+  return {std::clamp<int64_t>(page, 0, arguments.k.sizes[0] - 1), j % page_size};
+}
 
 // Floats of a partial result: maximum, sum, then the accumulated output.
 inline int64_t partial_stride(int64_t o_stride) { return o_stride + 16; }

@@ -40,6 +40,9 @@ Status verify_backward(const Problem& problem) {
   if (!problem.normalize) {
     return unsupported("an output that is not normalised has no backward: ask for a normalised one and scale it");
   }
+  if (problem.page_size > 0) {
+    return unsupported("paged keys and values have no backward: pages are shared, so gather them into tensors first");
+  }
   return {};
 }
 

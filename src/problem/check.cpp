@@ -48,19 +48,19 @@ struct ErrorSums {
   double mean_magnitude() const { return count > 0 ? magnitude / static_cast<double>(count) : 0; }
 };
 
-void check_lse(const AttentionArguments& arguments, const OracleResult& want, CheckReport& report) {
-  const TensorView& lse = *arguments.lse;
-  const int64_t heads = lse.sizes[1];
-  const int64_t rows = lse.sizes[2];
-  for (size_t i = 0; i < want.lse.size() && report.ok; ++i) {
+// lse and row maxima.
+void check_rows(const char* name, const TensorView& view, const std::vector<double>& want, CheckReport& report) {
+  const int64_t heads = view.sizes[1];
+  const int64_t rows = view.sizes[2];
+  for (size_t i = 0; i < want.size() && report.ok; ++i) {
     const int64_t index = static_cast<int64_t>(i);
-    const double got = read_float(lse, row_offset(lse, index / (heads * rows), index / rows % heads, index % rows));
-    const double expected = want.lse[i];
+    const double got = read_float(view, row_offset(view, index / (heads * rows), index / rows % heads, index % rows));
+    const double expected = want[i];
     const bool same = (std::isnan(got) && std::isnan(expected)) || got == expected;
-    // lse is a score plus a logarithm, both of order |lse|: relative to it, with the error of a dot product allowed.
+    // A score, or one plus a logarithm of its order: relative to it, with the error of a dot product allowed.
     if (!same && !(std::abs(got - expected) <= 1e-4 * std::max(1.0, std::abs(expected)))) {
       report.ok = false;
-      report.reason = fmt::format("lse of row {}: expected {}, got {}", i, expected, got);
+      report.reason = fmt::format("{} of row {}: expected {}, got {}", name, i, expected, got);
     }
   }
 }
@@ -105,7 +105,10 @@ Result<CheckReport> check_output(const Problem& problem, const AttentionArgument
     report.reason = fmt::format("mean error {:.3g} is above the bound {:.3g}", report.mean_error, report.bound);
   }
   if (report.ok && arguments.lse) {
-    check_lse(arguments, want, report);
+    check_rows("lse", *arguments.lse, want.lse, report);
+  }
+  if (report.ok && arguments.row_max) {
+    check_rows("row_max", *arguments.row_max, want.row_max, report);
   }
   return report;
 }

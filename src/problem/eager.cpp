@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "problem/dropout.h"
 #include "problem/elements.h"
+#include "problem/oracle_rows.h"
 #include "score/interpret.h"
 
 namespace flashlift::problem {
@@ -51,6 +53,7 @@ class Eager {
         for (int64_t i = 0; i < a_.q.sizes[2]; ++i) {
           fill_scores(b, h, i);
           softmax(h);
+          drop_out(b, h, i);
           multiply_values(b, h);
         }
       }
@@ -60,7 +63,7 @@ class Eager {
 
  private:
   void fill_scores(int64_t b, int64_t h, int64_t i) {
-    const int64_t kv_len = a_.k.sizes[2];
+    const int64_t kv_len = kv_length(p_, a_);
     scores_.assign(kv_len, 0.0f);
     for (int64_t j = 0; j < kv_len; ++j) {
       const score::Coordinates at{.b = static_cast<int32_t>(b),
@@ -69,10 +72,11 @@ class Eager {
                                   .kv = static_cast<int32_t>(j),
                                   .q_len = static_cast<int32_t>(a_.q.sizes[2]),
                                   .kv_len = static_cast<int32_t>(kv_len)};
+      const int64_t k_offset = OracleRows::key_offset(p_, a_, a_.k, b, kv_head(h), j);
       float dot = 0;
       for (int64_t d = 0; d < p_.head_dim; ++d) {
         dot += static_cast<float>(read_float(a_.q, row_offset(a_.q, b, h, i) + d * a_.q.strides[3])) *
-               static_cast<float>(read_float(a_.k, row_offset(a_.k, b, kv_head(h), j) + d * a_.k.strides[3]));
+               static_cast<float>(read_float(a_.k, k_offset + d * a_.k.strides[3]));
       }
       float s = round_to(p_.dtype, dot) * p_.scale;
       s = score_.interpreter ? score_.interpreter->score_mod(s, at) : s;
@@ -118,12 +122,19 @@ class Eager {
     empty_without_keys_nan_ = p_.empty_rows == EmptyRows::kNan && scores_.empty();
   }
 
+  void drop_out(int64_t b, int64_t h, int64_t i) {
+    for (size_t j = 0; j < scores_.size() && p_.dropout > 0; ++j) {
+      const double factor = dropout_factor(p_, a_.dropout_seed, b, h, i, static_cast<int64_t>(j));
+      scores_[j] = factor == 0 ? 0.0f : round_to(p_.dtype, scores_[j] * static_cast<float>(factor));
+    }
+  }
+
   void multiply_values(int64_t b, int64_t h) {
     for (int64_t d = 0; d < p_.value_dim; ++d) {
       float sum = empty_without_keys_nan_ ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
       for (size_t j = 0; j < scores_.size(); ++j) {
         if (scores_[j] != 0) {
-          const int64_t offset = row_offset(a_.v, b, kv_head(h), static_cast<int64_t>(j));
+          const int64_t offset = OracleRows::key_offset(p_, a_, a_.v, b, kv_head(h), static_cast<int64_t>(j));
           sum += scores_[j] * static_cast<float>(read_float(a_.v, offset + d * a_.v.strides[3]));
         }
       }

@@ -24,6 +24,7 @@ class Oracle {
       for (int64_t h = 0; h < problem_.q_heads; ++h) {
         for (int64_t i = 0; i < arguments_.q.sizes[2]; ++i) {
           const double lse = row(b, h, i);
+          result.row_max.push_back(row_max_);
           result.out.insert(result.out.end(), out_.begin(), out_.end());
           result.lse.push_back(lse);
         }
@@ -35,6 +36,9 @@ class Oracle {
  private:
   // Computes one output row into out_ and returns its lse.
   double row(int64_t b, int64_t h, int64_t i) {
+    b_ = b;
+    h_ = h;
+    i_ = i;
     rows_.compute(b, h, i);
     const std::vector<double>& scores = rows_.scores();
     double maximum = -kInfinity;
@@ -43,6 +47,7 @@ class Oracle {
       maximum = std::max(maximum, s);
       any_nan |= std::isnan(s);
     }
+    row_max_ = any_nan ? kNan : maximum;
     for (int64_t r = 0; r < problem_.sinks; ++r) {
       maximum = std::max(maximum, rows_.sink(h, r));
       any_nan |= std::isnan(rows_.sink(h, r));
@@ -53,7 +58,7 @@ class Oracle {
       return any_nan ? kNan : kInfinity;
     }
     if (maximum == -kInfinity) {
-      return empty_row(b, h);
+      return empty_row();
     }
     double sum = 0;
     for (int64_t r = 0; r < problem_.sinks; ++r) {
@@ -65,7 +70,7 @@ class Oracle {
       }
       const double p = std::exp(scores[j] - maximum);
       sum += p;
-      accumulate(b, h, static_cast<int64_t>(j), p);
+      accumulate(static_cast<int64_t>(j), p);
     }
     if (problem_.normalize) {
       for (double& o : out_) {
@@ -75,22 +80,27 @@ class Oracle {
     return maximum + std::log(sum);
   }
 
-  double empty_row(int64_t b, int64_t h) {
-    const int64_t kv_len = arguments_.k.sizes[2];
+  double empty_row() {
+    const int64_t kv_len = rows_.kv_len();
     if (problem_.empty_rows == EmptyRows::kNan) {
       std::fill(out_.begin(), out_.end(), kNan);
       return kNan;
     }
     if (problem_.empty_rows == EmptyRows::kUniform && kv_len > 0) {
       for (int64_t j = 0; j < kv_len; ++j) {
-        accumulate(b, h, j, problem_.normalize ? 1.0 / static_cast<double>(kv_len) : 1.0);
+        accumulate(j, problem_.normalize ? 1.0 / static_cast<double>(kv_len) : 1.0);
       }
     }
     return -kInfinity;
   }
 
-  void accumulate(int64_t b, int64_t h, int64_t j, double p) {
-    const int64_t offset = row_offset(arguments_.v, b, h * problem_.kv_heads / problem_.q_heads, j);
+  void accumulate(int64_t j, double p) {
+    const double factor = rows_.dropout_factor(b_, h_, i_, j);
+    if (factor == 0) {
+      return;  // like a masked key's, its value takes no part
+    }
+    p *= factor;
+    const int64_t offset = rows_.value_offset(b_, rows_.kv_head(h_), j);
     for (int64_t d = 0; d < problem_.value_dim; ++d) {
       out_[d] += p * read_float(arguments_.v, offset + d * arguments_.v.strides[3]);
     }
@@ -99,6 +109,10 @@ class Oracle {
   const Problem& problem_;
   const AttentionArguments& arguments_;
   OracleRows rows_;
+  int64_t b_ = 0;
+  int64_t h_ = 0;
+  int64_t i_ = 0;
+  double row_max_ = 0;
   std::vector<double> out_;
 };
 

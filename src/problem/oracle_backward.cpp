@@ -99,7 +99,8 @@ class OracleBackward {
     dp_.assign(kv_len_, 0.0);
     for (int64_t j = 0; j < kv_len_; ++j) {
       if (scores[j] != -kInfinity) {
-        dp_[j] = out_dot_value(b, h, i, j);
+        const double factor = rows_.dropout_factor(b, h, i, j);
+        dp_[j] = factor == 0 ? 0.0 : factor * out_dot_value(b, h, i, j);
         weighted += probability(scores[j]) * dp_[j];
       }
     }
@@ -110,7 +111,7 @@ class OracleBackward {
     for (int64_t j = 0; j < kv_len_; ++j) {
       if (scores[j] != -kInfinity) {
         const double p = probability(scores[j]);
-        add_to_value(b, h, i, j, p);
+        add_to_value(b, h, i, j, p * rows_.dropout_factor(b, h, i, j));
         add_through_score(b, h, i, j, p * (dp_[j] + common));
       }
     }
@@ -119,7 +120,7 @@ class OracleBackward {
   void empty_row(int64_t b, int64_t h, int64_t i) {
     if (problem_.empty_rows == EmptyRows::kUniform) {
       for (int64_t j = 0; j < kv_len_; ++j) {
-        add_to_value(b, h, i, j, 1.0 / static_cast<double>(kv_len_));
+        add_to_value(b, h, i, j, rows_.dropout_factor(b, h, i, j) / static_cast<double>(kv_len_));
       }
     }
   }
@@ -204,6 +205,9 @@ Result<OracleGradients> run_oracle_backward(const Problem& problem, const Attent
   FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
   if (!problem.normalize) {
     return unsupported("an output that is not normalised has no backward: ask for a normalised one and scale it");
+  }
+  if (problem.page_size > 0) {
+    return unsupported("paged keys and values have no backward: pages are shared, so gather them into tensors first");
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_cotangent("out", cotangents.out, arguments.out.shape()));
   if (cotangents.lse) {

@@ -19,7 +19,14 @@ std::string print(const Problem& problem) {
     text += fmt::format(" empty_rows={}", to_string(problem.empty_rows));
   }
   text += problem.want_lse ? " lse" : "";
+  text += problem.want_row_max ? " row_max" : "";
   text += problem.normalize ? "" : " unnormalized";
+  if (problem.dropout > 0) {
+    text += fmt::format(" dropout={}", problem.dropout);
+  }
+  if (problem.page_size > 0) {
+    text += fmt::format(" page_size={}", problem.page_size);
+  }
   for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
     if (program->has_value()) {
       text += " " + print_one_line(**program);

@@ -92,6 +92,15 @@ Status verify(const Problem& problem) {
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
+  if (!(problem.dropout >= 0 && problem.dropout < 1)) {
+    return invalid_argument("dropout must be a probability from 0 to below 1, got {}", problem.dropout);
+  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("page_size", problem.page_size, 0, kMaxLength));
+  if (problem.page_size > 0 && problem.kv_len % problem.page_size != 0) {
+    return invalid_argument(
+        "kv_len counts whole pages: expected a multiple of page_size {}, got {}; key_lengths says how many keys count",
+        problem.page_size, problem.kv_len);
+  }
   if (!std::isfinite(problem.scale)) {
     return invalid_argument("scale must be finite, got {}", problem.scale);
   }
@@ -123,19 +132,67 @@ Status verify_captures(const Problem& problem, std::span<const TensorView> captu
   return {};
 }
 
+int64_t kv_length(const Problem& problem, const AttentionArguments& arguments) {
+  return problem.page_size > 0 ? arguments.page_table->sizes[1] * problem.page_size : arguments.k.sizes[2];
+}
+
+namespace {
+
+Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_t batch) {
+  const int64_t rows = arguments.k.rank > 2 ? arguments.k.sizes[2] : -1;
+  if (p.page_size == 0) {
+    const std::array<int64_t, 4> k_shape = {batch, p.kv_heads, -1, p.head_dim};
+    const std::array<int64_t, 4> v_shape = {batch, p.kv_heads, rows, p.value_dim};
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k", arguments.k, p.dtype, k_shape}));
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v", arguments.v, p.dtype, v_shape}));
+    if (arguments.page_table) {
+      return invalid_argument("the call gives a page table, but the problem has no page_size");
+    }
+    return {};
+  }
+  const int64_t pages = arguments.k.rank > 0 ? arguments.k.sizes[0] : -1;
+  const std::array<int64_t, 4> k_shape = {-1, p.kv_heads, p.page_size, p.head_dim};
+  const std::array<int64_t, 4> v_shape = {pages, p.kv_heads, p.page_size, p.value_dim};
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k (pages)", arguments.k, p.dtype, k_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v (pages)", arguments.v, p.dtype, v_shape}));
+  if (!arguments.page_table) {
+    return invalid_argument("the problem has pages of {} keys, but the call lacks a page table", p.page_size);
+  }
+  const std::array<int64_t, 2> table_shape = {batch, -1};
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"page_table", *arguments.page_table, DType::kI32, table_shape}));
+  const int64_t width = arguments.page_table->sizes[1];
+  if (width > kMaxLength / p.page_size) {
+    return invalid_argument("sequences have at most {} tokens, got {} pages of {} keys", kMaxLength, width,
+                            p.page_size);
+  }
+  if (pages == 0 && arguments.page_table->element_count() > 0) {
+    return invalid_argument("the page table is {}, but there is no page", describe(*arguments.page_table));
+  }
+  return {};
+}
+
+// An output that comes exactly if the problem wants it: f32 [batch, q_heads, q_len].
+Status verify_row_output(const char* name, const std::optional<TensorView>& view, bool wanted,
+                         std::span<const int64_t> shape) {
+  if (view.has_value() != wanted) {
+    return invalid_argument("the problem {} {} {} output, but the call {} one", wanted ? "has" : "has not",
+                            name[0] == 'l' ? "an" : "a", name, view ? "gives" : "lacks");
+  }
+  return view ? problem::verify_output({name, *view, DType::kF32, shape}) : Status();
+}
+
+}  // namespace
+
 Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const Problem& p = problem;
   const int64_t batch = arguments.q.rank > 0 ? arguments.q.sizes[0] : -1;
   const int64_t q_len = arguments.q.rank > 2 ? arguments.q.sizes[2] : -1;
-  const int64_t kv_len = arguments.k.rank > 2 ? arguments.k.sizes[2] : -1;
   const std::array<int64_t, 4> q_shape = {-1, p.q_heads, -1, p.head_dim};
-  const std::array<int64_t, 4> k_shape = {batch, p.kv_heads, -1, p.head_dim};
-  const std::array<int64_t, 4> v_shape = {batch, p.kv_heads, kv_len, p.value_dim};
   const std::array<int64_t, 4> out_shape = {batch, p.q_heads, q_len, p.value_dim};
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"q", arguments.q, p.dtype, q_shape}));
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k", arguments.k, p.dtype, k_shape}));
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v", arguments.v, p.dtype, v_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_keys(p, arguments, batch));
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"out", arguments.out, p.out_dtype, out_shape}));
+  const int64_t kv_len = kv_length(problem, arguments);
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
@@ -148,15 +205,9 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
     const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
     FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, shape}));
   }
-  if (arguments.lse.has_value() != p.want_lse) {
-    return invalid_argument("the problem {} an lse output, but the call {} one", p.want_lse ? "has" : "has not",
-                            arguments.lse ? "gives" : "lacks");
-  }
-  if (arguments.lse) {
-    const std::array<int64_t, 3> shape = {batch, p.q_heads, q_len};
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"lse", *arguments.lse, DType::kF32, shape}));
-  }
-  return {};
+  const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
+  FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));
+  return verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape);
 }
 
 }  // namespace flashlift

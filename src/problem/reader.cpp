@@ -102,10 +102,11 @@ class Reader {
       features_.bottom_right = value == "bottom_right";
       return value.empty() || features_.bottom_right ? Status() : bad_value(name, value, "`bottom_right` or nothing");
     }
-    if (name == "lse" || name == "alibi" || name == "unnormalized") {
-      (name == "alibi" ? features_.alibi
-       : name == "lse" ? problem_.want_lse
-                       : problem_.normalize) = name != "unnormalized";
+    if (name == "lse" || name == "row_max" || name == "alibi" || name == "unnormalized") {
+      (name == "alibi"     ? features_.alibi
+       : name == "lse"     ? problem_.want_lse
+       : name == "row_max" ? problem_.want_row_max
+                           : problem_.normalize) = name != "unnormalized";
       return value.empty() ? Status() : bad_value(name, value, "no value");
     }
     if (name == "window") {
@@ -119,14 +120,20 @@ class Reader {
       (name == "scale" ? scale_ : features_.softcap) = number;
       return {};
     }
-    if (name == "prefix" || name == "documents" || name == "sinks") {
+    if (name == "dropout") {
+      if (!parse_whole(value, problem_.dropout) || !(problem_.dropout >= 0 && problem_.dropout < 1)) {
+        return bad_value(name, value, "a probability from 0 to below 1");
+      }
+      return {};
+    }
+    if (name == "prefix" || name == "documents" || name == "sinks" || name == "page_size") {
       int64_t number = 0;
-      const int64_t least = name == "documents" ? 1 : 0;
+      const int64_t least = name == "documents" || name == "page_size" ? 1 : 0;
       if (!parse_whole(value, number) || number < least || number > (1 << 30)) {
         return bad_value(name, value, fmt::format("an integer from {}", least));
       }
-      if (name == "sinks") {
-        problem_.sinks = number;
+      if (name == "sinks" || name == "page_size") {
+        (name == "sinks" ? problem_.sinks : problem_.page_size) = number;
       } else {
         (name == "prefix" ? features_.prefix : features_.documents) = number;
       }
@@ -182,8 +189,8 @@ class Reader {
   static Error unknown(std::string_view word) {
     return invalid_argument(
         "unknown word `{}` in a problem; expected sizes (b2 h8 hq8 hkv2 s1024 sq1 skv1024 d64 dqk192 dv128), a dtype "
-        "(f32 bf16 f16), out= scale= causal window= prefix= documents= softcap= alibi sinks= lse unnormalized "
-        "empty_rows=, or a program",
+        "(f32 bf16 f16), out= scale= causal window= prefix= documents= softcap= alibi sinks= lse row_max "
+        "unnormalized empty_rows= dropout= page_size=, or a program",
         word);
   }
 

@@ -78,6 +78,9 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
     } else if (isa == cpu::Isa::kAvx512Bf16 && options.implementation.empty() && !cpu::has_fast_bf16_dot()) {
       reason = "f32 products are faster on this processor; ask for it by name to use it";
     }
+    if (reason.empty() && isa >= cpu::Isa::kAvx512Bf16 && problem.dropout > 0) {
+      reason = "dropout works on probabilities in f32, and this rounds them to bf16";
+    }
     if (reason.empty()) {
       const Problem compiled = simplified(problem);
       cpu::Forward::ScoreCompiler compile_score = [&](const Problem& p, cpu::Isa i) {

@@ -34,6 +34,20 @@ std::string device_reason(const cuda::Device& device, cuda::KernelKind kind) {
                      device.architecture % 10, hopper ? "9.0" : "8.0 or newer");
 }
 
+// What the kernels have not learnt yet; empty if nothing is asked of them that they cannot do.
+std::string feature_reason(const Problem& problem) {
+  if (problem.dropout > 0) {
+    return "dropout is not implemented for CUDA yet: run it on the CPU, or leave it out";
+  }
+  if (problem.want_row_max) {
+    return "row_max is not implemented for CUDA yet: run it on the CPU, or ask for lse";
+  }
+  if (problem.page_size > 0) {
+    return "paged keys and values are not implemented for CUDA yet: run it on the CPU, or gather the pages first";
+  }
+  return {};
+}
+
 class CudaAttention : public Attention::Implementation {
  public:
   CudaAttention(const Problem& given, const Problem& compiled, const cuda::Device& device, cuda::Forward forward,
@@ -102,6 +116,9 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cuda(const Prob
       reason = "another implementation was asked for by name";
     } else {
       reason = device_reason(device, kind);
+    }
+    if (reason.empty()) {
+      reason = feature_reason(compiled);
     }
     if (reason.empty()) {
       Result<cuda::Forward> forward = cuda::Forward::compile(compiled, device, kind, compile_kernel);

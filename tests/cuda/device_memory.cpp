@@ -45,6 +45,13 @@ DeviceArguments::DeviceArguments(const cuda::Driver& driver, const AttentionArgu
   if (host.lse) {
     views.lse = upload(*host.lse);
   }
+  if (host.row_max) {
+    views.row_max = upload(*host.row_max);
+  }
+  if (host.page_table) {
+    views.page_table = upload(*host.page_table);
+  }
+  views.dropout_seed = host.dropout_seed;
 }
 
 DeviceArguments::~DeviceArguments() {
@@ -86,6 +93,9 @@ void DeviceArguments::fetch(const AttentionArguments& host) {
   download(views.out, host.out);
   if (host.lse) {
     download(*views.lse, *host.lse);
+  }
+  if (host.row_max) {
+    download(*views.row_max, *host.row_max);
   }
 }
 

@@ -120,3 +120,32 @@ def test_refuses_to_write_where_it_must_not():
 def test_errors_are_what_python_users_expect():
     assert issubclass(flashlift.InvalidArgumentError, ValueError)
     assert issubclass(flashlift.UnsupportedError, NotImplementedError)
+
+
+def test_dropout_is_a_function_of_the_seed():
+    attention = flashlift.compile("attn b1 h2 s64 d16 dropout=0.5 row_max lse")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 64, 16), np.float32) for _ in range(3))
+    out, lse, row_max = attention(q, k, v, dropout_seed=1)
+    assert np.array_equal(out, attention(q, k, v, dropout_seed=1)[0])
+    assert not np.array_equal(out, attention(q, k, v, dropout_seed=2)[0])
+    scores = q @ k.transpose(0, 1, 3, 2) / 4
+    np.testing.assert_allclose(row_max, scores.max(-1), rtol=1e-5)
+    np.testing.assert_allclose(lse, np.log(np.exp(scores).sum(-1)), rtol=1e-5)
+
+
+def test_pages_are_read_through_the_table():
+    problem = "attn b2 hq4 hkv2 sq3 skv48 d16"
+    lengths = "mask_mod(length: i32[2]) { %0 = load length[b]; %1 = lt kv, %0; return %1 }"
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 4, 3, 16), np.float32)
+    k_pages, v_pages = (rng.standard_normal((5, 2, 16, 16), np.float32) for _ in range(2))
+    table = np.array([[3, 0, -1], [1, 4, 2]], np.int32)
+    length = np.array([20, 48], np.int32)
+    paged = flashlift.compile(f"{problem} page_size=16 {lengths}")
+    out = paged(q, k_pages, v_pages, captures=[length], page_table=table)
+    k, v = (np.concatenate([pages[table[:, i]] for i in range(3)], axis=2) for pages in (k_pages, v_pages))
+    expected = flashlift.compile(f"{problem} {lengths}")(q, k, v, captures=[length])
+    np.testing.assert_array_equal(out, expected)
+    with pytest.raises(flashlift.InvalidArgumentError, match="page table"):
+        paged(q, k_pages, v_pages, captures=[length])

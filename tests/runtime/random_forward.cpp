@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "flashlift/attention.h"
 #include "problem/check.h"
 #include "support/random_problem.h"
@@ -10,7 +13,12 @@ namespace flashlift::testing {
 
 std::string check_random_forward(unsigned long seed) {
   Random random(seed);
-  const Problem problem = draw_problem(random);
+  Problem problem = draw_problem(random);
+  if (problem.kv_len > 0 && random() % 8 == 0) {  // forward only
+    constexpr int64_t kPageSizes[] = {1, 3, 16, 64, 200};
+    problem.page_size = std::min(kPageSizes[random() % std::size(kPageSizes)], problem.kv_len);
+    problem.kv_len -= problem.kv_len % problem.page_size;
+  }
   const OwnedArguments arguments =
       random() % 3 == 0 ? dense_arguments(problem, random) : strided_arguments(problem, random);
   const auto failed = [&](const std::string& what) {

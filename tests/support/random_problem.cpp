@@ -349,6 +349,10 @@ Problem draw_problem(Random& random) {
   p.empty_rows = one_of(random, {EmptyRows::kZero, EmptyRows::kUniform, EmptyRows::kNan});
   p.want_lse = draw(random, 0, 1) == 0;
   p.normalize = draw(random, 0, 7) != 0;
+  p.want_row_max = draw(random, 0, 3) == 0;
+  if (draw(random, 0, 4) == 0) {
+    p.dropout = one_of(random, {0.1f, 0.5f, 0.9f, 1.0f / 3.0f});
+  }
   return p;
 }
 

@@ -59,10 +59,23 @@ std::vector<int64_t> with_sizes(std::vector<int64_t> shape) {
 
 using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
 
+// A few more pages than the tables name. The tables' random entries are clamped into what there is, as negative ones
+// are: some pages are shared.
+void make_pages(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
+  const int64_t width = (p.kv_len + p.page_size - 1) / p.page_size;
+  views.page_table = make(DType::kI32, {p.batch, width}, true);
+  views.k = make(p.dtype, {7, p.kv_heads, p.page_size, p.head_dim}, true);
+  views.v = make(p.dtype, {7, p.kv_heads, p.page_size, p.value_dim}, true);
+}
+
 void make_all(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
   views.q = make(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}, true);
-  views.k = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim}, true);
-  views.v = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim}, true);
+  if (p.page_size > 0) {
+    make_pages(p, views, make);
+  } else {
+    views.k = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim}, true);
+    views.v = make(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim}, true);
+  }
   views.out = make(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}, false);
   for (const Capture& capture : p.captures) {
     views.captures.push_back(make(capture.dtype, with_sizes(capture.shape), true));
@@ -73,6 +86,10 @@ void make_all(const Problem& p, AttentionArguments& views, const MakeTensor& mak
   if (p.want_lse) {
     views.lse = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
   }
+  if (p.want_row_max) {
+    views.row_max = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
+  }
+  views.dropout_seed = 0x0123456789abcdef;
 }
 
 }  // namespace

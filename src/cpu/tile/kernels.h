@@ -45,6 +45,19 @@ inline double exponent_base(float max) {
 
 struct PairKernels;  // pairs.h
 
+// Dropout of one call.
+struct Dropout {
+  uint32_t threshold = 0;  // a probability stays if its random word is not below; 0: no dropout
+  float factor = 1;        // 1 / (1 - rate), which those that stay are multiplied by
+  uint64_t seed = 0;
+};
+// The row of the problem whose probabilities are meant.
+struct DropoutRow {
+  int64_t b = 0;
+  int64_t h = 0;
+  int64_t q = 0;
+};
+
 struct TileKernels {
   Isa isa;
   int lanes;        // floats in a vector
@@ -75,6 +88,9 @@ struct TileKernels {
   // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, where a maximum grew.
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
                   float* o, int64_t o_stride, int64_t o_columns);
+  // s[c] = 0 for each of `columns` keys from kv_begin on, a multiple of 64, that dropout leaves out. Touches whole
+  // vectors.
+  void (*drop_out)(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin);
   // dst[c] = src[c] * factor, converted to dst's dtype (f32, bf16, f16), dst_stride in elements.
   void (*store_row)(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride);
 

@@ -96,6 +96,25 @@ struct Vector {
     return _mm256_castsi256_si128(packed);
   }
 
+  // 8 unsigned integers.
+  using Integer = __m256i;
+  static Integer set_integer(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+  static Integer steps(uint32_t first) {
+    return _mm256_add_epi32(set_integer(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static Integer xor3(Integer a, Integer b, Integer c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+  // The 64-bit products' halves.
+  static void multiply_wide(Integer a, Integer b, Integer& high, Integer& low) {
+    const Integer even = _mm256_mul_epu32(a, b);
+    const Integer odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  }
+  // x where a >= b, 0 elsewhere.
+  static Float keep_at_least(Float x, Integer a, Integer b) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a, b), a)));
+  }
+
   // rows[i] lane j becomes rows[j] lane i.
   static void transpose(Float (&x)[8]) {
     Float y[8];

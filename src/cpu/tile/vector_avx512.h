@@ -84,6 +84,28 @@ struct Vector {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
   }
 
+  // 16 unsigned integers.
+  using Integer = __m512i;
+  static Integer set_integer(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static Integer steps(uint32_t first) {
+    return _mm512_add_epi32(set_integer(first),
+                            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+  static Integer xor3(Integer a, Integer b, Integer c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+  // The 64-bit products' halves.
+  static void multiply_wide(Integer a, Integer b, Integer& high, Integer& low) {
+    const Integer even = _mm512_mul_epu32(a, b);
+    const Integer odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+    const Integer low_halves = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    const Integer high_halves = _mm512_setr_epi32(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    low = _mm512_permutex2var_epi32(even, low_halves, odd);
+    high = _mm512_permutex2var_epi32(even, high_halves, odd);
+  }
+  // x where a >= b, 0 elsewhere.
+  static Float keep_at_least(Float x, Integer a, Integer b) {
+    return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(a, b), x);
+  }
+
   // rows[i] lane j becomes rows[j] lane i.
   static void transpose(Float (&x)[16]) {
     Float y[16];

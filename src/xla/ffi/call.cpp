@@ -91,6 +91,11 @@ Result<AttentionCall> AttentionCall::create(const Attributes& attributes) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string_view text, required(attributes, "problem"));
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(text));
+  if (problem.dropout > 0 || problem.page_size > 0 || problem.want_row_max) {
+    return unsupported("the custom call has no {}", problem.dropout > 0     ? "operand for dropout's seed"
+                                                    : problem.page_size > 0 ? "operand for a page table"
+                                                                            : "result for row_max");
+  }
   FLASHLIFT_ASSIGN_OR_RETURN(Orders orders, read_orders(attributes, problem));
   CompileOptions options;
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {

@@ -1,0 +1,34 @@
+#include "problem/dropout.h"
+
+#include <cmath>
+
+namespace flashlift::problem {
+
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  constexpr int kRounds = 7;
+  constexpr uint64_t kMultipliers[2] = {0xd2511f53, 0xcd9e8d57};
+  constexpr uint32_t kKeySteps[2] = {0x9e3779b9, 0xbb67ae85};
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t first = kMultipliers[0] * counter[0];
+    const uint64_t second = kMultipliers[1] * counter[2];
+    counter = {static_cast<uint32_t>(second >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(second),
+               static_cast<uint32_t>(first >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(first)};
+    key[0] += kKeySteps[0];
+    key[1] += kKeySteps[1];
+  }
+  return counter;
+}
+
+double dropout_factor(const Problem& problem, uint64_t seed, int64_t b, int64_t h, int64_t q, int64_t kv) {
+  if (problem.dropout == 0) {
+    return 1.0;
+  }
+  const std::array<uint32_t, 4> words = philox({static_cast<uint32_t>(kv / 64 * 16 + kv % 16), static_cast<uint32_t>(q),
+                                                static_cast<uint32_t>(h), static_cast<uint32_t>(b)},
+                                               {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const double rate = problem.dropout;
+  const bool kept = words[static_cast<size_t>(kv / 16 % 4)] >= std::round(std::ldexp(rate, 32));
+  return kept ? 1.0 / (1.0 - rate) : 0.0;
+}
+
+}  // namespace flashlift::problem

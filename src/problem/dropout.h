@@ -1,0 +1,17 @@
+// Which probabilities dropout keeps, for the oracle and the eager maths. See docs/problem.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::problem {
+
+// Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// What the probability of this key is multiplied by: 0 or 1 / (1 - dropout); 1 for problems without dropout.
+double dropout_factor(const Problem& problem, uint64_t seed, int64_t b, int64_t h, int64_t q, int64_t kv);
+
+}  // namespace flashlift::problem
