@@ -638,6 +638,31 @@ def eye_excluded():
 
 
 @case
+def gaussian_bias():
+    q, k, v = qkv()
+    width = f32(4)
+
+    def f(q, k, v, width):
+        d = (jnp.arange(20)[:, None] - jnp.arange(24)[None]).astype(jnp.float32)
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
+        s = s - jnp.square(d * width[:, None, None]) + jax.scipy.special.erf(d / 4)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
+
+    return f, (q, k, v, width)
+
+
+@case
+def squared_scores():
+    q, k, v = qkv()
+
+    def f(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.square(s), -1), v)
+
+    return f, (q, k, v)
+
+
+@case
 def topk_mask_scores():
     q, k, v = qkv(T=24)
 

@@ -24,6 +24,8 @@ std::optional<Op> scalar_op(OpKind kind) {
       return Op::k_ceil;
     case OpKind::kCosine:
       return Op::k_cos;
+    case OpKind::kChloErf:
+      return Op::k_erf;
     case OpKind::kExponential:
       return Op::k_exp;
     case OpKind::kExponentialMinusOne:
@@ -268,14 +270,17 @@ SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Ind
   if (op_kind == OpKind::kReducePrecision || op_kind == OpKind::kOptimizationBarrier) {
     return kNoSym;
   }
-  const auto scalar = scalar_op(op_kind);
+  const auto scalar = op_kind == OpKind::kChloSquare ? Op::k_mul : scalar_op(op_kind);
   const auto operand_type = op->getNumOperands() > 0 ? element_dtype(op->getOperand(0)) : std::nullopt;
   if (!scalar || !operand_type || !computes_alike(*operand_type)) {
     return kNoSym;
   }
-  const std::vector<SymId> args = evaluate_operands(op, indices);
+  std::vector<SymId> args = evaluate_operands(op, indices);
   if (args.empty()) {
     return kNoSym;
+  }
+  if (op_kind == OpKind::kChloSquare) {
+    args.push_back(args[0]);
   }
   return rounded(arena_.op(*scalar, args), op->getResult(0));
 }
