@@ -60,7 +60,9 @@ def attention(contender, options, lengths):
     compiled = torch.compile(torch_flex_attention)
 
     def flex(*qkv):
-        mask = create_block_mask(eagle3_mask(lengths, options.length), options.batch, None, options.length, kv_len, "cpu")
+        mask = create_block_mask(
+            eagle3_mask(lengths, options.length), options.batch, None, options.length, kv_len, "cpu"
+        )
         return compiled(*qkv, block_mask=mask)
 
     return flex

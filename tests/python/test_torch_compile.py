@@ -62,7 +62,7 @@ def test_opcheck():
 
     q, k, v = tensors(length=20)
     program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"
-    arguments = (q, k, v, [torch.randn(20)], None, program, 0.2)
+    arguments = (q, k, v, [torch.randn(20)], None, None, program, 0.2, True)
     torch.library.opcheck(torch.ops.flashlift.attention.default, arguments)
     bshd = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in (q, k, v)]
     torch.library.opcheck(torch.ops.flashlift.attention.default, (*bshd, *arguments[3:]))
@@ -101,5 +101,5 @@ def test_sdpa_misuse():
     q, k, v = tensors()
     with pytest.raises(RuntimeError, match="is_causal"):
         scaled_dot_product_attention(q, k, v, torch.ones(60, 60, dtype=torch.bool), is_causal=True)
-    with pytest.raises(NotImplementedError, match="dropout"):
-        scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+    with pytest.raises(ValueError, match="dropout"):
+        scaled_dot_product_attention(q, k, v, dropout_p=1.5)

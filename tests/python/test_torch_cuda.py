@@ -14,7 +14,17 @@ if not torch.cuda.is_available():
 # (batch, q_heads, kv_heads, q_len, kv_len, depth, value depth)
 SHAPES = {torch.bfloat16: (2, 4, 2, 200, 260, 64, 64), torch.float16: (1, 4, 4, 256, 256, 128, 128)}
 NAMES = [
-    *("noop", "causal", "causal_window", "prefix_lm", "documents", "batched_lengths", "head_windows", "eagle3", "table_mask"),
+    *(
+        "noop",
+        "causal",
+        "causal_window",
+        "prefix_lm",
+        "documents",
+        "batched_lengths",
+        "head_windows",
+        "eagle3",
+        "table_mask",
+    ),
     *("relative_scaled", "causal_where", "alibi", "alibi_causal", "softcap_causal", "full_bias", "nested_indexing"),
     *("learned_table", "negative_index", "head_specific", "captures_nested", "nothing_kept"),
 ]

@@ -201,4 +201,39 @@ def test_opcheck_of_the_gradient():
     q, k, v = (one.requires_grad_() for one in tensors(torch.float32, (1, 2, 2, 12, 12, 8, 8)))
     program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = mul score, %0; return %1 }"
     bias, sinks = torch.randn(12, requires_grad=True), torch.zeros(2, 1, requires_grad=True)
-    torch.library.opcheck(torch.ops.flashlift.attention.default, (q, k, v, [bias], sinks, f"sinks=1 {program}", 0.2))
+    torch.library.opcheck(
+        torch.ops.flashlift.attention.default,
+        (q, k, v, [bias], sinks, torch.tensor(7), f"sinks=1 dropout=0.1 {program}", 0.2, True),
+    )
+
+
+def test_dropout():
+    """The same seed leaves the same keys out, in the gradient too; in the mean nothing is lost."""
+    q, k, v = small()
+
+    def attend(q, k, v, seed=11):
+        return flex_attention(q, k, v, enable_gqa=True, dropout_p=0.4, dropout_seed=seed)
+
+    assert torch.equal(attend(q, k, v), attend(q, k, v, torch.tensor(11)))
+    assert not torch.equal(attend(q, k, v), attend(q, k, v, 12))
+    kept = torch.eye(30).expand(2, 2, 30, 30)  # values that show the probabilities
+    weights, whole = attend(q, k, kept), flex_attention(q, k, kept, enable_gqa=True)
+    gone = weights == 0
+    assert 0.35 < gone.float().mean() < 0.45
+    torch.testing.assert_close(weights, torch.where(gone, 0, whole / 0.6), atol=1e-6, rtol=1e-5)
+
+    def reference(q, k, v):
+        scores = q.unflatten(1, (2, 2)) @ k.unsqueeze(2).mT / 8**0.5
+        probabilities = torch.where(gone.unflatten(1, (2, 2)), 0, torch.softmax(scores, -1) / 0.6)
+        return (probabilities @ v.unsqueeze(2)).flatten(1, 2)
+
+    for one, other in zip(grad_of_sum(attend, q, k, v), grad_of_sum(reference, q, k, v), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    torch.manual_seed(3)
+    drawn = attend(q, k, v, None)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, attend(q, k, v, None))
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), attend(q, k, v))
+    assert not torch.equal(compiled(q, k, v, None), compiled(q, k, v, None))

@@ -45,8 +45,11 @@ class _FlexAttention(HigherOrderOperator):
             stand_ins = [_stand_in(one) for one in captured]
             programs.append((trace(graph, kind, [], stand_ins), Leaves(list(captured))))
         sinks = block_mask[0] if options["sinks"] else None
+        seed = block_mask[1] if options["dropout_p"] else None
         scale = scale if options["scale"] else None
-        out, lse, maximum = attend(query, key, value, programs, scale, sinks, options["want_max"])
+        out, lse, maximum = attend(
+            query, key, value, programs, scale, sinks, options["want_max"], options["dropout_p"], seed
+        )
         return out, lse, lse if maximum is None else maximum
 
 
@@ -76,10 +79,13 @@ def flex_attention_in_graph(
     scale: float | None,
     sinks: torch.Tensor | None,
     want_max: bool,
+    dropout_p: float,
+    seed: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
-    options = {"sinks": sinks is not None, "want_max": want_max, "scale": scale is not None}
-    block_mask = (query if sinks is None else sinks, _keep_all if mask_mod is None else mask_mod)
+    options = {"sinks": sinks is not None, "want_max": want_max, "scale": scale is not None, "dropout_p": dropout_p}
+    tensors = query if sinks is None else sinks, query if seed is None else seed
+    block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
     return flex_attention_hop(
         query, key, value, score_mod or _same_score, block_mask, 0.0 if scale is None else scale, options
     )

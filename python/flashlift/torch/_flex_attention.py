@@ -32,6 +32,9 @@ def flex_attention(
     return_aux: AuxRequest | None = None,
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | torch.Tensor | None = None,
+    deterministic: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
 
@@ -43,6 +46,9 @@ def flex_attention(
     block_mask: a BlockMask of PyTorch's. Its mask_mod is what counts; where it has none (cut out of another, or made
     of block lists) its lists count. mask_mod gives a mask without any block mask, and is applied on top of one.
     sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
+    dropout_p leaves each key out of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of
+    one, says which; None draws it from torch's generator, so that torch.manual_seed and checkpointing have their way.
+    deterministic: the bits are the same in each run in any case; there is nothing faster to have for False.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
     return_aux: which of lse and max_scores to return too (natural logarithms, float32).
 
@@ -61,19 +67,24 @@ def flex_attention(
     if block_mask is not None:
         _checks.check_block_mask(query, key, block_mask)
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
+    seed = _seed(dropout_p, dropout_seed, query)
     aux = return_aux or AuxRequest(lse=return_lse)
     if query.dtype == torch.float64:
         if query.size(0) != key.size(0):
             key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
+        if dropout_p:
+            raise NotImplementedError("float64 is computed unfused, without dropout; use float32")
         out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     elif torch.compiler.is_dynamo_compiling():
-        out, lse, max_scores = in_graph(query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores)
+        out, lse, max_scores = in_graph(
+            query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores, dropout_p, seed
+        )
         max_scores = max_scores if aux.max_scores else None
     else:
         mods = (("score_mod", score_mod), ("mask_mod", mask_mod))
         programs = [traced(mod, kind) for kind, mod in mods if mod is not None]
-        out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores)
+        out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
     return (out, lse) if return_lse else out
@@ -87,6 +98,8 @@ def attend(
     scale: float | None,
     sinks: torch.Tensor | None,
     want_max: bool,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Runs traced programs: (out, lse, max_scores or None)."""
     if query.size(0) != key.size(0):
@@ -105,17 +118,18 @@ def attend(
         sinks = _sinks(sinks, query)
         features.insert(0, f"sinks={sinks.shape[1]}")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
-    words = " ".join(features)
-    out, lse = call(query, key, value, captures, sinks, words, scale)
-    if not want_max:
-        return out, lse, None
+    words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
+    in_one_pass = want_max and query.device.type == "cpu"
+    out, lse, maximum = call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
+    if not want_max or in_one_pass:
+        return out, lse, maximum if want_max else None
     # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
     # is above its logarithm is the maximum. In float32, since probabilities are rounded to the type of the values.
     query, key = query.detach().float(), key.detach().float()
     ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
     scores_only = " ".join(one for one in features if not one.startswith("sinks="))
     captures = [one.detach() for one in captures]
-    sums, plain_lse = call(query, key, ones, captures, None, "unnormalized " + scores_only, scale)
+    sums, plain_lse, _ = call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale, False)
     maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
     return out, lse, maximum
 
@@ -142,6 +156,20 @@ def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
             f"[{query.size(1)}, n]"
         )
     return sinks.to(torch.float32)
+
+
+def _seed(dropout_p: float, seed: int | torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
+    if dropout_p == 0.0:
+        return None
+    if query.device.type != "cpu":
+        raise NotImplementedError("dropout runs on the CPU only so far")
+    if seed is None:
+        return torch.randint(2**63 - 1, (), dtype=torch.int64)
+    if isinstance(seed, torch.Tensor):
+        return seed
+    return torch.full((), (seed + 2**63) % 2**64 - 2**63, dtype=torch.int64)
 
 
 def _both(one: Mod | None, other: Mod | None) -> Mod | None:

@@ -40,8 +40,10 @@ class _Views:
         value: torch.Tensor,
         captures: Sequence[torch.Tensor],
         sinks: torch.Tensor | None,
+        seed: torch.Tensor | None,
         out: torch.Tensor,
         lse: torch.Tensor,
+        row_max: torch.Tensor | None = None,
     ) -> Arguments:
         arguments = Arguments(
             struct_size=ctypes.sizeof(Arguments),
@@ -55,6 +57,10 @@ class _Views:
         )
         if sinks is not None:
             arguments.sinks = self.of(sinks)
+        if seed is not None:
+            arguments.dropout_seed = seed.item() % 2**64
+        if row_max is not None:
+            arguments.row_max = self.of(row_max)
         return arguments
 
 
@@ -98,28 +104,36 @@ def run(
     value: torch.Tensor,
     captures: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
     features: str,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs an attention and returns (out, lse). features: the programs, in the words of the problem text."""
-    attention = _compiled_for(query, key, value, features, scale)
-    out, lse = empty_results(query, value)
+    want_max: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs an attention and returns (out, lse, row maxima, which are empty if not wanted).
+
+    features: the programs, in the words of the problem text.
+    """
+    attention = _compiled_for(query, key, value, "row_max " + features if want_max else features, scale)
+    out, lse, row_max = empty_results(query, value, want_max)
     views = _Views()
-    arguments = views.forward(query, key, value, captures, sinks, out, lse)
+    arguments = views.forward(query, key, value, captures, sinks, seed, out, lse, row_max if want_max else None)
     library = attention._library
     check(library, library.flashlift_attention_run(attention._handle, arguments, _options(query.device)))
-    return out, lse
+    return out, lse, row_max
 
 
-def empty_results(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for the output, laid out [batch, length, heads, depth] if the query is, and for lse."""
+def empty_results(
+    query: torch.Tensor, value: torch.Tensor, want_max: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for the output, laid out [batch, length, heads, depth] if the query is, for lse and for row maxima."""
     batch, heads, length, _ = query.shape
     depth = value.shape[3]
     if query.is_contiguous() or not query.transpose(1, 2).is_contiguous():
         out = query.new_empty((batch, heads, length, depth))
     else:
         out = query.new_empty((batch, length, heads, depth)).transpose(1, 2)
-    return out, query.new_empty((batch, heads, length), dtype=torch.float32)
+    lse = query.new_empty((batch, heads, length), dtype=torch.float32)
+    return out, lse, query.new_empty((batch, heads, length) if want_max else (0,), dtype=torch.float32)
 
 
 @torch.library.custom_op("flashlift::attention", mutates_args=(), device_types=DEVICES)
@@ -129,15 +143,17 @@ def attention(
     value: torch.Tensor,
     captures: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
     features: str,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return run(query, key, value, captures, sinks, features, scale)
+    want_max: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return run(query, key, value, captures, sinks, seed, features, scale, want_max)
 
 
 @attention.register_fake
-def _(query, key, value, captures, sinks, features, scale):  # noqa: ANN001, ANN202
-    return empty_results(query, value)
+def _(query, key, value, captures, sinks, seed, features, scale, want_max):  # noqa: ANN001, ANN202
+    return empty_results(query, value, want_max)
 
 
 @torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
@@ -151,6 +167,7 @@ def attention_backward(
     lse: torch.Tensor,
     captures: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
     wanted: Sequence[int],
     features: str,
     scale: float,
@@ -167,7 +184,7 @@ def attention_backward(
     for place, gradient in zip(wanted, gradients[3:], strict=False):
         d_captures[place] = gradient
     views = _Views()
-    forward = views.forward(query, key, value, captures, sinks, out, lse)
+    forward = views.forward(query, key, value, captures, sinks, seed, out, lse)
     arguments = BackwardArguments(
         struct_size=ctypes.sizeof(BackwardArguments),
         forward=ctypes.pointer(forward),
@@ -200,31 +217,31 @@ def _empty_gradients(
 
 
 @attention_backward.register_fake
-def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, wanted, features, scale):  # noqa: ANN001, ANN202
+def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, features, scale):  # noqa: ANN001, ANN202
     return _empty_gradients(query, key, value, captures, sinks, wanted)
 
 
 def _save(ctx, inputs, output):  # noqa: ANN001, ANN202
-    query, key, value, captures, sinks, features, scale = inputs
-    ctx.save_for_backward(query, key, value, *output, sinks, *captures)
-    ctx.features, ctx.scale = features, scale
+    query, key, value, captures, sinks, seed, ctx.features, ctx.scale, _ = inputs
+    ctx.save_for_backward(query, key, value, *output[:2], sinks, seed, *captures)
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN202
-    query, key, value, out, lse, sinks, *captures = ctx.saved_tensors
+def _backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN202
+    query, key, value, out, lse, sinks, seed, *captures = ctx.saved_tensors
     needed = ctx.needs_input_grad
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     by_capture = needed[3] if isinstance(needed[3], (list, tuple)) else [needed[3]] * len(captures)
     wanted = [i for i, one in enumerate(by_capture) if one and captures[i].is_floating_point()]
     gradients = torch.ops.flashlift.attention_backward(
-        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, wanted, ctx.features, ctx.scale
+        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, ctx.features, ctx.scale
     )
     d_captures: list[torch.Tensor | None] = [None] * len(captures)
     for place, gradient in zip(wanted, gradients[3:], strict=False):
         d_captures[place] = gradient
-    return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None
+    return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_save)
@@ -255,23 +272,26 @@ class _Attention(torch.autograd.Function):
     """The same operator for torch.func's transforms, which do not go through an operator's own autograd formula."""
 
     @staticmethod
-    def forward(query, key, value, sinks, features, scale, *captures):  # noqa: ANN001, ANN002, ANN205
-        return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, features, scale)
+    def forward(query, key, value, sinks, seed, features, scale, want_max, *captures):  # noqa: ANN001, ANN002, ANN205
+        operator = torch.ops.flashlift.attention
+        return operator(query, key, value, list(captures), sinks, seed, features, scale, want_max)
 
     @staticmethod
     def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
-        query, key, value, sinks, ctx.features, ctx.scale, *captures = inputs
-        ctx.save_for_backward(query, key, value, *output, sinks, *captures)
+        query, key, value, sinks, seed, ctx.features, ctx.scale, _, *captures = inputs
+        ctx.save_for_backward(query, key, value, *output[:2], sinks, seed, *captures)
+        ctx.mark_non_differentiable(output[2])
 
     @staticmethod
-    def backward(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN205
+    def backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN205
         saved = ctx.saved_tensors
-        wanted = [i for i, one in enumerate(saved[6:]) if ctx.needs_input_grad[6 + i] and one.is_floating_point()]
+        sinks, captures = saved[5], saved[7:]
+        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[8 + i] and one.is_floating_point()]
         gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
-        d_captures = [None] * len(saved[6:])
+        d_captures = [None] * len(captures)
         for place, gradient in zip(wanted, gradients[3:], strict=False):
             d_captures[place] = gradient
-        return *gradients[:3], None if saved[5] is None else gradients[-1], None, None, *d_captures
+        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, *d_captures
 
     @staticmethod
     def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
@@ -280,10 +300,10 @@ class _Attention(torch.autograd.Function):
 
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
-    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, sinks, *captures):  # noqa: ANN001, ANN002, ANN205
+    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, sinks, seed, *captures):  # noqa: ANN001, ANN002, ANN205
         backward = torch.ops.flashlift.attention_backward
-        arguments = grad_out, grad_lse, query, key, value, out, lse, list(captures), sinks, wanted, features, scale
-        return tuple(backward(*arguments))
+        read = query, key, value, out, lse, list(captures), sinks, seed
+        return tuple(backward(grad_out, grad_lse, *read, wanted, features, scale))
 
     @staticmethod
     def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
@@ -316,15 +336,18 @@ def call(
     value: torch.Tensor,
     captures: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
     features: str,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    want_max: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator, or where that makes no difference what it does: the way through torch's dispatcher, in Python,
     takes longer than a short attention. An infinite scale is refused before anything else sees it."""
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
     if torch._C._are_functorch_transforms_active():
-        return _Attention.apply(query, key, value, sinks, features, scale, *captures)
-    if _is_plain((query, key, value, *captures) if sinks is None else (query, key, value, sinks, *captures)):
-        return run(query, key, value, captures, sinks, features, scale)
-    return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, features, scale)
+        return _Attention.apply(query, key, value, sinks, seed, features, scale, want_max, *captures)
+    given = (query, key, value, *captures) if sinks is None else (query, key, value, sinks, *captures)
+    if _is_plain(given):
+        return run(query, key, value, captures, sinks, seed, features, scale, want_max)
+    return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, seed, features, scale, want_max)

@@ -24,10 +24,9 @@ def scaled_dot_product_attention(
     query, key, value: [..., heads, length, depth] with any number of leading dimensions. attn_mask: bool (True is kept)
     or floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. A query with
     no key left gives 0.
-    Raises RuntimeError for attn_mask beside is_causal, as PyTorch does, and NotImplementedError for dropout.
+    Raises RuntimeError for attn_mask beside is_causal, as PyTorch does. Dropout draws its seed from torch's generator;
+    which keys it leaves out is not what PyTorch's own leaves out.
     """
-    if dropout_p:
-        raise NotImplementedError(f"dropout is not supported yet, got dropout_p={dropout_p}")
     if attn_mask is not None and is_causal:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
     lead = query.shape[:-3]
@@ -50,5 +49,5 @@ def scaled_dot_product_attention(
                 return score + mask[b, h, q, kv]
     elif is_causal:
         mask_mod = _causal
-    out = flex_attention(*flat, score_mod, scale=scale, enable_gqa=enable_gqa, mask_mod=mask_mod)
+    out = flex_attention(*flat, score_mod, scale=scale, enable_gqa=enable_gqa, mask_mod=mask_mod, dropout_p=dropout_p)
     return out.squeeze(0).squeeze(0) if given < 3 else out.reshape(*lead, *out.shape[1:])
