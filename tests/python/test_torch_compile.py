@@ -103,3 +103,28 @@ def test_sdpa_misuse():
         scaled_dot_product_attention(q, k, v, torch.ones(60, 60, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match="dropout"):
         scaled_dot_product_attention(q, k, v, dropout_p=1.5)
+
+
+@torch.no_grad()
+def test_compile_of_numbers_in_closures():
+    """Numbers that differ become symbols of Dynamo's, and arguments of the program."""
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(q, k, v, offset):
+        return flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i + offset * 2 >= j)
+
+    q, k, v = tensors()
+    for offset in (0, 2, 5, 9):
+        plain = flex_attention(q, k, v, mask_mod=lambda b, h, i, j: i + offset * 2 >= j)
+        torch.testing.assert_close(compiled(q, k, v, offset), plain, atol=1e-6, rtol=1e-5)
+
+
+def test_compile_of_float64():
+    q, k, v = (one.double().requires_grad_() for one in tensors(length=20, depth=8))
+    compiled = torch.compile(flex_attention, fullgraph=True, backend="aot_eager")
+    for attend in (compiled, flex_attention):
+        out = attend(q, k, v, torch_mods.alibi, mask_mod=torch_mods.causal)
+        (gradient,) = torch.autograd.grad(out.sin().sum(), q)
+        if attend is compiled:
+            expected = out, gradient
+    torch.testing.assert_close((out, gradient), expected)

@@ -14,7 +14,8 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flashlift.torch._mods import Leaves
-from flashlift.torch._trace import trace
+from flashlift.torch._trace import Trace, as_tensor, trace
+from flashlift.torch._unfused import attend_unfused
 
 _NAME = "flashlift_flex_attention"
 
@@ -37,20 +38,54 @@ class _FlexAttention(HigherOrderOperator):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         from flashlift.torch._flex_attention import attend
 
+        sinks = block_mask[0] if options["sinks"] else None
+        seed = block_mask[1] if options["dropout_p"] else None
+        scale = scale if options["scale"] else None
+        if query.dtype == torch.float64:
+            mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
+            return attend_unfused(query, key, value, *mods, scale, sinks)
         programs = []
         for kind, graph, captured in (
             ("score_mod", score_mod, score_captures),
             ("mask_mod", block_mask[-1], mask_captures),
         ):
-            stand_ins = [_stand_in(one) for one in captured]
-            programs.append((trace(graph, kind, [], stand_ins), Leaves(list(captured))))
-        sinks = block_mask[0] if options["sinks"] else None
-        seed = block_mask[1] if options["dropout_p"] else None
-        scale = scale if options["scale"] else None
+            programs.append(_trace_graph(graph, kind, list(captured)))
         out, lse, maximum = attend(
             query, key, value, programs, scale, sinks, options["want_max"], options["dropout_p"], seed
         )
         return out, lse, lse if maximum is None else maximum
+
+
+def _with(graph: Any, captures: tuple) -> Any:
+    return lambda *scalars: graph(*scalars, *captures)
+
+
+def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
+    """The trace of a mod that Dynamo made a graph of. Numbers that it captures are symbols of Dynamo's, and arguments of
+    the program where that is possible."""
+    tensors = [one for one in captured if isinstance(one, torch.Tensor)]
+    numbers = [one for one in captured if not isinstance(one, torch.Tensor)]
+    stand_ins = [_stand_in(one) if isinstance(one, torch.Tensor) else _number(one) for one in captured]
+    if numbers:
+        leaves, symbols = (
+            [new for new, one in zip(stand_ins, captured, strict=True) if isinstance(one, torch.Tensor) == wanted]
+            for wanted in (True, False)
+        )
+        try:
+            return trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves, (), symbols), Leaves(
+                tensors, numbers
+            )
+        except Exception:  # noqa: BLE001 - with the numbers in the program, whatever is wrong is raised again
+            stand_ins = [
+                new if isinstance(one, torch.Tensor) else int(one) for new, one in zip(stand_ins, captured, strict=True)
+            ]
+            return trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves), Leaves(tensors)
+    return trace(graph, kind, [], stand_ins), Leaves(tensors)
+
+
+def _number(symbol: Any) -> torch.Tensor:
+    with _disable_current_modes():
+        return as_tensor(symbol.node.hint if isinstance(symbol, torch.SymInt) else symbol)
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:

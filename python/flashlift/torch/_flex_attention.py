@@ -69,17 +69,15 @@ def flex_attention(
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
     seed = _seed(dropout_p, dropout_seed, query)
     aux = return_aux or AuxRequest(lse=return_lse)
-    if query.dtype == torch.float64:
-        if query.size(0) != key.size(0):
-            key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
-        if dropout_p:
-            raise NotImplementedError("float64 is computed unfused, without dropout; use float32")
-        out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
-        max_scores = max_scores if aux.max_scores else None
-    elif torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling():
         out, lse, max_scores = in_graph(
             query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores, dropout_p, seed
         )
+        max_scores = max_scores if aux.max_scores else None
+    elif query.dtype == torch.float64:
+        if dropout_p:
+            raise NotImplementedError("float64 is computed unfused, without dropout; use float32")
+        out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     else:
         mods = (("score_mod", score_mod), ("mask_mod", mask_mod))

@@ -97,15 +97,20 @@ class Trace:
         for function, args, kwargs, is_number in self.prelude:
             if is_number:
                 args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
-                slots.append(function(*args, **kwargs).item())
+                result = function(*args, **kwargs)
+                slots.append(result if isinstance(result, torch._subclasses.FakeTensor) else result.item())
             else:
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
         found = []
         for one in sources:
             value = slots[one.number] if type(one) is Slot else one
-            if not isinstance(value, torch.Tensor):
+            if isinstance(value, torch.SymInt):
+                value = torch.full((), value, dtype=one.dtype, device=device)
+            elif not isinstance(value, torch.Tensor):
                 value = _number_tensor(value, one.dtype, device)
+            elif type(one) is Slot and one.dtype is not None:
+                value = value.to(one.dtype)
             elif value.device != device and (value.dim() == 0 or type(one) is not Slot):
                 value = _moved(value, device)
             found.append(value)
@@ -135,6 +140,10 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def as_tensor(number: int | float) -> torch.Tensor:
     """A number in Python's own precision."""
+    if isinstance(number, torch.SymInt):
+        return torch.full((), number, dtype=torch.int64)
+    if isinstance(number, torch.Tensor):
+        return number
     return torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
 
 

@@ -22,6 +22,8 @@ def attend_unfused(
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, lse, max_scores)"""
+    if query.size(0) != key.size(0):
+        key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
     groups = query.size(1) // key.size(1)
     key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
     scores = query @ key.transpose(-1, -2) * (1.0 / math.sqrt(query.size(-1)) if scale is None else scale)

@@ -1,0 +1,121 @@
+"""Hugging Face transformers: attn_implementation="lifted".
+
+    import flashlift.torch.huggingface
+
+    flashlift.torch.huggingface.register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lifted")
+
+Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashlift.torch._flex_attention import flex_attention
+
+
+def register(name: str = "lifted") -> None:
+    """Makes the implementation known to transformers under a name. May be called again.
+
+    Not "flashlift": transformers takes every name with "flash" in it for a FlashAttention of its own.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int | torch.Tensor = 0,
+    mask_function: Callable | None = None,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> Callable:
+    """What transformers asks for a mask: here a mask_mod.
+
+    attention_mask: the padding mask [batch, tokens seen], True or 1 for a token. q_offset and kv_offset: the positions
+    of the first query and the first key, as in decoding with a cache.
+    """
+    from transformers.masking_utils import causal_mask_function, prepare_padding_mask
+
+    positions = mask_function or causal_mask_function
+    if attention_mask is None or bool(attention_mask.all()):
+
+        def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+            return positions(b, h, q + q_offset, kv + kv_offset)
+
+        return mask_mod
+    keep = prepare_padding_mask(attention_mask, kv_length, kv_offset).bool()
+
+    def padded_mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+        return positions(b, h, q + q_offset, kv + kv_offset) & keep[b, kv + kv_offset]
+
+    return padded_mask_mod
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Callable | torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """One attention layer: [batch, heads, length, depth] in, [batch, length, heads, depth] out.
+
+    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: a mask_mod, or a
+    tensor of bools or of numbers to add, as callers who make their own masks give it.
+    """
+    mask_mod = attention_mask if callable(attention_mask) and not isinstance(attention_mask, torch.Tensor) else None
+    added = [] if position_bias is None else [position_bias]
+    if isinstance(attention_mask, torch.Tensor):
+        full = attention_mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
+        if full.dtype == torch.bool:
+
+            def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+                return full[b, h, q, kv]
+        else:
+            added.append(full)
+    elif attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal and query.shape[2] > 1:
+
+            def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+                return q >= kv
+
+    score_mod = None
+    if softcap is not None or added:
+        full_biases = [one.expand(query.shape[0], query.shape[1], query.shape[2], -1) for one in added]
+
+        def score_mod(score, b, h, q, kv):  # noqa: ANN001, ANN202
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            for bias in full_biases:
+                score = score + bias[b, h, q, kv]
+            return score
+
+    out = flex_attention(
+        query,
+        key,
+        value,
+        score_mod,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+        mask_mod=mask_mod,
+        sinks=s_aux,
+        dropout_p=dropout,
+    )
+    return out.transpose(1, 2).contiguous(), None
