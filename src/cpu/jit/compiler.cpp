@@ -27,6 +27,11 @@ class OrcScore : public CompiledScore {
   std::unique_ptr<llvm::orc::LLJIT> jit;
 };
 
+class OrcGradient : public CompiledGradient {
+ public:
+  std::unique_ptr<llvm::orc::LLJIT> jit;
+};
+
 llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa) {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -64,9 +69,10 @@ llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
   return jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)));
 }
 
-}  // namespace
-
-Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
+// Compiles a module with a masked function and, if it is named, an unmasked one.
+template <typename Compiled, typename Base>
+Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, std::unique_ptr<llvm::LLVMContext> context,
+                                      Isa isa, const char* masked, const char* unmasked) {
   auto machine = target_machine(isa);
   if (!machine) {
     return llvm_error(machine.takeError(), "find out what this processor is");
@@ -81,29 +87,44 @@ Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& proble
   if (llvm::Error error = define_library(**jit, isa)) {
     return llvm_error(std::move(error), "define the library of elementary functions");
   }
-  auto context = std::make_unique<llvm::LLVMContext>();
-  std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
   module->setDataLayout((*jit)->getDataLayout());
   module->setTargetTriple((*jit)->getTargetTriple());
   FLASHLIFT_RETURN_IF_ERROR(check(*module));
   if (llvm::Error error = (*jit)->addIRModule({std::move(module), std::move(context)})) {
     return llvm_error(std::move(error), "take the code made for a score program");
   }
-  auto compiled = std::make_shared<OrcScore>();
-  const auto find = [&](const char* name, ScoreFunction& function) -> Status {
-    auto symbol = (*jit)->lookup(name);
-    if (!symbol) {
-      return llvm_error(symbol.takeError(), "compile a score program");
+  auto compiled = std::make_shared<Compiled>();
+  const auto find = [&](const char* name, auto& function) -> Status {
+    if (name != nullptr) {
+      auto symbol = (*jit)->lookup(name);
+      if (!symbol) {
+        return llvm_error(symbol.takeError(), "compile a score program");
+      }
+      function = symbol->template toPtr<std::remove_reference_t<decltype(function)>>();
     }
-    function = symbol->toPtr<ScoreFunction>();
     return {};
   };
-  FLASHLIFT_RETURN_IF_ERROR(find(kMaskedName, compiled->masked));
-  if (problem.score_mod) {
-    FLASHLIFT_RETURN_IF_ERROR(find(kUnmaskedName, compiled->unmasked));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(find(masked, compiled->masked));
+  FLASHLIFT_RETURN_IF_ERROR(find(unmasked, compiled->unmasked));
   compiled->jit = std::move(*jit);
-  return std::shared_ptr<const CompiledScore>(std::move(compiled));
+  return std::shared_ptr<Base>(std::move(compiled));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
+  auto context = std::make_unique<llvm::LLVMContext>();
+  std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
+  return compile<OrcScore, const CompiledScore>(std::move(module), std::move(context), isa, kMaskedName,
+                                                problem.score_mod ? kUnmaskedName : nullptr);
+}
+
+Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
+                                                                 const std::vector<bool>& wants_gradient) {
+  auto context = std::make_unique<llvm::LLVMContext>();
+  std::unique_ptr<llvm::Module> module = emit_gradient_module(*context, problem, isa, wants_gradient);
+  return compile<OrcGradient, const CompiledGradient>(std::move(module), std::move(context), isa, kMaskedGradientName,
+                                                      problem.score_mod ? kUnmaskedGradientName : nullptr);
 }
 
 Result<std::string> score_assembly(const Problem& problem, Isa isa) {

@@ -93,7 +93,17 @@ Value* LoadEmitter::clamp(Value* index, Value* size) {
   return narrow ? ir_.CreateSExt(clamped, clamped->getType()->getWithNewType(ir_.getInt64Ty())) : clamped;
 }
 
-Value* LoadEmitter::gather(const Tensor& tensor, Value* offset, const std::vector<LoadIndex>& indices) {
+Value* LoadEmitter::uniform_offset(const Tensor& tensor, const std::vector<LoadIndex>& indices) {
+  Value* offset = ir_.getInt64(0);
+  for (size_t d = 0; d < indices.size(); ++d) {
+    if (!indices[d].value->getType()->isVectorTy()) {
+      offset = ir_.CreateAdd(offset, ir_.CreateMul(clamp(indices[d].value, tensor.sizes[d]), tensor.strides[d]));
+    }
+  }
+  return offset;
+}
+
+Value* LoadEmitter::lane_offsets(const Tensor& tensor, Value* offset, const std::vector<LoadIndex>& indices) {
   Value* offsets = ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), offset);
   for (size_t d = 0; d < indices.size(); ++d) {
     if (indices[d].value->getType()->isVectorTy()) {
@@ -101,6 +111,74 @@ Value* LoadEmitter::gather(const Tensor& tensor, Value* offset, const std::vecto
       offsets = ir_.CreateAdd(offsets, ir_.CreateMul(clamp(indices[d].value, tensor.sizes[d]), stride));
     }
   }
+  return offsets;
+}
+
+Value* LoadEmitter::contiguous_begin(const LoadIndex& index) {
+  const uint64_t lowest_lane = index.direction < 0 ? static_cast<uint64_t>(lanes_ - 1) : 0;
+  return ir_.CreateSExt(ir_.CreateExtractElement(index.value, lowest_lane), ir_.getInt64Ty());
+}
+
+Value* LoadEmitter::is_contiguous(const Tensor& tensor, size_t varying, Value* begin) {
+  // Unsigned: a negative begin is out of range too. A tensor smaller than a vector gives a limit of 0.
+  Value* room = ir_.CreateSub(tensor.sizes[varying], ir_.getInt64(static_cast<uint64_t>(lanes_ - 1)));
+  room = ir_.CreateBinaryIntrinsic(intrinsic::smax, room, ir_.getInt64(0));
+  Value* in_range = ir_.CreateICmpULT(begin, room);
+  return ir_.CreateAnd(in_range, ir_.CreateICmpEQ(tensor.strides[varying], ir_.getInt64(1)));
+}
+
+void LoadEmitter::scatter(const Tensor& tensor, Value* offsets, Value* value) {
+  for (int i = 0; i < lanes_; ++i) {
+    const auto lane = static_cast<uint64_t>(i);
+    Value* at = ir_.CreateGEP(ir_.getFloatTy(), tensor.data, ir_.CreateExtractElement(offsets, lane));
+    Value* sum = ir_.CreateFAdd(ir_.CreateLoad(ir_.getFloatTy(), at), ir_.CreateExtractElement(value, lane));
+    ir_.CreateStore(sum, at);
+  }
+}
+
+Value* LoadEmitter::address(size_t capture, const std::vector<LoadIndex>& indices) {
+  const Tensor& tensor = tensors_[capture];
+  return ir_.CreateGEP(ir_.getFloatTy(), tensor.data, uniform_offset(tensor, indices));
+}
+
+void LoadEmitter::accumulate(size_t capture, const std::vector<LoadIndex>& indices, Value* value) {
+  const Tensor& tensor = tensors_[capture];
+  size_t varying_count = 0;
+  size_t varying = 0;
+  for (size_t d = 0; d < indices.size(); ++d) {
+    if (indices[d].value->getType()->isVectorTy()) {
+      ++varying_count;
+      varying = d;
+    }
+  }
+  Value* offset = uniform_offset(tensor, indices);
+  if (varying_count != 1 || indices[varying].direction == 0) {
+    scatter(tensor, lane_offsets(tensor, offset, indices), value);
+    return;
+  }
+  llvm::Function* function = ir_.GetInsertBlock()->getParent();
+  llvm::LLVMContext& context = ir_.getContext();
+  auto* fast = llvm::BasicBlock::Create(context, "add_contiguous", function);
+  auto* slow = llvm::BasicBlock::Create(context, "scatter", function);
+  auto* join = llvm::BasicBlock::Create(context, "added", function);
+  Value* begin = contiguous_begin(indices[varying]);
+  ir_.CreateCondBr(is_contiguous(tensor, varying, begin), fast, slow);
+
+  ir_.SetInsertPoint(fast);
+  Value* at = ir_.CreateGEP(ir_.getFloatTy(), tensor.data, ir_.CreateAdd(offset, begin));
+  Value* ordered = indices[varying].direction < 0 ? ir_.CreateVectorReverse(value) : value;
+  ir_.CreateAlignedStore(ir_.CreateFAdd(ir_.CreateAlignedLoad(value->getType(), at, llvm::Align(4)), ordered), at,
+                         llvm::Align(4));
+  ir_.CreateBr(join);
+
+  ir_.SetInsertPoint(slow);
+  scatter(tensor, lane_offsets(tensor, offset, indices), value);
+  ir_.CreateBr(join);
+  ir_.SetInsertPoint(join);
+}
+
+Value* LoadEmitter::gather(const Tensor& tensor, Value* offset, const std::vector<LoadIndex>& indices) {
+  Value* offsets = lane_offsets(tensor, offset, indices);
   llvm::Type* element = memory_type(tensor.capture.dtype);
   Value* pointers = ir_.CreateGEP(element, tensor.data, offsets);
   auto* vector = llvm::FixedVectorType::get(element, static_cast<unsigned>(lanes_));
@@ -117,14 +195,8 @@ Value* LoadEmitter::contiguous(const Tensor& tensor, Value* offset, size_t varyi
   auto* join = llvm::BasicBlock::Create(context, "loaded", function);
 
   const bool down = index.direction < 0;
-  const uint64_t lowest_lane = down ? static_cast<uint64_t>(lanes_ - 1) : 0;
-  Value* begin = ir_.CreateSExt(ir_.CreateExtractElement(index.value, lowest_lane), ir_.getInt64Ty());
-  // Unsigned: a negative begin is out of range too. A tensor smaller than a vector gives a limit of 0.
-  Value* room = ir_.CreateSub(tensor.sizes[varying], ir_.getInt64(static_cast<uint64_t>(lanes_ - 1)));
-  room = ir_.CreateBinaryIntrinsic(intrinsic::smax, room, ir_.getInt64(0));
-  Value* in_range = ir_.CreateICmpULT(begin, room);
-  Value* unit = ir_.CreateICmpEQ(tensor.strides[varying], ir_.getInt64(1));
-  ir_.CreateCondBr(ir_.CreateAnd(in_range, unit), fast, slow);
+  Value* begin = contiguous_begin(index);
+  ir_.CreateCondBr(is_contiguous(tensor, varying, begin), fast, slow);
 
   llvm::Type* element = memory_type(tensor.capture.dtype);
   auto* vector = llvm::FixedVectorType::get(element, static_cast<unsigned>(lanes_));

@@ -25,6 +25,12 @@ class LoadEmitter {
   // counts in the order of declare(). May open new basic blocks.
   llvm::Value* emit(size_t capture, const std::vector<LoadIndex>& indices);
 
+  // Adds the lanes of an f32 vector to a tensor of f32 at these indices, of which at least one varies; in the order of
+  // the lanes. May open new basic blocks.
+  void accumulate(size_t capture, const std::vector<LoadIndex>& indices, llvm::Value* value);
+  // The address of an element of an f32 tensor, all of whose indices are uniform.
+  llvm::Value* address(size_t capture, const std::vector<LoadIndex>& indices);
+
  private:
   struct Tensor {
     Capture capture;
@@ -34,6 +40,14 @@ class LoadEmitter {
   };
 
   llvm::Value* clamp(llvm::Value* index, llvm::Value* size);
+  // Of what the uniform indices say.
+  llvm::Value* uniform_offset(const Tensor& tensor, const std::vector<LoadIndex>& indices);
+  // Of each lane: `offset` and what the varying indices add to it.
+  llvm::Value* lane_offsets(const Tensor& tensor, llvm::Value* offset, const std::vector<LoadIndex>& indices);
+  // The first element of a vector of neighbours, and whether this vector is one, see contiguous().
+  llvm::Value* contiguous_begin(const LoadIndex& index);
+  llvm::Value* is_contiguous(const Tensor& tensor, size_t varying, llvm::Value* begin);
+  void scatter(const Tensor& tensor, llvm::Value* offsets, llvm::Value* value);
   llvm::Value* gather(const Tensor& tensor, llvm::Value* offset, const std::vector<LoadIndex>& indices);
   llvm::Value* contiguous(const Tensor& tensor, llvm::Value* offset, size_t varying, const LoadIndex& index);
   llvm::Value* widen(const Tensor& tensor, llvm::Value* element);

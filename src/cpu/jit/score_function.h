@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cpu/tile/isa.h"
 #include "flashlift/problem.h"
@@ -50,6 +51,37 @@ class CompiledScore {
   // is no score_mod.
   ScoreFunction unmasked = nullptr;
 };
+
+// What a row of the backward pass knows: p = e^(s - shift) * factor, and ds = p * (dp - delta).
+struct RowGradient {
+  float shift;
+  float factor;  // 0 for a row without keys
+  float delta;   // <d_out, out> - d_lse
+  int32_t empty;
+};
+
+// What the compiled gradient code is called with. Its layout is known to jit/gradient_emitter.cpp.
+struct GradientArguments {
+  ScoreArguments scores;  // s becomes the probabilities, 0 where masked and in the padding; maxima is not used
+  float* ds;              // in: dp = <d_out, v>; out: the gradient of scale * <q, k>. Laid out as s is
+  const RowGradient* rows;
+  // Dense f32 accumulators in the order of Problem::captures, of the captured tensors whose gradients are wanted; no
+  // size is 0.
+  const CaptureView* gradients;
+};
+using GradientFunction = void (*)(const GradientArguments*);
+
+// Owns the code of one pair of programs, differentiated.
+class CompiledGradient {
+ public:
+  virtual ~CompiledGradient() = default;
+  GradientFunction masked = nullptr;    // as CompiledScore::masked
+  GradientFunction unmasked = nullptr;  // as CompiledScore::unmasked
+};
+
+// For a verified problem with a program; wants_gradient is in the order of Problem::captures.
+Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
+                                                                 const std::vector<bool>& wants_gradient);
 
 // Compiles the programs of a verified problem, of which there is at least one.
 Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa);

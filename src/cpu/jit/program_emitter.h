@@ -1,0 +1,86 @@
+// What the functions made of score programs share: coordinates of rows and keys, nodes as IR, arguments.
+#pragma once
+
+#include <llvm/IR/IRBuilder.h>
+#include <llvm/IR/Module.h>
+
+#include <vector>
+
+#include "cpu/jit/load_emitter.h"
+#include "cpu/jit/op_emitter.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cpu {
+
+// How a value changes along the keys of a row.
+struct Shape {
+  bool uniform = true;
+  int direction = 0;  // see LoadIndex
+};
+
+// The rows of a tile are the outer loop, vectors of keys the inner one. A value that does not depend on the key (or the
+// score) is computed once per row, as a scalar.
+class ProgramEmitter {
+ public:
+  ProgramEmitter(llvm::Module& module, const Problem& problem, Isa isa);
+
+ protected:
+  struct ProgramState {
+    const Program* program;
+    std::vector<Shape> shapes;
+    std::vector<llvm::Value*> values;
+    std::vector<size_t> captures;  // program's captures -> problem's
+  };
+
+  llvm::Value* field(llvm::Type* type, size_t offset) {
+    return ir_.CreateLoad(type, ir_.CreateConstInBoundsGEP1_64(ir_.getInt8Ty(), arguments_, offset));
+  }
+  llvm::Value* splat(llvm::Value* x) {
+    return x->getType()->isVectorTy() ? x : ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), x);
+  }
+  llvm::BasicBlock* block(const char* name) { return llvm::BasicBlock::Create(module_.getContext(), name, function_); }
+  llvm::FixedVectorType* vector_of(llvm::Type* type) {
+    return llvm::FixedVectorType::get(type, static_cast<unsigned>(lanes_));
+  }
+
+  // Begins a function of one argument, a pointer to something that begins with ScoreArguments.
+  void open_function(const char* name);
+  void add_program(const Program& program);
+  void emit_nodes(ProgramState& state, bool uniform);
+  llvm::Value* emit_node(ProgramState& state, const Node& node);
+  llvm::Value* constant(const Node& node);
+  std::vector<LoadIndex> load_indices(const ProgramState& state, const Node& node);
+  void set_row(llvm::Value* row);
+  void set_column(llvm::Value* column);
+  // Which lanes are keys, and not past the last column. Only the last vector has such lanes, but a compare is cheaper
+  // than a second copy of the loop.
+  llvm::Value* inside();
+
+  llvm::Module& module_;
+  const Problem& problem_;
+  Isa isa_;
+  int lanes_;
+  llvm::IRBuilder<> ir_;
+  OpEmitter ops_;
+  LoadEmitter loads_;
+
+  llvm::Function* function_ = nullptr;
+  llvm::Value* arguments_ = nullptr;
+  llvm::Value* columns_ = nullptr;
+  llvm::Value* kv_begin_ = nullptr;
+  llvm::Value* coordinates_ = nullptr;
+  llvm::Value* q_len_ = nullptr;
+  llvm::Value* kv_len_ = nullptr;
+  llvm::Value* scale_ = nullptr;
+  // Of the current row.
+  llvm::Value* b_ = nullptr;
+  llvm::Value* h_ = nullptr;
+  llvm::Value* q_ = nullptr;
+  // Of the current vector.
+  llvm::Value* column_ = nullptr;
+  llvm::Value* kv_ = nullptr;
+  llvm::Value* score_ = nullptr;
+  std::vector<ProgramState> programs_;
+};
+
+}  // namespace flashlift::cpu
