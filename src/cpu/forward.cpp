@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/capture_view.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
@@ -31,20 +32,6 @@ Workspace& tile_workspace() {
 Workspace& call_workspace() {
   thread_local Workspace workspace;
   return workspace;
-}
-
-CaptureView capture_view(const TensorView& tensor) {
-  CaptureView view{tensor.data, {}, {}};
-  std::copy_n(tensor.sizes.begin(), kMaxRank, view.sizes);
-  std::copy_n(tensor.strides.begin(), kMaxRank, view.strides);
-  if (tensor.element_count() == 0) {
-    // Clamping has nowhere to go in an empty tensor: loads give 0, as the interpreter has it.
-    static constexpr int64_t kZeros[1] = {};
-    view.data = kZeros;
-    std::fill_n(view.sizes, kMaxRank, int64_t{1});
-    std::fill_n(view.strides, kMaxRank, int64_t{0});
-  }
-  return view;
 }
 
 // The tasks of one call, taken one after the other by as many workers as there are threads.

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "runtime/kernel_cache.h"
-#include "runtime/reference_backward.h"
 #include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
 #include "score/canonical.h"
@@ -15,32 +15,7 @@ namespace flashlift::runtime {
 namespace {
 
 constexpr size_t kCachedPrograms = 256;
-
-class CpuAttention : public Attention::Implementation {
- public:
-  CpuAttention(const Problem& given, cpu::Forward forward) : given_(given), forward_(std::move(forward)) {}
-
-  const Problem& problem() const override { return given_; }
-
-  Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
-    Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-    cpu::Parallel parallel{
-        executor.concurrency(),
-        [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); }};
-    return forward_.run(arguments, parallel);
-  }
-
-  Status run_backward(const BackwardArguments& arguments, const RunOptions&) const override {
-    return run_reference_backward(given_, arguments);
-  }
-
-  int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
-  Result<std::string> code() const override { return forward_.code(); }
-
- private:
-  Problem given_;
-  cpu::Forward forward_;
-};
+constexpr size_t kCachedBackwards = 16;  // of one attention
 
 KernelCache<cpu::CompiledScore>& score_cache() {
   static auto* cache = new KernelCache<cpu::CompiledScore>(kCachedPrograms);
@@ -58,6 +33,63 @@ std::string score_key(const Problem& problem, cpu::Isa isa) {
   }
   return key;
 }
+
+KernelCache<cpu::CompiledGradient>& gradient_cache() {
+  static auto* cache = new KernelCache<cpu::CompiledGradient>(kCachedPrograms);
+  return *cache;
+}
+
+Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Problem& problem, cpu::Isa isa,
+                                                                      const std::vector<bool>& wanted) {
+  std::string key = score_key(problem, isa) + "\n";
+  for (const bool one : wanted) {
+    key += one ? '1' : '0';
+  }
+  return gradient_cache().get(key, [&] { return cpu::compile_gradient(problem, isa, wanted); });
+}
+
+class CpuAttention : public Attention::Implementation {
+ public:
+  CpuAttention(const Problem& given, cpu::Forward forward) : given_(given), forward_(std::move(forward)) {}
+
+  const Problem& problem() const override { return given_; }
+
+  Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
+    return forward_.run(arguments, parallel(options));
+  }
+
+  Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    std::vector<bool> wanted(given_.captures.size());
+    std::string key;
+    for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+      wanted[i] = arguments.d_captures[i].has_value();
+      key += wanted[i] ? '1' : '0';
+    }
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto backward,
+                               backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
+                                 FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
+                                                            cpu::Backward::compile(forward_, wanted, compile_gradient));
+                                 return std::make_shared<const cpu::Backward>(std::move(compiled));
+                               }));
+    return backward->run(arguments, parallel(options));
+  }
+
+  int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
+  Result<std::string> code() const override { return forward_.code(); }
+
+ private:
+  static cpu::Parallel parallel(const RunOptions& options) {
+    Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+    return {executor.concurrency(), [&executor](int64_t count, const std::function<void(int64_t)>& body) {
+              executor.parallel_for(count, body);
+            }};
+  }
+
+  Problem given_;
+  cpu::Forward forward_;
+  // By which captured tensors' gradients are wanted.
+  mutable KernelCache<cpu::Backward> backwards_{kCachedBackwards};
+};
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/tile/isa.h"
+#include "cpu/tile/kernels.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cpu {
@@ -50,14 +51,6 @@ class CompiledScore {
   // Leaves the mask program out: for tiles where it is true throughout. Columns must be whole vectors. Null when there
   // is no score_mod.
   ScoreFunction unmasked = nullptr;
-};
-
-// What a row of the backward pass knows: p = e^(s - shift) * factor, and ds = p * (dp - delta).
-struct RowGradient {
-  float shift;
-  float factor;  // 0 for a row without keys
-  float delta;   // <d_out, out> - d_lse
-  int32_t empty;
 };
 
 // What the compiled gradient code is called with. Its layout is known to jit/gradient_emitter.cpp.

@@ -43,6 +43,15 @@ inline double exponent_base(float max) {
                              : static_cast<double>(max * kLog2E) * kLn2 - static_cast<double>(max) * kLog2EError;
 }
 
+// What a row of the backward pass knows: p = e^(s - shift) * factor, and ds = p * (dp - delta). Known to the compiled
+// gradient functions too.
+struct RowGradient {
+  float shift;
+  float factor;  // 0 for a row without keys
+  float delta;   // <d_out, out> - d_lse
+  int32_t empty;
+};
+
 struct PairKernels;  // pairs.h
 
 // Dropout of one call.
@@ -81,6 +90,10 @@ struct TileKernels {
   void (*multiply)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
                    int64_t c_stride, bool accumulate);
 
+  // C += A^T B with A [depth x rows], a_stride between its rows of `rows` floats; otherwise as multiply().
+  void (*multiply_transposed)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride,
+                              const float* b, float* c, int64_t c_stride);
+
   // Multiplies the scores by scale, sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's
   // maximum (NaN ignored).
   void (*row_max)(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima);
@@ -91,6 +104,10 @@ struct TileKernels {
   // s[c] = 0 for each of `columns` keys from kv_begin on, a multiple of 64, that dropout leaves out. Touches whole
   // vectors.
   void (*drop_out)(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin);
+  // Of the backward pass: s from <q, k> to probabilities, ds from <d_out, v> to the gradients of scale * <q, k>; both 0
+  // in columns [columns, round_up(columns, lanes)).
+  void (*score_gradients)(float* s, float* ds, int64_t stride, int64_t rows, int64_t columns, float scale,
+                          const RowGradient* states);
   // dst[c] = src[c] * factor, converted to dst's dtype (f32, bf16, f16), dst_stride in elements.
   void (*store_row)(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride);
 

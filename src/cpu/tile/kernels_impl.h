@@ -156,7 +156,8 @@ bool all_finite(const float* x, int64_t count) {
 
 // ---- The matrix product -------------------------------------------------------------------------------------------
 
-template <int kRows, int kVectors>
+// kTransposed: A is stored as its transpose, depth x rows.
+template <int kRows, int kVectors, bool kTransposed>
 void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float* b, float* c, int64_t c_stride,
                     bool accumulate) {
   Float acc[kRows][kVectors];
@@ -175,13 +176,13 @@ void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Float x = Vector::set(a[r * a_stride]);
+      const Float x = Vector::set(a[kTransposed ? r : r * a_stride]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         acc[r][v] = Vector::fma(x, column[v], acc[r][v]);
       }
     }
-    ++a;
+    a += kTransposed ? a_stride : 1;
     b += kVectors * kLanes;
   }
 #pragma GCC unroll 16
@@ -193,44 +194,57 @@ void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float
   }
 }
 
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kTransposed>
 void multiply_rest(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
                    int64_t c_stride, bool accumulate) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_group<kRows, kVectors>(depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_group<kRows, kVectors, kTransposed>(depth, a, a_stride, b, c, c_stride, accumulate);
     } else {
-      multiply_rest<kRows - 1, kVectors>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_rest<kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
     }
   }
 }
 
-template <int kVectors>
+template <int kVectors, bool kTransposed>
 void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
                     int64_t c_stride, bool accumulate) {
   // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
   constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
+  const int64_t row_step = kTransposed ? 1 : a_stride;
   int64_t r = 0;
   for (; r + kRows <= rows; r += kRows) {
-    multiply_group<kRows, kVectors>(depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride, accumulate);
+    multiply_group<kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, c + r * c_stride, c_stride,
+                                                 accumulate);
   }
-  multiply_rest<kRows - 1, kVectors>(rows - r, depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride,
-                                     accumulate);
+  multiply_rest<kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b, c + r * c_stride,
+                                                  c_stride, accumulate);
+}
+
+template <bool kTransposed>
+void multiply_any(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+                  int64_t c_stride, bool accumulate) {
+  if (vectors == 1) {
+    multiply_panel<1, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if (vectors == 2) {
+    multiply_panel<2, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if constexpr (Vector::kPanelVectors > 2) {
+    if (vectors == 3) {
+      multiply_panel<3, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_panel<4, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
 }
 
 void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
               int64_t c_stride, bool accumulate) {
-  if (vectors == 1) {
-    multiply_panel<1>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-  } else if (vectors == 2) {
-    multiply_panel<2>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-  } else if constexpr (Vector::kPanelVectors > 2) {
-    if (vectors == 3) {
-      multiply_panel<3>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    } else {
-      multiply_panel<4>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    }
-  }
+  multiply_any<false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
+}
+
+void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
+                         float* c, int64_t c_stride) {
+  multiply_any<true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
 }
 
 // ---- The softmax --------------------------------------------------------------------------------------------------
@@ -402,6 +416,34 @@ void drop_out(float* s, int64_t columns, const Dropout& dropout, const DropoutRo
   }
 }
 
+void score_gradients(float* s, float* ds, int64_t stride, int64_t rows, int64_t columns, float scale,
+                     const RowGradient* states) {
+  const Float factor = Vector::set(scale);
+  const Float log2e = Vector::set(kLog2E);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* p_row = s + r * stride;
+    float* ds_row = ds + r * stride;
+    const Float shift = Vector::set(states[r].shift);
+    const Float weight = Vector::set(states[r].factor);
+    const Float delta = Vector::set(states[r].delta);
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      // Subtracted before the factor log2(e): a score and the row's lse are close to each other.
+      const Float x = Vector::mul(Vector::sub(Vector::mul(Vector::load(p_row + c), factor), shift), log2e);
+      Float p = Vector::mul(Vector::exp2_nonpositive(x), weight);
+      if (columns - c < kLanes) {
+        p = Vector::keep_first(p, columns - c, Vector::zero());
+      }
+      const Float dp = Vector::sub(Vector::load(ds_row + c), delta);
+      Vector::store(p_row + c, p);
+      Float d = Vector::mul(p, dp);
+      if (columns - c < kLanes) {
+        d = Vector::keep_first(d, columns - c, Vector::zero());
+      }
+      Vector::store(ds_row + c, d);
+    }
+  }
+}
+
 void store_row(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride) {
   const Float scale = Vector::set(factor);
   for (int64_t c = 0; c < columns; c += kLanes) {
@@ -459,9 +501,11 @@ const TileKernels& kernels() {
                                            .prefetch = prefetch,
                                            .all_finite = all_finite,
                                            .multiply = multiply,
+                                           .multiply_transposed = multiply_transposed,
                                            .row_max = row_max,
                                            .softmax = softmax_to<Exponentials>,
                                            .drop_out = drop_out,
+                                           .score_gradients = score_gradients,
                                            .store_row = store_row,
                                            .pairs = kPairs};
   return kKernels;

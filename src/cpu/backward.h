@@ -1,0 +1,44 @@
+// The fused backward pass on a CPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cpu/forward.h"
+#include "cpu/jit/score_function.h"
+#include "flashlift/backward.h"
+
+namespace flashlift::cpu {
+
+struct BackwardConfig {
+  int64_t q_tile = 96;
+  int64_t kv_tile = 128;
+  int64_t kv_chunk = 256;  // keys of a task: whole tiles
+};
+
+// Compiled once per problem class and set of captured tensors whose gradients are wanted; immutable.
+class Backward {
+ public:
+  // compile_gradient, or a cache in front of it.
+  using Compiler =
+      std::function<Result<std::shared_ptr<const CompiledGradient>>(const Problem&, Isa, const std::vector<bool>&)>;
+  static Result<Backward> compile(const Forward& forward, const std::vector<bool>& wants_gradient,
+                                  const Compiler& compiler = compile_gradient);
+
+  // The arguments have been verified against the problem. Errors: no memory.
+  Status run(const BackwardArguments& arguments, const Parallel& parallel) const;
+
+  const Forward& forward() const { return forward_; }
+  const CompiledGradient* gradient() const { return gradient_.get(); }
+  const BackwardConfig& config() const { return config_; }
+
+ private:
+  explicit Backward(const Forward& forward) : forward_(forward) {}
+
+  Forward forward_;
+  BackwardConfig config_;
+  std::shared_ptr<const CompiledGradient> gradient_;  // null: no programs
+};
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,85 @@
+// What the parts of one backward call share.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "cpu/backward.h"
+#include "cpu/partition.h"
+#include "plan/visits.h"
+
+namespace flashlift::cpu {
+
+struct BackwardCall {
+  const Backward& kernel;
+  const BackwardArguments& arguments;
+  CallSizes sizes;
+  const plan::Visits& visits;
+  const CaptureView* captures;
+  RowGradient* rows;  // [batch, q_heads, q_len]
+  float* dq;          // [batch, q_heads, q_len, d_stride] sums; null if d_q is not wanted
+  int64_t d_stride;   // head_dim and value_dim in whole vectors
+  int64_t v_stride;
+  Dropout dropout;
+
+  const Problem& problem() const { return kernel.forward().problem(); }
+  const TileKernels& kernels() const { return kernel.forward().kernels(); }
+  const AttentionArguments& forward() const { return arguments.forward; }
+  int64_t row_index(int64_t b, int64_t h, int64_t q) const { return (b * sizes.q_heads + h) * sizes.q_len + q; }
+};
+
+inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
+inline int64_t whole_vectors(int64_t x, int64_t lanes) { return divide_up(x, lanes) * lanes; }
+
+inline MatrixView tensor_rows(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
+  const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
+  return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
+          tensor.dtype, tensor.strides[2], tensor.strides[3]};
+}
+
+// Takes pieces of one block of memory, each on a cache line of its own.
+struct LayoutCounter {
+  size_t bytes = 0;
+  size_t take(int64_t count, size_t size) {
+    const size_t at = bytes;
+    bytes += (static_cast<size_t>(count) * size + 63) / 64 * 64;
+    return at;
+  }
+};
+
+// ---- Row statistics (backward_rows.cpp) ----
+
+// Fills in call.rows for a tile of queries.
+struct RowsLayout {
+  explicit RowsLayout(const BackwardCall& call);
+  size_t q, k, s, maxima, state, coordinates, out;
+  int64_t s_stride;
+  size_t bytes;
+};
+void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
+               std::byte* workspace);
+// The sinks' gradients of one head.
+void store_sink_gradients(const BackwardCall& call, int64_t h);
+
+// ---- The products (backward_tile.cpp) ----
+
+// How far each chunk of keys has come in the sequence of query tiles, so that sums into dq have a fixed order.
+struct Progress {
+  static constexpr int64_t kDone = INT64_MAX;
+  std::atomic<int64_t>* chunks;  // tiles that are done, of this stream's chunks
+  int64_t stride;                // between two chunks
+};
+
+struct ChunkLayout {
+  explicit ChunkLayout(const BackwardCall& call);
+  size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, dk, dv, uniform, coordinates;
+  int64_t s_stride;
+  size_t bytes;
+};
+
+// Keys [chunk * kv_chunk, ...) of the key-value heads [pair_begin, pair_end), counted over batches, one after the
+// other. `gradients` are where captured tensors' gradients are added.
+void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
+               const CaptureView* gradients, const ChunkLayout& layout, std::byte* workspace);
+
+}  // namespace flashlift::cpu

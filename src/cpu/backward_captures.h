@@ -1,0 +1,48 @@
+// Sums of the gradients of captured tensors, in an order that the problem fixes.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "cpu/jit/score_function.h"
+#include "cpu/partition.h"
+#include "flashlift/backward.h"
+
+namespace flashlift::cpu {
+
+// Small tensors: each task adds to a buffer of its own, and the buffers are added up in the order of the tasks.
+// Large ones (a full bias) have one buffer for all tasks. If each element belongs to one key, tasks of different keys
+// may run at the same time; otherwise all run one after the other.
+class CaptureGradients {
+ public:
+  enum class Mode { kNone, kPrivate, kSharedByKeys, kSerial };
+
+  CaptureGradients(const Problem& problem, const BackwardArguments& arguments, const CallSizes& sizes);
+
+  Mode mode() const { return mode_; }
+  bool is_private() const { return mode_ == Mode::kPrivate; }
+  // Floats of a task's own buffer; 0 if it has none.
+  int64_t task_floats() const { return is_private() ? floats_ : 0; }
+  // Errors: no memory for the sums.
+  Status allocate();
+
+  // Where a task adds: `own` is its buffer, which is cleared here, or null. `views` has room for every capture.
+  void begin_task(float* own, std::span<CaptureView> views);
+  // Adds a task's own buffer to the sums.
+  void commit(const float* own);
+  // Writes the gradients that were asked for.
+  void store() const;
+
+ private:
+  bool each_element_has_one_key(const CallSizes& sizes) const;
+
+  const Problem& problem_;
+  const BackwardArguments& arguments_;
+  Mode mode_ = Mode::kNone;
+  int64_t floats_ = 0;
+  int64_t offsets_[2 * kMaxCaptures] = {};
+  std::unique_ptr<double[]> sums_;  // kPrivate
+  std::unique_ptr<float[]> shared_;
+};
+
+}  // namespace flashlift::cpu

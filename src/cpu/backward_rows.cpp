@@ -1,0 +1,207 @@
+// What a backward pass needs of each row before any product: its softmax and <d_out, out>.
+#include <cmath>
+#include <limits>
+
+#include "cpu/backward_call.h"
+
+namespace flashlift::cpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Beyond it the logarithm of the sum loses too many bits beside the maximum in an f32 lse, down to all of them where a
+// large finite constant masks a row. Such rows' maxima and sums are computed again; so are those without a key.
+constexpr float kTrustedLse = 256;
+
+float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
+  return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
+}
+
+float sink_at(const BackwardCall& call, int64_t h, int64_t r) {
+  const TensorView& sinks = *call.forward().sinks;
+  return static_cast<const float*>(sinks.data)[h * sinks.strides[0] + r * sinks.strides[1]];
+}
+
+class RowFinder {
+ public:
+  RowFinder(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
+            std::byte* workspace)
+      : call_(call),
+        layout_(layout),
+        workspace_(workspace),
+        b_(b),
+        h_(h),
+        q_begin_(q_begin),
+        rows_(std::min(call.kernel.config().q_tile, call.sizes.q_len - q_begin)),
+        states_(call.rows + call.row_index(b, h, q_begin)) {}
+
+  void run() {
+    bool trusted = call_.forward().lse.has_value();
+    for (int64_t r = 0; r < rows_; ++r) {
+      const float lse = trusted ? f32_at(*call_.forward().lse, b_, h_, q_begin_ + r) : 0;
+      states_[r] = {.shift = lse, .factor = 1, .delta = static_cast<float>(delta(r)), .empty = 0};
+      trusted = trusted && lse > -kTrustedLse && lse < kTrustedLse;
+    }
+    if (!trusted) {
+      sum_scores();
+      for (int64_t r = 0; r < rows_; ++r) {
+        set_state(at<RowState>(layout_.state)[r], states_[r]);
+      }
+    }
+  }
+
+ private:
+  template <typename T>
+  T* at(size_t offset) {
+    return reinterpret_cast<T*>(workspace_ + offset);
+  }
+
+  double delta(int64_t r) {
+    const int64_t value_dim = call_.problem().value_dim;
+    float* out = at<float>(layout_.out);
+    float* d_out = out + call_.v_stride;
+    call_.kernels().convert_rows(tensor_rows(call_.forward().out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, out,
+                                 call_.v_stride);
+    call_.kernels().convert_rows(tensor_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
+                                 call_.v_stride);
+    double sum = 0;
+    for (int64_t d = 0; d < value_dim; ++d) {
+      sum += static_cast<double>(out[d]) * static_cast<double>(d_out[d]);
+    }
+    return call_.arguments.d_lse ? sum - f32_at(*call_.arguments.d_lse, b_, h_, q_begin_ + r) : sum;
+  }
+
+  // The forward pass without values.
+  void sum_scores() {
+    const int64_t head_dim = call_.problem().head_dim;
+    const int64_t kv_tile = call_.kernel.config().kv_tile;
+    call_.kernels().convert_rows(tensor_rows(call_.forward().q, b_, h_, q_begin_), rows_, head_dim, 1.0f,
+                                 at<float>(layout_.q), head_dim);
+    for (int64_t r = 0; r < rows_; ++r) {
+      at<RowState>(layout_.state)[r] = {};
+      at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b_), static_cast<int32_t>(h_),
+                                                    static_cast<int32_t>(q_begin_ + r)};
+    }
+    thread_local plan::VisitRow visits;
+    call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
+    for (const plan::TileRun& run : visits.runs) {
+      for (int64_t block = run.begin; block < run.end; ++block) {
+        sum_block(block * kv_tile, std::min(kv_tile, call_.sizes.kv_len - block * kv_tile),
+                  run.kind == plan::TileKind::kPartial);
+      }
+    }
+  }
+
+  void sum_block(int64_t kv_begin, int64_t columns, bool partial) {
+    const TileKernels& kernels = call_.kernels();
+    const Problem& problem = call_.problem();
+    const int64_t head_dim = problem.head_dim;
+    float* s = at<float>(layout_.s);
+    for (int64_t c = 0; c < columns; c += kernels.panel_width) {
+      const int64_t keys = std::min<int64_t>(kernels.panel_width, columns - c);
+      const int64_t padded = whole_vectors(keys, kernels.lanes);
+      kernels.pack_transposed(tensor_rows(call_.forward().k, b_, h_ / call_.sizes.group(), kv_begin + c), keys,
+                              head_dim, at<float>(layout_.k), padded);
+      kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), head_dim, at<float>(layout_.q), head_dim,
+                       at<float>(layout_.k), s + c, layout_.s_stride, false);
+    }
+    float* maxima = at<float>(layout_.maxima);
+    const CompiledScore* score = call_.kernel.forward().score();
+    ScoreFunction function = nullptr;
+    if (score != nullptr) {
+      function = partial || (problem.score_mod && columns % kernels.lanes != 0) ? score->masked : score->unmasked;
+    }
+    if (function == nullptr) {
+      kernels.row_max(s, layout_.s_stride, rows_, columns, problem.scale, maxima);
+    } else {
+      const ScoreArguments arguments{.s = s,
+                                     .s_stride = layout_.s_stride,
+                                     .rows = rows_,
+                                     .kv_begin = kv_begin,
+                                     .columns = columns,
+                                     .coordinates = at<RowCoordinates>(layout_.coordinates),
+                                     .captures = call_.captures,
+                                     .maxima = maxima,
+                                     .q_len = static_cast<int32_t>(call_.sizes.q_len),
+                                     .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
+                                     .scale = problem.scale};
+      function(&arguments);
+    }
+    kernels.softmax(s, layout_.s_stride, rows_, whole_vectors(columns, kernels.lanes), maxima,
+                    at<RowState>(layout_.state), s, 0, 0);
+  }
+
+  void set_state(const RowState& state, RowGradient& row) {
+    double maximum = state.max;
+    bool any_nan = std::isnan(state.sum);
+    for (int64_t r = 0; r < call_.problem().sinks; ++r) {
+      const double sink = sink_at(call_, h_, r);
+      any_nan |= std::isnan(sink);
+      maximum = sink > maximum ? sink : maximum;
+    }
+    if (any_nan || maximum == kInfinity) {
+      row.shift = 0;
+      row.factor = std::numeric_limits<float>::quiet_NaN();
+      return;
+    }
+    if (maximum == -kInfinity) {
+      row = {.shift = 0, .factor = 0, .delta = 0, .empty = 1};
+      return;
+    }
+    double sum = state.max == -kInfinity ? 0.0 : state.sum * std::exp(exponent_base(state.max) - maximum);
+    for (int64_t r = 0; r < call_.problem().sinks; ++r) {
+      sum += std::exp(sink_at(call_, h_, r) - maximum);
+    }
+    row.shift = static_cast<float>(maximum);
+    row.factor = static_cast<float>(1.0 / sum);
+  }
+
+  const BackwardCall& call_;
+  const RowsLayout& layout_;
+  std::byte* workspace_;
+  int64_t b_;
+  int64_t h_;
+  int64_t q_begin_;
+  int64_t rows_;
+  RowGradient* states_;
+};
+
+}  // namespace
+
+RowsLayout::RowsLayout(const BackwardCall& call) {
+  const int64_t rows = call.kernel.config().q_tile;
+  LayoutCounter counter;
+  s_stride = call.kernel.config().kv_tile;
+  q = counter.take(rows * call.problem().head_dim, sizeof(float));
+  k = counter.take(call.kernels().panel_width * call.problem().head_dim, sizeof(float));
+  s = counter.take(rows * s_stride, sizeof(float));
+  maxima = counter.take(rows, sizeof(float));
+  state = counter.take(rows, sizeof(RowState));
+  coordinates = counter.take(rows, sizeof(RowCoordinates));
+  out = counter.take(2 * call.v_stride, sizeof(float));
+  bytes = counter.bytes;
+}
+
+void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
+               std::byte* workspace) {
+  RowFinder(call, b, h, q_begin, layout, workspace).run();
+}
+
+void store_sink_gradients(const BackwardCall& call, int64_t h) {
+  const TensorView& gradient = *call.arguments.d_sinks;
+  for (int64_t r = 0; r < call.problem().sinks; ++r) {
+    const double sink = sink_at(call, h, r);
+    double sum = 0;
+    for (int64_t b = 0; b < call.sizes.batch; ++b) {
+      for (int64_t q = 0; q < call.sizes.q_len; ++q) {
+        const RowGradient& row = call.rows[call.row_index(b, h, q)];
+        if (row.empty == 0) {
+          sum -= std::exp(sink - row.shift) * row.factor * row.delta;
+        }
+      }
+    }
+    static_cast<float*>(gradient.data)[h * gradient.strides[0] + r * gradient.strides[1]] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace flashlift::cpu
