@@ -102,7 +102,7 @@ void ChunkRunner::pack_transposed(const TensorView& tensor, int64_t b, int64_t g
 }
 
 bool ChunkRunner::pack_panels(const MatrixView& from, int64_t rows, int64_t width, const Panel* panels, int panel_count,
-                              float* to) {
+                              float scale, float* to) {
   bool finite = true;
   MatrixView part = from;
   for (int i = 0; i < panel_count; ++i) {
@@ -262,7 +262,7 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
   const Operand q = load(call_.forward().q, b, h, q_begin, rows, problem_.head_dim, d_panels_, d_panel_count_, 1.0f,
                          layout_.q, layout_.q_rows);
   const Operand d_out = load(call_.arguments.d_out, b, h, q_begin, rows, problem_.value_dim, v_panels_, v_panel_count_,
-                             layout_.d_out, layout_.d_out_rows);
+                             call_.dropout.factor, layout_.d_out, layout_.d_out_rows);
   for (int64_t r = 0; r < rows; ++r) {
     at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b), static_cast<int32_t>(h),
                                                   static_cast<int32_t>(q_begin + r)};
