@@ -32,13 +32,14 @@ Result<std::vector<Problem>> parse_all(const std::vector<std::string>& texts) {
 
 Outcome run_bench(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<Problem> problems, parse_all(options.problems));
+  const CompileOptions compile_options = options.device.compile_options();
   Json results = Json::array();
   Table table({"problem", "implementation", "ms", "GFLOP/s", "workspace"});
   for (size_t i = 0; i < problems.size(); ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problems[i]));
-    FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled,
-                               compile(problems[i], options.device.compile_options()));
-    FLASHLIFT_ASSIGN_OR_RETURN(const Measurement m, measure(compiled, inputs.arguments(), options.seconds));
+    FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problems[i], compile_options));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs.arguments()));
+    FLASHLIFT_ASSIGN_OR_RETURN(const Measurement m, measure(compiled, inputs.arguments(), *target, options.seconds));
     results.push_back(to_json(compiled.attention, options.device.device, m));
     table.add({options.problems[i], compiled.attention.implementation(), fmt::format("{:.3f}", m.ms),
                fmt::format("{:.1f}", m.gflops), format_bytes(m.workspace_bytes)});

@@ -13,6 +13,10 @@
 #include "cpu/tile/isa.h"
 #include "runtime/tbb_executor.h"
 #endif
+#ifdef FLASHLIFT_HAS_CUDA
+#include "cuda/compile/nvrtc.h"
+#include "cuda/launch/driver.h"
+#endif
 
 namespace flashlift::cli {
 namespace {
@@ -28,6 +32,7 @@ Json describe_environment() {
   return variables;
 }
 
+#ifdef FLASHLIFT_HAS_CPU
 // What the processor calls itself, where Linux tells.
 std::string processor_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -40,9 +45,7 @@ std::string processor_name() {
   return "unknown";
 }
 
-Json describe_devices() {
-  Json devices = Json::array();
-#ifdef FLASHLIFT_HAS_CPU
+void add_cpu(Json& devices) {
   const auto detected = cpu::detect_isa();
   const auto used = cpu::choose_isa();
   devices.push_back({{"device", "cpu"},
@@ -51,6 +54,65 @@ Json describe_devices() {
                      {"instruction_set", detected ? Json(cpu::to_string(*detected)) : Json(nullptr)},
                      {"used", used ? Json(cpu::to_string(*used)) : Json(nullptr)},
                      {"problem", used ? Json(nullptr) : Json(used.error().message)}});
+}
+#endif
+
+#ifdef FLASHLIFT_HAS_CUDA
+Json describe_gpu(int ordinal, const Json& driver, const Json& nvrtc, const std::string& nvrtc_problem) {
+  Json gpu = {{"device", fmt::format("cuda:{}", ordinal)},
+              {"name", nullptr},
+              {"compute_capability", nullptr},
+              {"memory_bytes", nullptr},
+              {"driver", driver},
+              {"nvrtc", nvrtc},
+              {"problem", nullptr}};
+  const Result<cuda::Device> device = cuda::get_device(ordinal);
+  if (!device.ok()) {
+    gpu["problem"] = device.error().message;
+    return gpu;
+  }
+  gpu["name"] = device->name;
+  gpu["compute_capability"] = fmt::format("{}.{}", device->architecture / 10, device->architecture % 10);
+  gpu["memory_bytes"] = device->memory_bytes;
+  constexpr int kOldest = 80;
+  if (device->architecture < kOldest) {
+    gpu["problem"] = "its compute capability is below 8.0";
+  } else if (!nvrtc_problem.empty()) {
+    gpu["problem"] = nvrtc_problem;
+  }
+  return gpu;
+}
+
+// Every GPU; where there is none, one entry that says what is missing.
+void add_gpus(Json& devices) {
+  const Result<const cuda::Driver*> driver = cuda::Driver::get();
+  const Result<int> count = cuda::device_count();
+  const Result<const cuda::Nvrtc*> nvrtc = cuda::Nvrtc::get();
+  const Json nvrtc_version = nvrtc.ok() ? Json((*nvrtc)->version()) : Json(nullptr);
+  if (!count.ok() || *count == 0) {
+    devices.push_back({{"device", "cuda"},
+                       {"name", nullptr},
+                       {"compute_capability", nullptr},
+                       {"memory_bytes", nullptr},
+                       {"driver", nullptr},
+                       {"nvrtc", nvrtc_version},
+                       {"problem", count.ok() ? "the driver shows no GPU" : count.error().message}});
+    return;
+  }
+  const std::string driver_version = fmt::format("{}.{}", (*driver)->version / 1000, (*driver)->version % 1000 / 10);
+  for (int ordinal = 0; ordinal < *count; ++ordinal) {
+    devices.push_back(describe_gpu(ordinal, driver_version, nvrtc_version, nvrtc.ok() ? "" : nvrtc.error().message));
+  }
+}
+#endif
+
+Json describe_devices() {
+  Json devices = Json::array();
+#ifdef FLASHLIFT_HAS_CPU
+  add_cpu(devices);
+#endif
+#ifdef FLASHLIFT_HAS_CUDA
+  add_gpus(devices);
 #endif
   return devices;
 }
@@ -63,19 +125,29 @@ Json describe_versions() {
   return versions;
 }
 
+std::string describe_for_people(const Json& device) {
+  std::string text = device["name"].is_null() ? "" : device["name"].get<std::string>() + ", ";
+  if (device.contains("threads")) {
+    text += fmt::format("{} threads, ", device["threads"].get<int>());
+  } else if (!device["name"].is_null()) {
+    text +=
+        fmt::format("compute capability {}, {}, driver for CUDA {}, ", device["compute_capability"].get<std::string>(),
+                    format_bytes(device["memory_bytes"].get<int64_t>()), device["driver"].get<std::string>());
+  }
+  if (!device["problem"].is_null()) {
+    return text + "not usable: " + device["problem"].get<std::string>();
+  }
+  return text +
+         (device.contains("used") ? device["used"].get<std::string>() : "NVRTC " + device["nvrtc"].get<std::string>());
+}
+
 void print_for_people(const Json& info) {
   for (const auto& [name, number] : info["versions"].items()) {
     fmt::print("{:<10} {}\n", name, number.get<std::string>());
   }
   fmt::print("\n");
   for (const Json& device : info["devices"]) {
-    fmt::print("{:<10} {}, {} threads, ", device["device"].get<std::string>(), device["name"].get<std::string>(),
-               device["threads"].get<int>());
-    if (device["used"].is_null()) {
-      fmt::print("not usable: {}\n", device["problem"].get<std::string>());
-    } else {
-      fmt::print("{}\n", device["used"].get<std::string>());
-    }
+    fmt::print("{:<10} {}\n", device["device"].get<std::string>(), describe_for_people(device));
   }
   if (info["devices"].empty()) {
     fmt::print("this build has no backend\n");

@@ -28,12 +28,6 @@ int default_concurrency() {
 }  // namespace
 
 Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& options) {
-  // A CUDA kernel takes tensors in the GPU's memory, and these commands make theirs in the host's.
-  if (options.device == DeviceKind::kCuda) {
-    return unsupported(
-        "run and bench have tensors for the CPU only, got the device cuda; `flashlift explain --device cuda` says what "
-        "a CUDA device would run, and flashlift.compile(problem, device=\"cuda\") in Python runs it");
-  }
   const auto start = std::chrono::steady_clock::now();
   FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, Attention::compile(problem, options));
   return CompiledAttention{std::move(attention), milliseconds_since(start)};
@@ -47,20 +41,20 @@ Result<double> count_flops(const Problem& problem, const AttentionArguments& arg
          static_cast<double>(problem.kv_len) * static_cast<double>(problem.head_dim + problem.value_dim);
 }
 
-Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, double seconds) {
+Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, Target& target,
+                            double seconds) {
   constexpr int kLeastCalls = 3;
   constexpr int kMostCalls = 10000;
   const Attention& attention = compiled.attention;
   FLASHLIFT_ASSIGN_OR_RETURN(const double flops, count_flops(attention.problem(), arguments));
-  FLASHLIFT_RETURN_IF_ERROR(attention.run(arguments));
+  FLASHLIFT_RETURN_IF_ERROR(target.time(attention));
 
   std::vector<double> times;
   double total = 0;
   while (times.size() < kLeastCalls || (total < seconds * 1e3 && times.size() < kMostCalls)) {
-    const auto start = std::chrono::steady_clock::now();
-    FLASHLIFT_RETURN_IF_ERROR(attention.run(arguments));
-    times.push_back(milliseconds_since(start));
-    total += times.back();
+    FLASHLIFT_ASSIGN_OR_RETURN(const double milliseconds, target.time(attention));
+    times.push_back(milliseconds);
+    total += milliseconds;
   }
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
 

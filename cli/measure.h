@@ -5,6 +5,7 @@
 
 #include "cli/inputs.h"
 #include "cli/output.h"
+#include "cli/target.h"
 #include "flashlift/attention.h"
 
 namespace flashlift::cli {
@@ -27,8 +28,10 @@ struct Measurement {
 // score which is kept. So a causal problem counts about half of a full one, whatever tiles a kernel chose.
 Result<double> count_flops(const Problem& problem, const AttentionArguments& arguments);
 
-// Calls it once to warm up, then until the calls took `seconds` together (3 calls at least).
-Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, double seconds);
+// Calls it on the target once to warm up, then until the calls took `seconds` together (3 calls at least).
+// `arguments` are the host's: the operations are counted from them.
+Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, Target& target,
+                            double seconds);
 
 // The fields that `run --json` and `bench --json` share, in the documented order.
 Json to_json(const Attention& attention, const std::string& device, const Measurement& measurement);

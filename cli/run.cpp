@@ -69,11 +69,15 @@ void announce_check(const Problem& p) {
 Outcome run(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
   FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problem));
-  FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problem, options.device.compile_options()));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement, measure(compiled, inputs.arguments(), options.seconds));
+  const CompileOptions compile_options = options.device.compile_options();
+  FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problem, compile_options));
+  FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs.arguments()));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement,
+                             measure(compiled, inputs.arguments(), *target, options.seconds));
   Check check;
   if (options.check) {
     announce_check(problem);
+    FLASHLIFT_RETURN_IF_ERROR(target->fetch());
     FLASHLIFT_ASSIGN_OR_RETURN(check, problem::check_output(problem, inputs.arguments()));
   }
   if (options.json) {

@@ -5,9 +5,11 @@
 
 #include <cstdlib>
 
-#include "cuda/device_memory.h"
+#include "cuda/launch/device_tensors.h"
 #include "flashlift/attention.h"
+#include "flashlift/block_mask.h"
 #include "problem/check.h"
+#include "support/random_problem.h"
 #include "support/tensors.h"
 
 namespace flashlift {
@@ -21,38 +23,33 @@ int number_from(const char* name, int otherwise) {
   return value != nullptr ? std::atoi(value) : otherwise;
 }
 
-const cuda::Driver& driver() {
-  static const cuda::Driver* loaded = [] {
-    const Result<const cuda::Driver*> result = cuda::Driver::get();
-    EXPECT_TRUE(result.ok()) << result.error().message;
-    cuda::CuContext context = nullptr;
-    (*result)->cuDevicePrimaryCtxRetain(&context, 0);
-    (*result)->cuCtxPushCurrent(context);
-    return *result;
-  }();
-  return *loaded;
-}
-
-void expect_agreement(const std::string& text, uint64_t seed, const std::string& implementation, bool strided) {
-  SCOPED_TRACE(text);
-  const Result<Problem> problem = parse_problem(text);
-  ASSERT_TRUE(problem.ok()) << problem.error().message;
-  Random random(seed);
-  OwnedArguments host =
-      strided ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
-  testing::DeviceArguments device(driver(), host.views);
+// Runs on the GPU and compares the host tensors' results with the oracle's.
+void expect_right(const Problem& problem, OwnedArguments& host, const std::string& implementation = "") {
+  SCOPED_TRACE(print(problem));
+  const auto device = cuda::DeviceTensors::copy_of(host.views, 0);
+  ASSERT_TRUE(device.ok()) << device.error().message;
   const Result<Attention> attention =
-      Attention::compile(*problem, {.device = DeviceKind::kCuda, .implementation = implementation});
+      Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = implementation});
   ASSERT_TRUE(attention.ok()) << attention.error().message;
   // Twice: the second call meets what the first one left behind.
   for (int call = 0; call < 2; ++call) {
-    const Status status = attention->run(device.views);
+    const Status status = attention->run(device->views());
     ASSERT_TRUE(status.ok()) << status.error().message;
   }
-  device.fetch(host.views);
-  const Result<problem::CheckReport> report = problem::check_output(*problem, host.views);
+  const Status fetched = device->fetch(host.views);
+  ASSERT_TRUE(fetched.ok()) << fetched.error().message;
+  const Result<problem::CheckReport> report = problem::check_output(problem, host.views);
   ASSERT_TRUE(report.ok()) << report.error().message;
   EXPECT_TRUE(report->ok) << attention->implementation() << ": " << report->reason;
+}
+
+void expect_agreement(const std::string& text, uint64_t seed, const std::string& implementation, bool strided) {
+  const Result<Problem> problem = parse_problem(text);
+  ASSERT_TRUE(problem.ok()) << text << ": " << problem.error().message;
+  Random random(seed);
+  OwnedArguments host =
+      strided ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
+  expect_right(*problem, host, implementation);
 }
 
 class Draw {
@@ -145,6 +142,81 @@ TEST(Device, ThePortableKernelAgreesEverywhere) {
     const std::string text = random_problem(draw, true);
     SCOPED_TRACE("seed " + std::to_string(seed + i));
     expect_agreement(text, static_cast<uint64_t>(seed + i), "cuda_sm80", draw.one_in(2));
+  }
+}
+
+// Whatever the description of a problem allows: the draws that the CPU backend is tested with.
+TEST(Device, DrawnProblemsAgreeWithTheOracle) {
+  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 2'000'000;
+  for (int i = 0; i < count; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    Random random(static_cast<uint64_t>(seed + i));
+    const Problem problem = testing::draw_problem(random);
+    OwnedArguments host =
+        i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
+    expect_right(problem, host);
+  }
+}
+
+uint16_t* element_of(const TensorView& view, int64_t b, int64_t h, int64_t row, int64_t column) {
+  return static_cast<uint16_t*>(view.data) + b * view.strides[0] + h * view.strides[1] + row * view.strides[2] +
+         column * view.strides[3];
+}
+
+// A masked key's value takes no part, even if it is infinite or NaN; a kept one's does.
+TEST(Device, ValuesThatAreNotFiniteStayWithTheKeysThatKeepThem) {
+  constexpr uint16_t kInfinity = 0x7f80, kNegativeInfinity = 0xff80, kNan = 0x7fc0;  // bf16
+  for (const char* implementation : {"", "cuda_sm80"}) {
+    for (const char* text :
+         {"attn b2 hq4 hkv2 s500 d128 bf16 causal lse", "attn h2 s400 d64 bf16 window=30",
+          "attn h2 s300 d256 bf16 causal",
+          "attn b2 h2 sq100 skv300 d80 bf16 mask_mod(len: i32[2]) { %0 = load len[b]; %1 = lt kv, %0; return %1 }"}) {
+      SCOPED_TRACE(text);
+      const Result<Problem> problem = parse_problem(text);
+      ASSERT_TRUE(problem.ok()) << problem.error().message;
+      Random random(7);
+      OwnedArguments host = testing::dense_arguments(*problem, random);
+      for (const TensorView& lengths : host.views.captures) {
+        static_cast<int32_t*>(lengths.data)[0] = 150;
+        static_cast<int32_t*>(lengths.data)[1] = 1;
+      }
+      const TensorView& v = host.views.v;
+      *element_of(v, 0, 0, 200, 3) = kNan;
+      *element_of(v, 0, 0, 290, 17) = kInfinity;
+      *element_of(v, 0, 0, 291, 17) = kInfinity;
+      *element_of(v, 0, 1, 151, 40) = kNegativeInfinity;
+      for (int64_t column = 0; column < v.sizes[3]; ++column) {  // padding that nobody cleared
+        for (int64_t row = 295; row < 300; ++row) {
+          *element_of(v, v.sizes[0] - 1, 1, row, column) = kNan;
+        }
+      }
+      expect_right(*problem, host, implementation);
+    }
+  }
+}
+
+// Floats have no bounds on the GPU: such masks are right without them. Block lists become a captured tensor.
+TEST(Device, FloatCapturesAndBlockListsMask) {
+  expect_agreement(
+      "attn b2 h2 s700 d64 bf16 mask_mod(keep: f32[?,?]) { %0 = load keep[q, kv]; %1 = gt %0, 0.3; return %1 }", 3, "",
+      false);
+  expect_agreement(
+      "attn b2 h2 s700 d64 bf16 causal mask_mod(w: bf16[700]) { %0 = load w[kv]; %1 = lt %0, 0.5; return %1 }", 4, "",
+      true);
+  for (const char* implementation : {"", "cuda_sm80"}) {
+    Result<Problem> problem = parse_problem("attn b2 h2 s500 d64 bf16 causal");
+    ASSERT_TRUE(problem.ok());
+    BlockKinds kinds{.q_block = 128, .kv_block = 64, .shape = {1, 2, 4, 8}, .kinds = std::vector<uint8_t>(64)};
+    for (size_t i = 0; i < kinds.kinds.size(); ++i) {
+      kinds.kinds[i] = static_cast<uint8_t>(i * i % 7 % 3);
+    }
+    const Status restricted = restrict_to_blocks(kinds, *problem);
+    ASSERT_TRUE(restricted.ok()) << restricted.error().message;
+    Random random(9);
+    OwnedArguments host = testing::dense_arguments(*problem, random);
+    host.views.captures.back() = kinds.view();
+    expect_right(*problem, host, implementation);
   }
 }
 

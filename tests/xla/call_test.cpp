@@ -13,7 +13,7 @@ Attributes attributes(const std::string& problem) {
 }
 
 void expect_create_error(const Attributes& given, ErrorKind kind, std::string_view part) {
-  const auto call = AttentionCall::create(given);
+  const auto call = AttentionCall::create(given, {});
   ASSERT_FALSE(call.ok());
   EXPECT_EQ(call.error().kind, kind);
   EXPECT_NE(call.error().message.find(part), std::string::npos) << call.error().message;
@@ -39,7 +39,7 @@ TEST(AttentionCall, RefusesMalformedAttributes) {
   expect_create_error(attributes("attn h1 s4 d8 f32 lse"), ErrorKind::kInvalidArgument, "lse_dims is missing");
   Attributes implementation = attributes("attn h1 s4 d8 f32");
   implementation["implementation"] = "no such thing";
-  const auto call = AttentionCall::create(implementation);
+  const auto call = AttentionCall::create(implementation, {});
   ASSERT_FALSE(call.ok());
 }
 
@@ -52,7 +52,7 @@ class Run : public testing::Test {
   void SetUp() override {
     Attributes given = attributes(kProblem);
     given["lse_dims"] = "bhs";
-    auto created = AttentionCall::create(given);
+    auto created = AttentionCall::create(given, {});
     ASSERT_TRUE(created.ok()) << created.error().message;
     call_ = *std::move(created);
   }
@@ -120,7 +120,7 @@ TEST_F(Run, RefusesWrongShapes) {
 }
 
 TEST(AttentionCall, RefusesSinksOfTheWrongShape) {
-  const auto call = AttentionCall::create(attributes("attn h2 s1 d1 f32 sinks=3"));
+  const auto call = AttentionCall::create(attributes("attn h2 s1 d1 f32 sinks=3"), {});
   ASSERT_TRUE(call.ok()) << call.error().message;
   std::vector<float> data(6, 0.0f);
   std::vector<float> out(2);

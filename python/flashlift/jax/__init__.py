@@ -6,7 +6,7 @@
 
     out = flashlift.jax.attention(q, k, v, "causal softcap=30")      # asked for by name
 
-On a CPU only, for now; elsewhere a fused function runs as it was, and says so.
+On CPUs and NVIDIA GPUs; elsewhere a fused function runs as it was, and says so.
 """
 
 from flashlift.jax._attention import attention

@@ -164,10 +164,10 @@ def fuse(
 
 def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
     jitted = jax.jit(flat)
-    platform = jax.default_backend()
+    platform = export.default_export_platform()
     try:
-        if platform != "cpu":
-            raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU")
+        if platform not in ("cpu", "cuda"):
+            raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
         original = exported.mlir_module()
         fused = stablehlo.fuse(original, name=flat.__name__)

@@ -30,6 +30,7 @@ Result<const Driver*> load() {
   find(driver->cuDeviceGetCount, "cuDeviceGetCount");
   find(driver->cuDeviceGet, "cuDeviceGet");
   find(driver->cuDeviceGetName, "cuDeviceGetName");
+  find(driver->cuDeviceTotalMem, "cuDeviceTotalMem_v2");
   find(driver->cuDeviceGetAttribute, "cuDeviceGetAttribute");
   find(driver->cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
   find(driver->cuCtxGetCurrent, "cuCtxGetCurrent");
@@ -46,13 +47,18 @@ Result<const Driver*> load() {
   find(driver->cuMemsetD8Async, "cuMemsetD8Async");
   find(driver->cuMemcpyHtoD, "cuMemcpyHtoD_v2");
   find(driver->cuMemcpyDtoH, "cuMemcpyDtoH_v2");
+  find(driver->cuEventCreate, "cuEventCreate");
+  find(driver->cuEventDestroy, "cuEventDestroy_v2");
+  find(driver->cuEventRecord, "cuEventRecord");
+  find(driver->cuEventSynchronize, "cuEventSynchronize");
+  find(driver->cuEventElapsedTime, "cuEventElapsedTime");
   find(driver->cuLibraryLoadData, "cuLibraryLoadData");
   find(driver->cuLibraryUnload, "cuLibraryUnload");
   find(driver->cuLibraryGetKernel, "cuLibraryGetKernel");
   find(driver->cuKernelSetAttribute, "cuKernelSetAttribute");
   find(driver->cuLaunchKernel, "cuLaunchKernel");
   find(driver->cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
-  int version = 0;
+  int& version = driver->version;
   if (driver->cuDriverGetVersion != nullptr) {
     driver->cuDriverGetVersion(&version);
   }
@@ -83,10 +89,16 @@ Status Driver::check(CuResult result, const char* call) const {
   return internal_error("{} failed: {} ({})", call, text != nullptr ? text : "unknown error", result);
 }
 
-Result<Device> get_device(int ordinal) {
+Result<int> device_count() {
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
   int count = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver->check(driver->cuDeviceGetCount(&count), "cuDeviceGetCount"));
+  return count;
+}
+
+Result<Device> get_device(int ordinal) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
+  FLASHLIFT_ASSIGN_OR_RETURN(const int count, device_count());
   if (ordinal < 0 || ordinal >= count) {
     return not_found("there is no GPU {}: this machine has {} (0 to {})", ordinal, count, count - 1);
   }
@@ -104,6 +116,9 @@ Result<Device> get_device(int ordinal) {
     FLASHLIFT_RETURN_IF_ERROR(
         driver->check(driver->cuDeviceGetAttribute(&values[i], attributes[i], device.handle), "cuDeviceGetAttribute"));
   }
+  size_t memory = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver->check(driver->cuDeviceTotalMem(&memory, device.handle), "cuDeviceTotalMem"));
+  device.memory_bytes = static_cast<int64_t>(memory);
   device.architecture = 10 * values[0] + values[1];
   device.multiprocessors = values[2];
   device.l2_bytes = values[3];

@@ -16,6 +16,7 @@ using CuContext = struct CuContextTag*;
 using CuLibrary = struct CuLibraryTag*;
 using CuKernel = struct CuKernelTag*;
 using CuStream = struct CuStreamTag*;
+using CuEvent = struct CuEventTag*;
 using CuPointer = uint64_t;
 using CuResult = int;
 
@@ -37,6 +38,7 @@ struct Driver {
   CuResult (*cuDeviceGetCount)(int*) = nullptr;
   CuResult (*cuDeviceGet)(CuDevice*, int) = nullptr;
   CuResult (*cuDeviceGetName)(char*, int, CuDevice) = nullptr;
+  CuResult (*cuDeviceTotalMem)(size_t*, CuDevice) = nullptr;
   CuResult (*cuDeviceGetAttribute)(int*, int, CuDevice) = nullptr;
   CuResult (*cuDevicePrimaryCtxRetain)(CuContext*, CuDevice) = nullptr;
   CuResult (*cuCtxGetCurrent)(CuContext*) = nullptr;
@@ -53,6 +55,11 @@ struct Driver {
   CuResult (*cuMemsetD8Async)(CuPointer, unsigned char, size_t, CuStream) = nullptr;
   CuResult (*cuMemcpyHtoD)(CuPointer, const void*, size_t) = nullptr;
   CuResult (*cuMemcpyDtoH)(void*, CuPointer, size_t) = nullptr;
+  CuResult (*cuEventCreate)(CuEvent*, unsigned) = nullptr;
+  CuResult (*cuEventDestroy)(CuEvent) = nullptr;
+  CuResult (*cuEventRecord)(CuEvent, CuStream) = nullptr;
+  CuResult (*cuEventSynchronize)(CuEvent) = nullptr;
+  CuResult (*cuEventElapsedTime)(float*, CuEvent, CuEvent) = nullptr;
   CuResult (*cuLibraryLoadData)(CuLibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
   CuResult (*cuLibraryUnload)(CuLibrary) = nullptr;
   CuResult (*cuLibraryGetKernel)(CuKernel*, CuLibrary, const char*) = nullptr;
@@ -61,6 +68,8 @@ struct Driver {
                              void**, void**) = nullptr;
   CuResult (*cuTensorMapEncodeTiled)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                                      const uint32_t*, int, int, int, int) = nullptr;
+
+  int version = 0;  // of CUDA that it is for: 13000 is 13.0
 
   // The initialised driver of this process. Errors: kNotFound where there is none, kUnsupported where it is too old.
   static Result<const Driver*> get();
@@ -74,10 +83,13 @@ struct Device {
   std::string name;
   int architecture = 0;  // 90 for compute capability 9.0
   int multiprocessors = 0;
+  int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t shared_bytes = 0;  // that one block may have
 };
 
+// How many GPUs the driver shows. Errors: what Driver::get() says.
+Result<int> device_count();
 // Errors: kNotFound where there is no such device, and what Driver::get() says.
 Result<Device> get_device(int ordinal);
 

@@ -24,7 +24,13 @@ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal
 // size, since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
+// Where no query tile is longer than another, one head after the other is better: keys and values then come from memory
+// evenly, and not all at the beginning of a section. (Not seen for narrow heads: docs/lessons.md.)
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, int64_t l2_bytes) {
+  constexpr int kNarrow = 64;
+  if (!config.has_mask_mod && std::max(config.head_dim, config.value_dim) > kNarrow) {
+    return params.group;
+  }
   const int64_t bytes =
       int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t groups = int64_t{params.batch} * params.kv_heads;

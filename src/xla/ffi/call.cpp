@@ -82,7 +82,7 @@ Result<AttentionCall::Orders> AttentionCall::read_orders(const Attributes& attri
   return orders;
 }
 
-Result<AttentionCall> AttentionCall::create(const Attributes& attributes) {
+Result<AttentionCall> AttentionCall::create(const Attributes& attributes, CompileOptions options) {
   for (const auto& [name, value] : attributes) {
     if (std::find(kAttributes.begin(), kAttributes.end(), name) == kAttributes.end()) {
       return invalid_argument("unknown attribute {}: expected {}; was the module written by a newer Flashlift?", name,
@@ -97,7 +97,6 @@ Result<AttentionCall> AttentionCall::create(const Attributes& attributes) {
                                                                             : "result for row_max");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(Orders orders, read_orders(attributes, problem));
-  CompileOptions options;
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
     options.implementation = implementation->second;
   }

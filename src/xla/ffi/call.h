@@ -1,5 +1,5 @@
 // One flashlift.attention call: its attributes read and compiled once, then run on any number of buffers. Nothing here
-// knows XLA; handler.cpp is the part that does. The contract is docs/custom_call.md.
+// knows XLA; the handlers do. The contract is docs/custom_call.md.
 #pragma once
 
 #include <functional>
@@ -27,9 +27,9 @@ using Attributes = std::map<std::string, std::string, std::less<>>;
 
 class AttentionCall {
  public:
-  // Reads the attributes and compiles. Errors: an attribute that is missing, unknown or malformed; what parse_problem
-  // and Attention::compile say.
-  static Result<AttentionCall> create(const Attributes& attributes);
+  // Reads the attributes and compiles for the options' device. Errors: an attribute that is missing, unknown or
+  // malformed; what parse_problem and Attention::compile say.
+  static Result<AttentionCall> create(const Attributes& attributes, CompileOptions options);
 
   // Checks the buffers against the problem and runs. Nothing is written if that fails.
   Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;

@@ -1,0 +1,57 @@
+// A call's tensors in a GPU's memory, for callers whose own are in the host's: the command line and the tests.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cuda/launch/driver.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+// Copies of host tensors with the same strides; freed with the object. The GPU's context is current for as long as it
+// lives, on the thread that created it.
+class DeviceTensors {
+ public:
+  // Copies every tensor, outputs too: what a kernel must not write is then seen to be unchanged.
+  // Errors: those of get_device; kInternal with the driver's reason where memory is short.
+  static Result<DeviceTensors> copy_of(const AttentionArguments& host, int ordinal);
+  ~DeviceTensors();
+  DeviceTensors(DeviceTensors&&) noexcept = default;
+  DeviceTensors& operator=(DeviceTensors&&) = delete;
+
+  const AttentionArguments& views() const { return views_; }
+  // Waits for the default stream and copies out (and lse and row_max) into the host's tensors.
+  Status fetch(const AttentionArguments& host) const;
+
+ private:
+  DeviceTensors(const Driver& driver, CurrentContext context) : driver_(&driver), context_(std::move(context)) {}
+  Result<TensorView> upload(const TensorView& view);
+  Status download(const TensorView& device, const TensorView& host) const;
+
+  const Driver* driver_;
+  CurrentContext context_;
+  AttentionArguments views_;
+  std::vector<CuPointer> memory_;
+};
+
+// Measures the default stream's work between two points. Needs a current context.
+class Timer {
+ public:
+  static Result<Timer> create();
+  ~Timer();
+  Timer(Timer&& other) noexcept;
+  Timer& operator=(Timer&&) = delete;
+
+  Status start() const;
+  // Waits for the work that was launched since start(), and gives its milliseconds.
+  Result<double> stop() const;
+
+ private:
+  explicit Timer(const Driver& driver) : driver_(driver) {}
+  const Driver& driver_;
+  CuEvent begin_ = nullptr;
+  CuEvent end_ = nullptr;
+};
+
+}  // namespace flashlift::cuda
