@@ -107,6 +107,11 @@ Result<std::vector<Capture>> collect_captures(const std::optional<Program>& scor
 //   window=<L> | window=<L>,<R>  q - L <= kv <= q + R; one number is both; aligned as causal is
 //   prefix=<N>                   keys below N are always kept (with causal: prefix-LM)
 //   documents=<N>                N documents of equal length, which do not see each other
+//   segment_ids                  captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
+//   key_lengths                  captured key_lengths, i32 [batch]: bottom_right then counts from each length
+//   mask=bool | mask=i32         captured mask [batch, q_heads, q_len, kv_len], each size that or 1; 0 masks
+//   bias=f32 | bf16 | f16        captured bias, likewise, added to the score
+//   logits=bf16 | f16            scale * <q, k> is rounded
 //   softcap=<x>                  x * tanh(score / x)
 //   alibi                        score + slope(h) * (kv - q), slopes as in the ALiBi paper
 //   sinks=<N>   lse   row_max   unnormalized   empty_rows=zero|uniform|nan

@@ -16,6 +16,8 @@ constexpr int64_t kVisitRows = 48;
 // Groups of them that go through both products and the softmax together. More would push the scores out of the
 // first-level cache, fewer would read the packed keys and values from the second level more often.
 constexpr int64_t kRunGroups = 2;
+// Up to so many rows (a tile has no fewer than its head group has, or many more) keys and values are not packed.
+constexpr int64_t kDirectRows = 8;
 
 int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -70,7 +72,7 @@ class TaskRunner {
       : call_(call),
         problem_(call.kernel.problem()),
         kernels_(call.kernel.kernels()),
-        pairs_(call.kernel.pairs()),
+        pairs_(layout.direct ? nullptr : call.kernel.pairs()),
         task_(task),
         layout_(layout),
         q_(reinterpret_cast<float*>(workspace + layout.q)),
@@ -101,6 +103,7 @@ class TaskRunner {
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
   bool pack_value_pairs(MatrixView values, int64_t columns);
+  void run_direct(int64_t kv_begin, int64_t columns, bool partial);
   void run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
   void multiply_keys(int64_t row_begin, int64_t rows, int64_t columns);
@@ -180,9 +183,11 @@ plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
   return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
 }
 
-// Keys (or values) from kv_begin on as one matrix: paged ones are gathered, which costs little beside packing them.
+// Keys (or values) from kv_begin on as one matrix. Paged ones are gathered, which costs little beside packing them, and
+// so are those that direct products could not read as vectors.
 MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns) {
-  if (problem_.page_size == 0) {
+  const bool scattered = layout_.direct && tensor.strides[3] != 1;
+  if (problem_.page_size == 0 && !scattered) {
     return rows_of(tensor, task_.b, task_.g, kv_begin);
   }
   const int64_t dim = tensor.sizes[3];
@@ -358,6 +363,35 @@ void TaskRunner::multiply_keys(int64_t row_begin, int64_t rows, int64_t columns)
   }
 }
 
+// Few rows read keys and values once, as they lie: packing them would be most of the work.
+void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
+  const int64_t rows = task_.rows();
+  kernels_.dot_rows(key_rows(call_.arguments.k, kv_begin, columns), columns, problem_.head_dim, q_, layout_.q_stride,
+                    rows, s_, kv_tile_);
+  finalize_scores(0, rows, kv_begin, columns, partial);
+  kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
+                   layout_.o_stride);
+  values_finite_ = true;
+  if (call_.dropout.threshold > 0) {
+    drop_out(0, rows, kv_begin, columns);
+  }
+  const int64_t outputs = rows * layout_.o_stride;
+  float* before = v_;
+  std::copy_n(o_, outputs, before);
+  kernels_.add_rows(key_rows(call_.arguments.v, kv_begin, columns), columns, problem_.value_dim, s_, kv_tile_, rows, o_,
+                    layout_.o_stride);
+  if (!kernels_.all_finite(o_, outputs)) {  // perhaps 0 times the infinite or NaN value of a key that takes no part
+    std::copy_n(before, outputs, o_);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != 0;
+      }
+    }
+    pack_values(kv_begin, columns);
+    multiply_kept_values(0, rows, columns);
+  }
+}
+
 void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
   const int64_t rows = row_end - row_begin;
   multiply_keys(row_begin, rows, columns);
@@ -403,7 +437,10 @@ void TaskRunner::visit_block(int64_t block) {
     while (end < groups_ && end - begin < kRunGroups && kind_at(end, block) == kind) {
       ++end;
     }
-    if (kind != plan::TileKind::kSkipped) {
+    if (kind != plan::TileKind::kSkipped && layout_.direct) {
+      prefetch(block + 1, 0, 1);
+      run_direct(kv_begin, columns, kind == plan::TileKind::kPartial);
+    } else if (kind != plan::TileKind::kSkipped) {
       if (!packed) {
         pack_keys(kv_begin, columns);
         pack_values(kv_begin, columns);
@@ -457,7 +494,8 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
     bytes += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
     return at;
   };
-  const PairKernels* pairs = kernel.pairs();
+  direct = rows <= kDirectRows;
+  const PairKernels* pairs = direct ? nullptr : kernel.pairs();
   q_stride = pairs == nullptr ? problem.head_dim : round_up(problem.head_dim, pairs->depth_multiple);
   const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
   q = take(rows * q_stride, element);
@@ -470,7 +508,7 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
   state = take(rows, sizeof(RowState));
   coordinates = take(rows, sizeof(RowCoordinates));
   kept = take(std::min(rows, kVisitRows * kRunGroups) * kv_tile, 1);
-  gathered = take(problem.page_size > 0 ? kv_tile * std::max(problem.head_dim, problem.value_dim) : 0,
+  gathered = take(problem.page_size > 0 || direct ? kv_tile * std::max(problem.head_dim, problem.value_dim) : 0,
                   size_in_bytes(problem.dtype));
 }
 

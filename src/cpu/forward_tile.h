@@ -24,6 +24,7 @@ struct ForwardCall {
 struct TileLayout {
   TileLayout(const Forward& kernel, int64_t rows);
 
+  bool direct;       // few rows: keys and values are read as they lie, in f32
   int64_t q_stride;  // elements in a row of the queries: head_dim, padded as the products need it
   int64_t o_stride;  // floats in a row of the accumulated output: value_dim in whole vectors
   size_t q, k, v, s, o, maxima, state, coordinates, kept, gathered;

@@ -44,9 +44,46 @@ Result<Program> alibi_program(int64_t heads) {
   });
 }
 
+// Sizes are taken at run time, where a size of 1 broadcasts: indices are clamped.
+Captured key_lengths_tensor() { return Captured("key_lengths", DType::kI32, {-1}); }
+
+Result<Program> key_lengths_program() {
+  return trace_mask_mod([&](Expr b, Expr, Expr, Expr kv) { return kv < key_lengths_tensor()(b); });
+}
+
+Result<Program> segments_program() {
+  const Captured q_segments("q_segments", DType::kI32, {-1, -1});
+  const Captured kv_segments("kv_segments", DType::kI32, {-1, -1});
+  return trace_mask_mod([&](Expr b, Expr, Expr q, Expr kv) { return q_segments(b, q) == kv_segments(b, kv); });
+}
+
+Result<Program> attention_mask_program(DType dtype) {
+  const Captured mask("mask", dtype, {-1, -1, -1, -1});
+  return trace_mask_mod([&](Expr b, Expr h, Expr q, Expr kv) {
+    const Expr value = mask(b, h, q, kv);
+    return value.type() == Type::kI1 ? value : value != 0;
+  });
+}
+
+Result<Program> bias_program(DType dtype) {
+  const Captured bias("bias", dtype, {-1, -1, -1, -1});
+  return trace_score_mod([&](Expr score, Expr b, Expr h, Expr q, Expr kv) { return score + bias(b, h, q, kv); });
+}
+
+Result<Program> logits_program(DType dtype) {
+  ProgramBuilder builder(ProgramKind::kScoreMod);
+  const Op round = dtype == DType::kBF16 ? Op::k_round_bf16 : Op::k_round_f16;
+  return builder.finish(builder.apply(round, {builder.input(Op::k_score)}));
+}
+
 Result<Program> band_program(const Features& features) {
-  return trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) {
-    const Expr position = features.bottom_right ? q + (kv_len() - q_len()) : q;
+  return trace_mask_mod([&](Expr b, Expr, Expr q, Expr kv) {
+    // With lengths of their own, sequences end where those say.
+    const Captured lengths = key_lengths_tensor();
+    Expr position = q;
+    if (features.bottom_right) {
+      position = q + ((features.key_lengths ? lengths(b) : kv_len()) - q_len());
+    }
     Expr keep = true;
     if (features.causal) {
       keep = keep && kv <= position;
@@ -72,11 +109,26 @@ Result<Program> documents_program(int64_t documents, int64_t length) {
 }  // namespace
 
 Status apply_features(const Features& features, Problem& problem) {
+  if (features.bias) {
+    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, bias_program(*features.bias)));
+  }
   if (features.alibi) {
     FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, alibi_program(problem.q_heads)));
   }
   if (features.softcap) {
     FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, softcap_program(*features.softcap)));
+  }
+  if (features.logits) {
+    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, logits_program(*features.logits)));
+  }
+  if (features.mask) {
+    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, attention_mask_program(*features.mask)));
+  }
+  if (features.segment_ids) {
+    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, segments_program()));
+  }
+  if (features.key_lengths) {
+    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, key_lengths_program()));
   }
   if (features.documents) {
     FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, documents_program(*features.documents, problem.kv_len)));

@@ -17,10 +17,15 @@ struct Features {
   std::optional<int64_t> documents;     // this many documents of equal length
   std::optional<float> softcap;
   bool alibi = false;
+  bool segment_ids = false;     // captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
+  bool key_lengths = false;     // captured key_lengths, i32 [batch]; bottom right is then the end of each sequence
+  std::optional<DType> mask;    // captured mask [batch, heads, queries, keys]: bool, or i32 (0 masks)
+  std::optional<DType> bias;    // captured bias, likewise, added to the score: f32, bf16 or f16
+  std::optional<DType> logits;  // scores rounded to bf16 or f16 before anything else
 };
 
-// Composes the features with the programs that the problem already has: softcap, then ALiBi, then the problem's own
-// score_mod; all masks must keep a key. Fills Problem::captures.
+// Composes the features with the programs that the problem already has: rounding of logits, softcap, ALiBi, bias, then
+// the problem's own score_mod; all masks must keep a key. Fills Problem::captures.
 Status apply_features(const Features& features, Problem& problem);
 
 }  // namespace flashlift::problem

@@ -102,6 +102,13 @@ class Reader {
       features_.bottom_right = value == "bottom_right";
       return value.empty() || features_.bottom_right ? Status() : bad_value(name, value, "`bottom_right` or nothing");
     }
+    if (name == "segment_ids" || name == "key_lengths") {
+      (name == "segment_ids" ? features_.segment_ids : features_.key_lengths) = true;
+      return value.empty() ? Status() : bad_value(name, value, "no value");
+    }
+    if (name == "mask" || name == "bias" || name == "logits") {
+      return read_dtype_option(name, value);
+    }
     if (name == "lse" || name == "row_max" || name == "alibi" || name == "unnormalized") {
       (name == "alibi"     ? features_.alibi
        : name == "lse"     ? problem_.want_lse
@@ -159,6 +166,20 @@ class Reader {
     return unknown(value.empty() ? name : fmt::format("{}={}", name, value));
   }
 
+  Status read_dtype_option(std::string_view name, std::string_view value) {
+    const auto dtype = parse_dtype(value);
+    const bool is_mask = dtype == DType::kBool || dtype == DType::kI32;
+    const bool is_half = dtype == DType::kBF16 || dtype == DType::kF16;
+    if (name == "mask" ? !is_mask : !(is_half || (name == "bias" && dtype == DType::kF32))) {
+      return bad_value(name, value,
+                       name == "mask"   ? "bool or i32"
+                       : name == "bias" ? "f32, bf16 or f16"
+                                        : "bf16 or f16 (scores are f32 without it)");
+    }
+    (name == "mask" ? features_.mask : name == "bias" ? features_.bias : features_.logits) = dtype;
+    return {};
+  }
+
   Status read_window(std::string_view value) {
     const size_t comma = value.find(',');
     int64_t left = 0;
@@ -189,7 +210,8 @@ class Reader {
   static Error unknown(std::string_view word) {
     return invalid_argument(
         "unknown word `{}` in a problem; expected sizes (b2 h8 hq8 hkv2 s1024 sq1 skv1024 d64 dqk192 dv128), a dtype "
-        "(f32 bf16 f16), out= scale= causal window= prefix= documents= softcap= alibi sinks= lse row_max "
+        "(f32 bf16 f16), out= scale= causal window= prefix= documents= segment_ids key_lengths mask= bias= logits= "
+        "softcap= alibi sinks= lse row_max "
         "unnormalized empty_rows= dropout= page_size=, or a program",
         word);
   }

@@ -8,6 +8,7 @@
 #include "cpu/dropout.h"
 #include "cpu/tile/kernels.h"
 #include "problem/dropout.h"
+#include "problem/elements.h"
 #include "support/half.h"
 #include "support/tensors.h"
 
@@ -179,6 +180,44 @@ TEST_P(Tile, RowMaximumMasksThePaddingAndIgnoresNan) {
   EXPECT_EQ(maximum, 10);
   EXPECT_EQ(s[1], -6);
   EXPECT_EQ(s[3], -INFINITY);
+}
+
+TEST_P(Tile, MultipliesFewRowsWithKeysAsTheyLie) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int64_t depth : {1, 8, 16, 50, 64, 128}) {
+      constexpr int64_t kKeys = 7;
+      testing::OwnedArguments memory;
+      const TensorView keys = memory.dense(dtype, {kKeys, depth}, random_);
+      const auto at = [&](int64_t key, int64_t d) {
+        return static_cast<float>(problem::read_float(keys, key * depth + d));
+      };
+      for (int64_t rows = 1; rows <= 8; ++rows) {
+        const std::vector<float> q = random_floats(static_cast<size_t>(rows * depth), random_);
+        std::vector<float> s(static_cast<size_t>(rows * kKeys));
+        const MatrixView view{keys.data, dtype, depth, 1};
+        kernels_.dot_rows(view, kKeys, depth, q.data(), depth, rows, s.data(), kKeys);
+        const int64_t stride = (depth + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
+        std::vector<float> o(static_cast<size_t>(rows * stride), 1.0f);
+        kernels_.add_rows(view, kKeys, depth, s.data(), kKeys, rows, o.data(), stride);
+        for (int64_t r = 0; r < rows; ++r) {
+          std::vector<double> sum(static_cast<size_t>(depth), 1.0);
+          for (int64_t key = 0; key < kKeys; ++key) {
+            double dot = 0;
+            for (int64_t d = 0; d < depth; ++d) {
+              dot += q[static_cast<size_t>(r * depth + d)] * at(key, d);
+            }
+            EXPECT_NEAR(s[static_cast<size_t>(r * kKeys + key)], dot, 1e-4);
+            for (int64_t d = 0; d < depth; ++d) {
+              sum[static_cast<size_t>(d)] += dot * at(key, d);
+            }
+          }
+          for (int64_t d = 0; d < depth; ++d) {
+            EXPECT_NEAR(o[static_cast<size_t>(r * stride + d)], sum[static_cast<size_t>(d)], 1e-3);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_P(Tile, DropsOutWhatTheDefinitionDropsOut) {

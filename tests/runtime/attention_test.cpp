@@ -36,10 +36,15 @@ TEST_P(Runs, AgreesWithTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, Runs,
-                         ::testing::Values("attn h1 s1 d1 f32", "attn h2 s17 d5 f32 lse",
-                                           "attn b2 hq4 hkv2 sq70 skv300 d64 f32 causal lse",
+                         ::testing::Values("attn h1 s1 d1 f32",
+                                           "attn b2 hq4 hkv2 sq20 skv70 d16 key_lengths causal=bottom_right lse",
+                                           "attn b2 h2 s70 d16 segment_ids mask=bool bias=f32 row_max dropout=0.1",
+                                           "attn b2 h2 s70 d16 bf16 mask=i32 bias=bf16 logits=bf16 softcap=20",
+                                           "attn b2 hq8 hkv2 sq1 skv96 d64 page_size=16 key_lengths sinks=1",
+                                           "attn h2 s17 d5 f32 lse", "attn b2 hq4 hkv2 sq70 skv300 d64 f32 causal lse",
                                            "attn h2 s300 d80 bf16 softcap=30", "attn h2 s200 d128 f16 alibi causal",
                                            "attn hq8 hkv2 sq1 skv3000 d128 f32 lse",
+                                           "attn hq8 hkv2 sq2 skv3000 d72 bf16 causal=bottom_right dropout=0.2",
                                            "attn h2 sq64 skv0 d16 f32 lse empty_rows=zero",
                                            "attn h2 sq64 skv0 d16 f32 lse empty_rows=uniform",
                                            "attn h2 sq64 skv0 d16 f32 lse empty_rows=nan", "attn h2 sq0 skv9 d16 f32",

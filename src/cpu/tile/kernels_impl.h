@@ -247,6 +247,140 @@ void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* 
   multiply_any<true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
 }
 
+// ---- Few rows: keys and values as they lie ------------------------------------------------------------------------
+
+constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
+
+// s[r][key + i] = <q[r], keys[key + i]> for kKeys keys.
+template <DType kType, int kRows, int kKeys>
+void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* q, int64_t q_stride, float* s,
+               int64_t s_stride) {
+  Float acc[kRows][kKeys];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {
+      acc[r][i] = Vector::zero();
+    }
+  }
+  for (int64_t c = 0; c < depth; c += kLanes) {
+    const int64_t n = depth - c;
+    Float column[kKeys];
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {
+      column[i] = load_elements<kType>(element<kType>(keys, key + i, c), n);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Float x = load_elements<DType::kF32>(q + r * q_stride + c, n);
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) {
+        acc[r][i] = Vector::fma(x, column[i], acc[r][i]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    if constexpr (kKeys == 4) {
+      _mm_storeu_ps(s + r * s_stride + key, Vector::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+    } else {
+      s[r * s_stride + key] = Vector::reduce_add(acc[r][0]);
+    }
+  }
+}
+
+template <DType kType, int kRows>
+void dot_rows_typed(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride,
+                    int64_t rows, float* s, int64_t s_stride) {
+  if constexpr (kRows > 0) {
+    for (; rows >= kRows; rows -= kRows, q += kRows * q_stride, s += kRows * s_stride) {
+      int64_t key = 0;
+      for (; key + 4 <= count; key += 4) {
+        dot_group<kType, kRows, 4>(keys, key, depth, q, q_stride, s, s_stride);
+      }
+      for (; key < count; ++key) {
+        dot_group<kType, kRows, 1>(keys, key, depth, q, q_stride, s, s_stride);
+      }
+    }
+    dot_rows_typed<kType, kRows - 1>(keys, count, depth, q, q_stride, rows, s, s_stride);
+  }
+}
+
+void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
+              float* s, int64_t s_stride) {
+  if (keys.dtype == DType::kF32) {
+    dot_rows_typed<DType::kF32, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
+  } else if (keys.dtype == DType::kBF16) {
+    dot_rows_typed<DType::kBF16, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
+  } else {
+    dot_rows_typed<DType::kF16, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
+  }
+}
+
+// Columns [column, column + n) of o, at most kVectors vectors.
+template <DType kType, int kRows, int kVectors>
+void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t n, const float* p, int64_t p_stride,
+               float* o, int64_t o_stride) {
+  Float acc[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = Vector::load(o + r * o_stride + column + v * kLanes);
+    }
+  }
+  for (int64_t key = 0; key < count; ++key) {
+    Float row[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      row[v] = load_elements<kType>(element<kType>(values, key, column + v * kLanes), n - v * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Float x = Vector::set(p[r * p_stride + key]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = Vector::fma(x, row[v], acc[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector::store(o + r * o_stride + column + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+template <DType kType, int kRows>
+void add_rows_typed(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
+                    int64_t rows, float* o, int64_t o_stride) {
+  if constexpr (kRows > 0) {
+    for (; rows >= kRows; rows -= kRows, p += kRows * p_stride, o += kRows * o_stride) {
+      int64_t c = 0;
+      for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
+        add_group<kType, kRows, 4>(values, count, c, columns - c, p, p_stride, o, o_stride);
+      }
+      for (; c < columns; c += kLanes) {
+        add_group<kType, kRows, 1>(values, count, c, columns - c, p, p_stride, o, o_stride);
+      }
+    }
+    add_rows_typed<kType, kRows - 1>(values, count, columns, p, p_stride, rows, o, o_stride);
+  }
+}
+
+void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
+              float* o, int64_t o_stride) {
+  if (values.dtype == DType::kF32) {
+    add_rows_typed<DType::kF32, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
+  } else if (values.dtype == DType::kBF16) {
+    add_rows_typed<DType::kBF16, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
+  } else {
+    add_rows_typed<DType::kF16, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
+  }
+}
+
 // ---- The softmax --------------------------------------------------------------------------------------------------
 
 template <bool kScaled>
@@ -502,6 +636,8 @@ const TileKernels& kernels() {
                                            .all_finite = all_finite,
                                            .multiply = multiply,
                                            .multiply_transposed = multiply_transposed,
+                                           .dot_rows = dot_rows,
+                                           .add_rows = add_rows,
                                            .row_max = row_max,
                                            .softmax = softmax_to<Exponentials>,
                                            .drop_out = drop_out,

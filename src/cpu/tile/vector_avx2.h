@@ -43,6 +43,11 @@ struct Vector {
     const __m128 z = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
   }
+  // The four sums, side by side.
+  static __m128 reduce_add4(Float a, Float b, Float c, Float d) {
+    const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  }
   static float reduce_add(Float a) {
     const __m128 y = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 z = _mm_add_ps(y, _mm_movehl_ps(y, y));

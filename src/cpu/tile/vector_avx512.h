@@ -39,6 +39,16 @@ struct Vector {
     const __m128 z = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
   }
+  // The four sums, side by side.
+  static __m128 reduce_add4(Float a, Float b, Float c, Float d) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512 x = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  }
   static float reduce_add(Float a) {
     const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
     const __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
