@@ -69,12 +69,13 @@ def fused(score_mod, mask_mod, **options):
     return attend
 
 
-def check(ours, golden, eager, factor, names="qkv"):
+def check(ours, golden, eager, names="qkv"):
+    """As PyTorch's learned biases are tested, each tensor has the factor of its own type."""
     for i, (one, true, plain) in enumerate(zip(ours, golden, eager, strict=True)):
         name = names[i] if i < 3 else f"captured tensor {i - 3}"
         assert one.shape == true.shape and torch.isfinite(one).all(), name
         error = (one.double() - true).abs().mean().item()
-        allowed = (plain.double() - true).abs().mean().item() * factor
+        allowed = (plain.double() - true).abs().mean().item() * FACTOR[one.dtype]
         scale = true.abs().mean().item()
         assert error <= allowed + 1e-7 * scale + 1e-12, f"{name}: mean error {error:.3e}, allowed {allowed:.3e}"
 
@@ -97,7 +98,7 @@ def test_gradients(name, dtype):
         for one, true in zip(ours, golden, strict=True):
             torch.testing.assert_close(one.double(), true, atol=2e-2 if dtype == torch.bfloat16 else 3e-3, rtol=2e-2)
     else:
-        check(ours, golden, eager, FACTOR[dtype])
+        check(ours, golden, eager)
 
 
 def small(dtype=torch.float32):
@@ -203,7 +204,7 @@ def test_opcheck_of_the_gradient():
     bias, sinks = torch.randn(12, requires_grad=True), torch.zeros(2, 1, requires_grad=True)
     torch.library.opcheck(
         torch.ops.flashlift.attention.default,
-        (q, k, v, [bias], sinks, torch.tensor(7), f"sinks=1 dropout=0.1 {program}", 0.2, True),
+        (q, k, v, [bias], sinks, torch.tensor(7), f"sinks=1 dropout=0.1 {program}", 0.2, True, False),
     )
 
 

@@ -108,13 +108,15 @@ def run(
     features: str,
     scale: float,
     want_max: bool,
+    f32_out: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Runs an attention and returns (out, lse, row maxima, which are empty if not wanted).
 
-    features: the programs, in the words of the problem text.
+    features: the programs, in the words of the problem text. f32_out: out is float32 whatever the query is.
     """
-    attention = _compiled_for(query, key, value, "row_max " + features if want_max else features, scale)
-    out, lse, row_max = empty_results(query, value, want_max)
+    features = _with_results(features, want_max, f32_out)
+    attention = _compiled_for(query, key, value, features, scale)
+    out, lse, row_max = empty_results(query, value, want_max, f32_out)
     views = _Views()
     arguments = views.forward(query, key, value, captures, sinks, seed, out, lse, row_max if want_max else None)
     library = attention._library
@@ -122,16 +124,23 @@ def run(
     return out, lse, row_max
 
 
+def _with_results(features: str, want_max: bool, f32_out: bool) -> str:
+    if want_max:
+        features = "row_max " + features
+    return "out=f32 " + features if f32_out else features
+
+
 def empty_results(
-    query: torch.Tensor, value: torch.Tensor, want_max: bool
+    query: torch.Tensor, value: torch.Tensor, want_max: bool, f32_out: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Memory for the output, laid out [batch, length, heads, depth] if the query is, for lse and for row maxima."""
     batch, heads, length, _ = query.shape
     depth = value.shape[3]
+    dtype = torch.float32 if f32_out else query.dtype
     if query.is_contiguous() or not query.transpose(1, 2).is_contiguous():
-        out = query.new_empty((batch, heads, length, depth))
+        out = query.new_empty((batch, heads, length, depth), dtype=dtype)
     else:
-        out = query.new_empty((batch, length, heads, depth)).transpose(1, 2)
+        out = query.new_empty((batch, length, heads, depth), dtype=dtype).transpose(1, 2)
     lse = query.new_empty((batch, heads, length), dtype=torch.float32)
     return out, lse, query.new_empty((batch, heads, length) if want_max else (0,), dtype=torch.float32)
 
@@ -147,13 +156,14 @@ def attention(
     features: str,
     scale: float,
     want_max: bool,
+    f32_out: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return run(query, key, value, captures, sinks, seed, features, scale, want_max)
+    return run(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
 
 
 @attention.register_fake
-def _(query, key, value, captures, sinks, seed, features, scale, want_max):  # noqa: ANN001, ANN202
-    return empty_results(query, value, want_max)
+def _(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out):  # noqa: ANN001, ANN202
+    return empty_results(query, value, want_max, f32_out)
 
 
 @torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
@@ -178,6 +188,7 @@ def attention_backward(
             "flashlift: no backward on CUDA devices yet; call it under torch.no_grad(), detach its inputs, or use "
             "PyTorch's own attention where gradients are needed"
         )
+    features = _with_results(features, False, out.dtype != query.dtype)
     attention = _compiled_for(query, key, value, features, scale)
     gradients = _empty_gradients(query, key, value, captures, sinks, wanted)
     d_captures: list[torch.Tensor | None] = [None] * len(captures)
@@ -222,7 +233,7 @@ def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wa
 
 
 def _save(ctx, inputs, output):  # noqa: ANN001, ANN202
-    query, key, value, captures, sinks, seed, ctx.features, ctx.scale, _ = inputs
+    query, key, value, captures, sinks, seed, ctx.features, ctx.scale, _, _ = inputs
     ctx.save_for_backward(query, key, value, *output[:2], sinks, seed, *captures)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
@@ -241,7 +252,7 @@ def _backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN202
     d_captures: list[torch.Tensor | None] = [None] * len(captures)
     for place, gradient in zip(wanted, gradients[3:], strict=False):
         d_captures[place] = gradient
-    return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None, None, None
+    return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_save)
@@ -272,13 +283,13 @@ class _Attention(torch.autograd.Function):
     """The same operator for torch.func's transforms, which do not go through an operator's own autograd formula."""
 
     @staticmethod
-    def forward(query, key, value, sinks, seed, features, scale, want_max, *captures):  # noqa: ANN001, ANN002, ANN205
+    def forward(query, key, value, sinks, seed, features, scale, want_max, f32_out, *captures):  # noqa: ANN001, ANN002, ANN205
         operator = torch.ops.flashlift.attention
-        return operator(query, key, value, list(captures), sinks, seed, features, scale, want_max)
+        return operator(query, key, value, list(captures), sinks, seed, features, scale, want_max, f32_out)
 
     @staticmethod
     def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
-        query, key, value, sinks, seed, ctx.features, ctx.scale, _, *captures = inputs
+        query, key, value, sinks, seed, ctx.features, ctx.scale, _, _, *captures = inputs
         ctx.save_for_backward(query, key, value, *output[:2], sinks, seed, *captures)
         ctx.mark_non_differentiable(output[2])
 
@@ -286,12 +297,12 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN205
         saved = ctx.saved_tensors
         sinks, captures = saved[5], saved[7:]
-        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[8 + i] and one.is_floating_point()]
+        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[9 + i] and one.is_floating_point()]
         gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
         d_captures = [None] * len(captures)
         for place, gradient in zip(wanted, gradients[3:], strict=False):
             d_captures[place] = gradient
-        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, *d_captures
+        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, None, *d_captures
 
     @staticmethod
     def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
@@ -342,12 +353,23 @@ def call(
     want_max: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator, or where that makes no difference what it does: the way through torch's dispatcher, in Python,
-    takes longer than a short attention. An infinite scale is refused before anything else sees it."""
+    takes longer than a short attention. An infinite scale is refused before anything else sees it.
+
+    Where gradients may be wanted, the operator's own output is float32. The backward pass takes each row's
+    <d_out, out> from it, and what rounding to 16 bits does to that is an error that all keys of the row share: it can
+    be larger than all other errors of d_q together.
+    """
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    if torch._C._are_functorch_transforms_active():
-        return _Attention.apply(query, key, value, sinks, seed, features, scale, want_max, *captures)
     given = (query, key, value, *captures) if sinks is None else (query, key, value, sinks, *captures)
-    if _is_plain(given):
-        return run(query, key, value, captures, sinks, seed, features, scale, want_max)
-    return torch.ops.flashlift.attention(query, key, value, list(captures), sinks, seed, features, scale, want_max)
+    has_backward = query.device.type == "cpu" and query.dtype != torch.float32
+    if torch._C._are_functorch_transforms_active():
+        results = _Attention.apply(query, key, value, sinks, seed, features, scale, want_max, has_backward, *captures)
+    elif _is_plain(given):
+        return run(query, key, value, captures, sinks, seed, features, scale, want_max, False)
+    else:
+        f32_out = has_backward and torch.is_grad_enabled() and any(one.requires_grad for one in given)
+        results = torch.ops.flashlift.attention(
+            query, key, value, list(captures), sinks, seed, features, scale, want_max, f32_out
+        )
+    return results[0].to(query.dtype), *results[1:]
