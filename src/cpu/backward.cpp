@@ -6,25 +6,17 @@
 
 #include "cpu/backward_call.h"
 #include "cpu/backward_captures.h"
-#include "cpu/capture_view.h"
 #include "cpu/dropout.h"
+#include "cpu/views.h"
 #include "cpu/workspace.h"
 #include "support/error.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
 
 // Below so many multiply-adds, waking other threads costs more than they save.
 constexpr double kInlineWork = 200'000;
-
-Workspace& tile_workspace() {
-  thread_local Workspace workspace;
-  return workspace;
-}
-Workspace& call_workspace() {
-  thread_local Workspace workspace;
-  return workspace;
-}
 
 // The tasks of a phase, taken in their order by as many workers as there are threads.
 class Phase {
@@ -191,7 +183,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   const AttentionArguments& forward = arguments.forward;
   const CallSizes sizes{forward.q.sizes[0], problem.q_heads, problem.kv_heads, forward.q.sizes[2], forward.k.sizes[2]};
   const int64_t lanes = forward_.kernels().lanes;
-  const int64_t d_stride = whole_vectors(problem.head_dim, lanes);
+  const int64_t d_stride = round_up(problem.head_dim, lanes);
   const auto rows = static_cast<size_t>(sizes.batch * sizes.q_heads * sizes.q_len);
   const size_t dq_bytes = arguments.d_q ? rows * static_cast<size_t>(d_stride) * sizeof(float) : 0;
   std::byte* memory = call_workspace().reserve(dq_bytes + rows * sizeof(RowGradient) + 64);
@@ -211,7 +203,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
                           .rows = reinterpret_cast<RowGradient*>(memory + dq_bytes),
                           .dq = arguments.d_q ? reinterpret_cast<float*>(memory) : nullptr,
                           .d_stride = d_stride,
-                          .v_stride = whole_vectors(problem.value_dim, lanes),
+                          .v_stride = round_up(problem.value_dim, lanes),
                           .dropout = dropout_of(problem, forward.dropout_seed)};
   CaptureGradients captured(problem, arguments, sizes);
   FLASHLIFT_RETURN_IF_ERROR(captured.allocate());

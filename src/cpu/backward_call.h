@@ -1,7 +1,6 @@
 // What the parts of one backward call share.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 
 #include "cpu/backward.h"
@@ -26,25 +25,6 @@ struct BackwardCall {
   const TileKernels& kernels() const { return kernel.forward().kernels(); }
   const AttentionArguments& forward() const { return arguments.forward; }
   int64_t row_index(int64_t b, int64_t h, int64_t q) const { return (b * sizes.q_heads + h) * sizes.q_len + q; }
-};
-
-inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
-inline int64_t whole_vectors(int64_t x, int64_t lanes) { return divide_up(x, lanes) * lanes; }
-
-inline MatrixView tensor_rows(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
-  const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
-  return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
-          tensor.dtype, tensor.strides[2], tensor.strides[3]};
-}
-
-// Takes pieces of one block of memory, each on a cache line of its own.
-struct LayoutCounter {
-  size_t bytes = 0;
-  size_t take(int64_t count, size_t size) {
-    const size_t at = bytes;
-    bytes += (static_cast<size_t>(count) * size + 63) / 64 * 64;
-    return at;
-  }
 };
 
 // ---- Row statistics (backward_rows.cpp) ----

@@ -3,6 +3,9 @@
 #include <limits>
 
 #include "cpu/backward_call.h"
+#include "cpu/views.h"
+#include "cpu/workspace.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -15,11 +18,6 @@ constexpr float kTrustedLse = 256;
 
 float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
   return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
-}
-
-float sink_at(const BackwardCall& call, int64_t h, int64_t r) {
-  const TensorView& sinks = *call.forward().sinks;
-  return static_cast<const float*>(sinks.data)[h * sinks.strides[0] + r * sinks.strides[1]];
 }
 
 class RowFinder {
@@ -60,9 +58,9 @@ class RowFinder {
     const int64_t value_dim = call_.problem().value_dim;
     float* out = at<float>(layout_.out);
     float* d_out = out + call_.v_stride;
-    call_.kernels().convert_rows(tensor_rows(call_.forward().out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, out,
+    call_.kernels().convert_rows(head_rows(call_.forward().out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, out,
                                  call_.v_stride);
-    call_.kernels().convert_rows(tensor_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
+    call_.kernels().convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
                                  call_.v_stride);
     double sum = 0;
     for (int64_t d = 0; d < value_dim; ++d) {
@@ -75,7 +73,7 @@ class RowFinder {
   void sum_scores() {
     const int64_t head_dim = call_.problem().head_dim;
     const int64_t kv_tile = call_.kernel.config().kv_tile;
-    call_.kernels().convert_rows(tensor_rows(call_.forward().q, b_, h_, q_begin_), rows_, head_dim, 1.0f,
+    call_.kernels().convert_rows(head_rows(call_.forward().q, b_, h_, q_begin_), rows_, head_dim, 1.0f,
                                  at<float>(layout_.q), head_dim);
     for (int64_t r = 0; r < rows_; ++r) {
       at<RowState>(layout_.state)[r] = {};
@@ -99,18 +97,15 @@ class RowFinder {
     float* s = at<float>(layout_.s);
     for (int64_t c = 0; c < columns; c += kernels.panel_width) {
       const int64_t keys = std::min<int64_t>(kernels.panel_width, columns - c);
-      const int64_t padded = whole_vectors(keys, kernels.lanes);
-      kernels.pack_transposed(tensor_rows(call_.forward().k, b_, h_ / call_.sizes.group(), kv_begin + c), keys,
-                              head_dim, at<float>(layout_.k), padded);
+      const int64_t padded = round_up(keys, kernels.lanes);
+      kernels.pack_transposed(head_rows(call_.forward().k, b_, h_ / call_.sizes.group(), kv_begin + c), keys, head_dim,
+                              at<float>(layout_.k), padded);
       kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), head_dim, at<float>(layout_.q), head_dim,
                        at<float>(layout_.k), s + c, layout_.s_stride, false);
     }
     float* maxima = at<float>(layout_.maxima);
-    const CompiledScore* score = call_.kernel.forward().score();
-    ScoreFunction function = nullptr;
-    if (score != nullptr) {
-      function = partial || (problem.score_mod && columns % kernels.lanes != 0) ? score->masked : score->unmasked;
-    }
+    const ScoreFunction function =
+        function_for_tile(call_.kernel.forward().score(), problem, partial, columns % kernels.lanes == 0);
     if (function == nullptr) {
       kernels.row_max(s, layout_.s_stride, rows_, columns, problem.scale, maxima);
     } else {
@@ -127,15 +122,15 @@ class RowFinder {
                                      .scale = problem.scale};
       function(&arguments);
     }
-    kernels.softmax(s, layout_.s_stride, rows_, whole_vectors(columns, kernels.lanes), maxima,
-                    at<RowState>(layout_.state), s, 0, 0);
+    kernels.softmax(s, layout_.s_stride, rows_, round_up(columns, kernels.lanes), maxima, at<RowState>(layout_.state),
+                    s, 0, 0);
   }
 
   void set_state(const RowState& state, RowGradient& row) {
     double maximum = state.max;
     bool any_nan = std::isnan(state.sum);
     for (int64_t r = 0; r < call_.problem().sinks; ++r) {
-      const double sink = sink_at(call_, h_, r);
+      const double sink = sink_at(*call_.forward().sinks, h_, r);
       any_nan |= std::isnan(sink);
       maximum = sink > maximum ? sink : maximum;
     }
@@ -150,7 +145,7 @@ class RowFinder {
     }
     double sum = state.max == -kInfinity ? 0.0 : state.sum * std::exp(exponent_base(state.max) - maximum);
     for (int64_t r = 0; r < call_.problem().sinks; ++r) {
-      sum += std::exp(sink_at(call_, h_, r) - maximum);
+      sum += std::exp(sink_at(*call_.forward().sinks, h_, r) - maximum);
     }
     row.shift = static_cast<float>(maximum);
     row.factor = static_cast<float>(1.0 / sum);
@@ -179,7 +174,7 @@ RowsLayout::RowsLayout(const BackwardCall& call) {
   state = counter.take(rows, sizeof(RowState));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   out = counter.take(2 * call.v_stride, sizeof(float));
-  bytes = counter.bytes;
+  bytes = counter.bytes();
 }
 
 void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
@@ -190,7 +185,7 @@ void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, 
 void store_sink_gradients(const BackwardCall& call, int64_t h) {
   const TensorView& gradient = *call.arguments.d_sinks;
   for (int64_t r = 0; r < call.problem().sinks; ++r) {
-    const double sink = sink_at(call, h, r);
+    const double sink = sink_at(*call.forward().sinks, h, r);
     double sum = 0;
     for (int64_t b = 0; b < call.sizes.batch; ++b) {
       for (int64_t q = 0; q < call.sizes.q_len; ++q) {

@@ -6,6 +6,9 @@
 #include "cpu/backward_call.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
+#include "cpu/views.h"
+#include "cpu/workspace.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -95,8 +98,8 @@ void ChunkRunner::pack_transposed(const TensorView& tensor, int64_t b, int64_t g
                                   int64_t depth, float* to) {
   for (int64_t c = 0; c < rows; c += kernels_.panel_width) {
     const int64_t keys = std::min<int64_t>(kernels_.panel_width, rows - c);
-    const int64_t padded = whole_vectors(keys, kernels_.lanes);
-    kernels_.pack_transposed(tensor_rows(tensor, b, g, row + c), keys, depth, to, padded);
+    const int64_t padded = round_up(keys, kernels_.lanes);
+    kernels_.pack_transposed(head_rows(tensor, b, g, row + c), keys, depth, to, padded);
     to += padded * depth;
   }
 }
@@ -124,15 +127,14 @@ void ChunkRunner::pack_keys(int64_t b, int64_t g) {
                     at<float>(layout_.kt) + first * problem_.head_dim);
     pack_transposed(call_.forward().v, b, g, kv_begin_ + first, columns, problem_.value_dim,
                     at<float>(layout_.vt) + first * problem_.value_dim);
-    keys_finite_[block] =
-        pack_panels(tensor_rows(call_.forward().k, b, g, kv_begin_ + first), columns, problem_.head_dim, d_panels_,
-                    d_panel_count_, 1.0f, at<float>(layout_.k) + first * call_.d_stride);
+    keys_finite_[block] = pack_panels(head_rows(call_.forward().k, b, g, kv_begin_ + first), columns, problem_.head_dim,
+                                      d_panels_, d_panel_count_, 1.0f, at<float>(layout_.k) + first * call_.d_stride);
   }
 }
 
 Operand ChunkRunner::load(const TensorView& tensor, int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t width,
                           const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at) {
-  const MatrixView from = tensor_rows(tensor, b, h, q_begin);
+  const MatrixView from = head_rows(tensor, b, h, q_begin);
   Operand operand{.panels = at<float>(panels_at), .rows = at<float>(panels_at), .stride = 0};
   operand.finite = pack_panels(from, rows, width, panels, panel_count, scale, operand.panels);
   operand.stride = panels[0].vectors * kernels_.lanes;
@@ -148,7 +150,7 @@ Operand ChunkRunner::load(const TensorView& tensor, int64_t b, int64_t h, int64_
 void ChunkRunner::multiply_keys(const Operand& a, int64_t rows, int64_t depth, const float* panels, int64_t columns,
                                 float* c) {
   for (int64_t first = 0; first < columns; first += kernels_.panel_width) {
-    const int64_t padded = whole_vectors(std::min<int64_t>(kernels_.panel_width, columns - first), kernels_.lanes);
+    const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, columns - first), kernels_.lanes);
     kernels_.multiply(rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows, a.stride, panels, c + first,
                       layout_.s_stride, false);
     panels += padded * depth;
@@ -165,14 +167,10 @@ void ChunkRunner::drop_out(float* tile, int64_t rows, int64_t block) {
 
 // s becomes p, and ds the gradient of the scaled dot products.
 void ChunkRunner::finish_scores(int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t block, bool partial) {
-  const CompiledGradient* compiled = call_.kernel.gradient();
   const int64_t columns = columns_of(block);
   const RowGradient* states = call_.rows + call_.row_index(b, h, q_begin);
-  GradientFunction function = nullptr;
-  if (compiled != nullptr) {
-    const bool whole = columns % kernels_.lanes == 0;
-    function = partial || (problem_.score_mod && !whole) ? compiled->masked : compiled->unmasked;
-  }
+  const GradientFunction function =
+      function_for_tile(call_.kernel.gradient(), problem_, partial, columns % kernels_.lanes == 0);
   if (function == nullptr) {
     kernels_.score_gradients(at<float>(layout_.s), at<float>(layout_.ds), layout_.s_stride, rows, columns,
                              problem_.scale, states);
@@ -343,7 +341,7 @@ void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
       if (call_.rows[call_.row_index(b, h, q)].empty == 0) {
         continue;
       }
-      kernels_.convert_rows(tensor_rows(call_.arguments.d_out, b, h, q), 1, problem_.value_dim, factor, row,
+      kernels_.convert_rows(head_rows(call_.arguments.d_out, b, h, q), 1, problem_.value_dim, factor, row,
                             call_.v_stride);
       for (int64_t j = 0; j < keys_; ++j) {
         if (call_.dropout.threshold > 0 && !keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
@@ -408,7 +406,7 @@ ChunkLayout::ChunkLayout(const BackwardCall& call) {
   dv = counter.take(config.kv_chunk * call.v_stride, sizeof(float));
   uniform = counter.take(call.v_stride, sizeof(float));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
-  bytes = counter.bytes;
+  bytes = counter.bytes();
 }
 
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/capture_view.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
+#include "cpu/views.h"
 #include "cpu/workspace.h"
 #include "plan/visits.h"
 #include "support/error.h"
@@ -21,17 +21,6 @@ constexpr double kInlineWork = 400'000;
 
 CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) {
   return {arguments.q.sizes[0], problem.q_heads, problem.kv_heads, arguments.q.sizes[2], kv_length(problem, arguments)};
-}
-
-// One workspace per thread and use: a thread that waits inside one call's parallel section may be given work of
-// another.
-Workspace& tile_workspace() {
-  thread_local Workspace workspace;
-  return workspace;
-}
-Workspace& call_workspace() {
-  thread_local Workspace workspace;
-  return workspace;
 }
 
 // The tasks of one call, taken one after the other by as many workers as there are threads.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/dropout.h"
+#include "cpu/views.h"
 #include "support/half.h"
 
 namespace flashlift::cpu {
@@ -18,10 +19,6 @@ struct RowFactors {
   double lse;
   bool empty = false;
 };
-
-float sink_at(const TensorView& sinks, int64_t h, int64_t r) {
-  return static_cast<const float*>(sinks.data)[h * sinks.strides[0] + r * sinks.strides[1]];
-}
 
 RowFactors row_factors(const ForwardCall& call, const FinishedRow& row) {
   const Problem& problem = call.kernel.problem();

@@ -7,6 +7,9 @@
 
 #include "cpu/forward_finish.h"
 #include "cpu/tile/pairs.h"
+#include "cpu/views.h"
+#include "cpu/workspace.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -18,14 +21,6 @@ constexpr int64_t kVisitRows = 48;
 constexpr int64_t kRunGroups = 2;
 // Up to so many rows (a tile has no fewer than its head group has, or many more) keys and values are not packed.
 constexpr int64_t kDirectRows = 8;
-
-int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-
-MatrixView rows_of(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
-  const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
-  return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
-          tensor.dtype, tensor.strides[2], tensor.strides[3]};
-}
 
 MatrixView row_of(const MatrixView& matrix, int64_t row) {
   const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
@@ -86,7 +81,7 @@ class TaskRunner {
         kept_(reinterpret_cast<uint8_t*>(workspace + layout.kept)),
         gathered_(workspace + layout.gathered),
         kv_tile_(call.kernel.config().kv_tile),
-        groups_((task.rows() + kVisitRows - 1) / kVisitRows),
+        groups_(divide_up(task.rows(), kVisitRows)),
         visits_(thread_visits()),
         panel_count_(value_panels(problem_.value_dim, kernels_, panels_)) {}
 
@@ -140,7 +135,7 @@ class TaskRunner {
 void TaskRunner::load_queries() {
   for (int64_t i = 0; i < task_.h_count; ++i) {
     const int64_t h = task_.h_begin + i;
-    const MatrixView queries = rows_of(call_.arguments.q, task_.b, h, task_.q_begin);
+    const MatrixView queries = head_rows(call_.arguments.q, task_.b, h, task_.q_begin);
     if (pairs_ != nullptr) {
       pairs_->convert_rows(queries, task_.q_count, problem_.head_dim, call_.kernel.query_scale(),
                            as_pairs(q_) + i * task_.q_count * layout_.q_stride, layout_.q_stride);
@@ -188,13 +183,13 @@ plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
 MatrixView TaskRunner::key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns) {
   const bool scattered = layout_.direct && tensor.strides[3] != 1;
   if (problem_.page_size == 0 && !scattered) {
-    return rows_of(tensor, task_.b, task_.g, kv_begin);
+    return head_rows(tensor, task_.b, task_.g, kv_begin);
   }
   const int64_t dim = tensor.sizes[3];
   const size_t element = size_in_bytes(tensor.dtype);
   for (int64_t c = 0; c < columns; ++c) {
     const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + c);
-    const MatrixView row = rows_of(tensor, place.batch, task_.g, place.row);
+    const MatrixView row = head_rows(tensor, place.batch, task_.g, place.row);
     std::byte* to = gathered_ + static_cast<size_t>(c * dim) * element;
     const auto* from = static_cast<const std::byte*>(row.data);
     if (row.column_stride == 1) {
@@ -265,13 +260,8 @@ bool TaskRunner::pack_value_pairs(MatrixView values, int64_t columns) {
 }
 
 void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
-  const CompiledScore* score = call_.kernel.score();
-  ScoreFunction function = nullptr;
-  if (score != nullptr) {
-    const bool whole = columns % kernels_.lanes == 0;
-    // On a full tile of a problem without score_mod nothing is left to apply.
-    function = partial || (problem_.score_mod && !whole) ? score->masked : score->unmasked;
-  }
+  const ScoreFunction function =
+      function_for_tile(call_.kernel.score(), problem_, partial, columns % kernels_.lanes == 0);
   if (function == nullptr) {
     kernels_.row_max(s_, kv_tile_, row_end - row_begin, columns, call_.kernel.score_scale(), maxima_ + row_begin);
     return;
@@ -422,8 +412,8 @@ void TaskRunner::prefetch(int64_t block, int64_t group_begin, int64_t group_end)
   const int64_t begin = first + columns * group_begin / groups_;
   const int64_t end = first + columns * group_end / groups_;
   if (begin < end) {
-    kernels_.prefetch(rows_of(call_.arguments.k, task_.b, task_.g, begin), end - begin, problem_.head_dim);
-    kernels_.prefetch(rows_of(call_.arguments.v, task_.b, task_.g, begin), end - begin, problem_.value_dim);
+    kernels_.prefetch(head_rows(call_.arguments.k, task_.b, task_.g, begin), end - begin, problem_.head_dim);
+    kernels_.prefetch(head_rows(call_.arguments.v, task_.b, task_.g, begin), end - begin, problem_.value_dim);
   }
 }
 
@@ -488,34 +478,30 @@ TileLayout::TileLayout(const Forward& kernel, int64_t rows) {
   const Problem& problem = kernel.problem();
   const int64_t kv_tile = kernel.config().kv_tile;
   o_stride = round_up(problem.value_dim, kernel.kernels().lanes);
-  bytes = 0;
-  const auto take = [&](int64_t count, size_t size) {
-    const size_t at = bytes;
-    bytes += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
-    return at;
-  };
+  LayoutCounter counter;
   direct = rows <= kDirectRows;
   const PairKernels* pairs = direct ? nullptr : kernel.pairs();
   q_stride = pairs == nullptr ? problem.head_dim : round_up(problem.head_dim, pairs->depth_multiple);
   const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
-  q = take(rows * q_stride, element);
-  k = take(kv_tile * q_stride, element);
-  v = take(kv_tile * o_stride, sizeof(float));
+  q = counter.take(rows * q_stride, element);
+  k = counter.take(kv_tile * q_stride, element);
+  v = counter.take(kv_tile * o_stride, sizeof(float));
   // finish() borrows the scores for one row of output.
-  s = take(std::max(std::min(rows, kVisitRows * kRunGroups) * kv_tile, o_stride), sizeof(float));
-  o = take(rows * o_stride, sizeof(float));
-  maxima = take(rows, sizeof(float));
-  state = take(rows, sizeof(RowState));
-  coordinates = take(rows, sizeof(RowCoordinates));
-  kept = take(std::min(rows, kVisitRows * kRunGroups) * kv_tile, 1);
-  gathered = take(problem.page_size > 0 || direct ? kv_tile * std::max(problem.head_dim, problem.value_dim) : 0,
-                  size_in_bytes(problem.dtype));
+  s = counter.take(std::max(std::min(rows, kVisitRows * kRunGroups) * kv_tile, o_stride), sizeof(float));
+  o = counter.take(rows * o_stride, sizeof(float));
+  maxima = counter.take(rows, sizeof(float));
+  state = counter.take(rows, sizeof(RowState));
+  coordinates = counter.take(rows, sizeof(RowCoordinates));
+  kept = counter.take(std::min(rows, kVisitRows * kRunGroups) * kv_tile, 1);
+  gathered = counter.take(problem.page_size > 0 || direct ? kv_tile * std::max(problem.head_dim, problem.value_dim) : 0,
+                          size_in_bytes(problem.dtype));
+  bytes = counter.bytes();
 }
 
 int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]) {
-  const int64_t vectors = round_up(value_dim, kernels.lanes) / kernels.lanes;
+  const int64_t vectors = divide_up(value_dim, kernels.lanes);
   const int64_t most = kernels.panel_width / kernels.lanes;
-  const int64_t count = (vectors + most - 1) / most;
+  const int64_t count = divide_up(vectors, most);
   int64_t begin = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t end = vectors * (i + 1) / count;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "support/rounding.h"
+
 namespace flashlift::cpu {
 namespace {
 
@@ -13,8 +15,6 @@ constexpr int64_t kSplitTasks = 32;
 constexpr int64_t kSplitMaxRows = 128;
 constexpr int64_t kSplitMinKeys = 512;
 
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-
 }  // namespace
 
 Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, int concurrency) : sizes_(sizes) {
@@ -24,19 +24,19 @@ Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, 
     return;
   }
   // Smaller tiles where there would be too few tasks to keep the threads evenly loaded.
-  const int64_t wanted = concurrency > 1 ? ceil_div(pairs * rows_per_pair, int64_t{4} * concurrency) : max_rows;
-  const int64_t rows = std::clamp(ceil_div(wanted, kMinRows) * kMinRows, kMinRows, max_rows);
+  const int64_t wanted = concurrency > 1 ? divide_up(pairs * rows_per_pair, int64_t{4} * concurrency) : max_rows;
+  const int64_t rows = std::clamp(round_up(wanted, kMinRows), kMinRows, max_rows);
   q_per_tile_ = std::min(sizes.q_len, rows);
   heads_per_tile_ = std::clamp<int64_t>(rows / sizes.q_len, 1, sizes.group());
-  head_tiles_ = ceil_div(sizes.group(), heads_per_tile_);
-  q_tiles_ = ceil_div(sizes.q_len, q_per_tile_);
+  head_tiles_ = divide_up(sizes.group(), heads_per_tile_);
+  q_tiles_ = divide_up(sizes.q_len, q_per_tile_);
 
   keys_per_split_ = std::max<int64_t>(sizes.kv_len, 1);
   if (rows_per_pair <= kSplitMaxRows) {
-    const int64_t wanted_splits = std::min(ceil_div(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
+    const int64_t wanted_splits = std::min(divide_up(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
     if (wanted_splits > 1) {
-      keys_per_split_ = ceil_div(ceil_div(sizes.kv_len, wanted_splits), kv_tile) * kv_tile;
-      splits_ = ceil_div(sizes.kv_len, keys_per_split_);
+      keys_per_split_ = round_up(divide_up(sizes.kv_len, wanted_splits), kv_tile);
+      splits_ = divide_up(sizes.kv_len, keys_per_split_);
     }
   }
   tasks_ = pairs * head_tiles_ * q_tiles_ * splits_;

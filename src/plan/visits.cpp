@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "score/intervals.h"
+#include "support/rounding.h"
 
 namespace flashlift::plan {
 namespace {
@@ -28,8 +29,6 @@ void append(std::vector<TileRun>& runs, const TileRun& run) {
     runs.push_back(run);
   }
 }
-
-int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace
 

@@ -14,18 +14,16 @@ namespace {
 
 using llvm::Value;
 
-// One of the two functions. The rows are the outer loop, vectors of keys the inner one.
+// One of the two functions.
 class ScoreEmitter : ProgramEmitter {
  public:
   using ProgramEmitter::ProgramEmitter;
   void emit(const char* name, bool masked);
 
  private:
-  void emit_row(bool masked);
+  Value* emit_row(Value* row_scores, bool masked);
   Value* emit_scores(bool masked);
   Value* reduce_max(Value* vector);
-
-  Value* row_scores_ = nullptr;
 };
 
 Value* ScoreEmitter::reduce_max(Value* vector) {
@@ -63,34 +61,23 @@ Value* ScoreEmitter::emit_scores(bool masked) {
   return ir_.CreateSelect(kept, result, llvm::ConstantFP::getInfinity(result->getType(), true));
 }
 
-void ScoreEmitter::emit_row(bool masked) {
-  for (ProgramState& state : programs_) {
-    emit_nodes(state, true);
-  }
+// Gives the row's maximum.
+Value* ScoreEmitter::emit_row(Value* row_scores, bool masked) {
+  llvm::FixedVectorType* vector = vector_of(ir_.getFloatTy());
   llvm::BasicBlock* before = ir_.GetInsertBlock();
-  llvm::BasicBlock* loop = block("keys");
-  llvm::BasicBlock* done = block("row_end");
-  ir_.CreateBr(loop);
-  ir_.SetInsertPoint(loop);
-
-  auto* vector = llvm::FixedVectorType::get(ir_.getFloatTy(), static_cast<unsigned>(lanes_));
-  llvm::PHINode* column = ir_.CreatePHI(ir_.getInt64Ty(), 2);
-  llvm::PHINode* maximum = ir_.CreatePHI(vector, 2);
-  column->addIncoming(ir_.getInt64(0), before);
-  maximum->addIncoming(llvm::ConstantFP::getInfinity(vector, true), before);
-  set_column(column);
-  Value* address = ir_.CreateGEP(ir_.getFloatTy(), row_scores_, column);
-  score_ = ir_.CreateFMul(ir_.CreateAlignedLoad(vector, address, llvm::Align(4)), scale_);
-
-  Value* scores = emit_scores(masked);
-  ir_.CreateAlignedStore(scores, address, llvm::Align(4));
-  Value* raised = ir_.CreateSelect(ir_.CreateFCmpOGT(scores, maximum), scores, maximum);
-  Value* next = ir_.CreateAdd(column, ir_.getInt64(static_cast<uint64_t>(lanes_)));
-  column->addIncoming(next, ir_.GetInsertBlock());
-  maximum->addIncoming(raised, ir_.GetInsertBlock());
-  ir_.CreateCondBr(ir_.CreateICmpSLT(next, columns_), loop, done);
-  ir_.SetInsertPoint(done);
-  score_ = raised;
+  Value* row_maximum = nullptr;
+  emit_loop("keys", columns_, lanes_, [&](Value* column) {
+    llvm::PHINode* maximum = ir_.CreatePHI(vector, 2);
+    maximum->addIncoming(llvm::ConstantFP::getInfinity(vector, true), before);
+    set_column(column);
+    Value* address = ir_.CreateGEP(ir_.getFloatTy(), row_scores, column);
+    score_ = ir_.CreateFMul(ir_.CreateAlignedLoad(vector, address, llvm::Align(4)), scale_);
+    Value* scores = emit_scores(masked);
+    ir_.CreateAlignedStore(scores, address, llvm::Align(4));
+    row_maximum = ir_.CreateSelect(ir_.CreateFCmpOGT(scores, maximum), scores, maximum);
+    maximum->addIncoming(row_maximum, ir_.GetInsertBlock());
+  });
+  return reduce_max(row_maximum);
 }
 
 void ScoreEmitter::emit(const char* name, bool masked) {
@@ -103,24 +90,11 @@ void ScoreEmitter::emit(const char* name, bool masked) {
   open_function(name);
   Value* scores = field(ir_.getPtrTy(), offsetof(ScoreArguments, s));
   Value* stride = field(ir_.getInt64Ty(), offsetof(ScoreArguments, s_stride));
-  Value* rows = field(ir_.getInt64Ty(), offsetof(ScoreArguments, rows));
   Value* maxima = field(ir_.getPtrTy(), offsetof(ScoreArguments, maxima));
-  llvm::BasicBlock* entry = ir_.GetInsertBlock();
-  llvm::BasicBlock* loop = block("rows");
-  llvm::BasicBlock* done = block("done");
-  ir_.CreateBr(loop);  // called with one row or more
-  ir_.SetInsertPoint(loop);
-  llvm::PHINode* row = ir_.CreatePHI(ir_.getInt64Ty(), 2);
-  row->addIncoming(ir_.getInt64(0), entry);
-  set_row(row);
-  row_scores_ = ir_.CreateGEP(ir_.getFloatTy(), scores, ir_.CreateMul(row, stride));
-
-  emit_row(masked);
-  ir_.CreateStore(reduce_max(score_), ir_.CreateGEP(ir_.getFloatTy(), maxima, row));
-  Value* next = ir_.CreateAdd(row, ir_.getInt64(1));
-  row->addIncoming(next, ir_.GetInsertBlock());
-  ir_.CreateCondBr(ir_.CreateICmpSLT(next, rows), loop, done);
-  ir_.SetInsertPoint(done);
+  emit_rows([&](Value* row) {
+    Value* maximum = emit_row(ir_.CreateGEP(ir_.getFloatTy(), scores, ir_.CreateMul(row, stride)), masked);
+    ir_.CreateStore(maximum, ir_.CreateGEP(ir_.getFloatTy(), maxima, row));
+  });
   ir_.CreateRetVoid();
 }
 

@@ -119,28 +119,16 @@ void GradientEmitter::emit_vector(bool masked) {
 }
 
 void GradientEmitter::emit_row(bool masked, Value* row) {
-  for (ProgramState& state : programs_) {
-    emit_nodes(state, true);
-  }
   shift_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, shift));
   factor_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, factor));
   delta_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, delta));
   for (const RowSum& sum : row_sums_) {
     ir_.CreateStore(llvm::Constant::getNullValue(vector_of(ir_.getFloatTy())), sum.lanes);
   }
-  llvm::BasicBlock* before = ir_.GetInsertBlock();
-  llvm::BasicBlock* loop = block("keys");
-  llvm::BasicBlock* done = block("row_end");
-  ir_.CreateBr(loop);
-  ir_.SetInsertPoint(loop);
-  llvm::PHINode* column = ir_.CreatePHI(ir_.getInt64Ty(), 2);
-  column->addIncoming(ir_.getInt64(0), before);
-  set_column(column);
-  emit_vector(masked);
-  Value* next = ir_.CreateAdd(column, ir_.getInt64(static_cast<uint64_t>(lanes_)));
-  column->addIncoming(next, ir_.GetInsertBlock());
-  ir_.CreateCondBr(ir_.CreateICmpSLT(next, columns_), loop, done);
-  ir_.SetInsertPoint(done);
+  emit_loop("keys", columns_, lanes_, [&](Value* column) {
+    set_column(column);
+    emit_vector(masked);
+  });
   add_row_sums();
 }
 
@@ -169,22 +157,11 @@ void GradientEmitter::emit(const char* name, bool masked) {
   Value* p = field(ir_.getPtrTy(), offsetof(ScoreArguments, s));
   Value* ds = field(ir_.getPtrTy(), offsetof(GradientArguments, ds));
   Value* stride = field(ir_.getInt64Ty(), offsetof(ScoreArguments, s_stride));
-  Value* rows = field(ir_.getInt64Ty(), offsetof(ScoreArguments, rows));
-  llvm::BasicBlock* entry = ir_.GetInsertBlock();
-  llvm::BasicBlock* loop = block("rows");
-  llvm::BasicBlock* done = block("done");
-  ir_.CreateBr(loop);  // called with one row or more
-  ir_.SetInsertPoint(loop);
-  llvm::PHINode* row = ir_.CreatePHI(ir_.getInt64Ty(), 2);
-  row->addIncoming(ir_.getInt64(0), entry);
-  set_row(row);
-  row_p_ = ir_.CreateGEP(ir_.getFloatTy(), p, ir_.CreateMul(row, stride));
-  row_ds_ = ir_.CreateGEP(ir_.getFloatTy(), ds, ir_.CreateMul(row, stride));
-  emit_row(masked, row);
-  Value* next = ir_.CreateAdd(row, ir_.getInt64(1));
-  row->addIncoming(next, ir_.GetInsertBlock());
-  ir_.CreateCondBr(ir_.CreateICmpSLT(next, rows), loop, done);
-  ir_.SetInsertPoint(done);
+  emit_rows([&](Value* row) {
+    row_p_ = ir_.CreateGEP(ir_.getFloatTy(), p, ir_.CreateMul(row, stride));
+    row_ds_ = ir_.CreateGEP(ir_.getFloatTy(), ds, ir_.CreateMul(row, stride));
+    emit_row(masked, row);
+  });
   ir_.CreateRetVoid();
 }
 

@@ -4,10 +4,12 @@
 #include <llvm/IR/IRBuilder.h>
 #include <llvm/IR/Module.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "cpu/jit/load_emitter.h"
 #include "cpu/jit/op_emitter.h"
+#include "cpu/jit/score_function.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cpu {
@@ -41,6 +43,36 @@ class ProgramEmitter {
   llvm::BasicBlock* block(const char* name) { return llvm::BasicBlock::Create(module_.getContext(), name, function_); }
   llvm::FixedVectorType* vector_of(llvm::Type* type) {
     return llvm::FixedVectorType::get(type, static_cast<unsigned>(lanes_));
+  }
+
+  // Emits a loop of body(i) for i = 0, step, 2 step, ... below `end`, at least once. The body may add values of its own
+  // that it carries from one time to the next, by PHI nodes before anything else.
+  template <typename Body>
+  void emit_loop(const char* name, llvm::Value* end, int step, const Body& body) {
+    llvm::BasicBlock* before = ir_.GetInsertBlock();
+    llvm::BasicBlock* loop = block(name);
+    ir_.CreateBr(loop);
+    ir_.SetInsertPoint(loop);
+    llvm::PHINode* i = ir_.CreatePHI(ir_.getInt64Ty(), 2);
+    i->addIncoming(ir_.getInt64(0), before);
+    body(i);
+    llvm::Value* next = ir_.CreateAdd(i, ir_.getInt64(static_cast<uint64_t>(step)));
+    i->addIncoming(next, ir_.GetInsertBlock());
+    llvm::BasicBlock* done = block("done");
+    ir_.CreateCondBr(ir_.CreateICmpSLT(next, end), loop, done);
+    ir_.SetInsertPoint(done);
+  }
+  // The loop over the rows, with each row's coordinates and what depends on them alone.
+  template <typename Body>
+  void emit_rows(const Body& body) {
+    llvm::Value* rows = field(ir_.getInt64Ty(), offsetof(ScoreArguments, rows));
+    emit_loop("rows", rows, 1, [&](llvm::Value* row) {
+      set_row(row);
+      for (ProgramState& state : programs_) {
+        emit_nodes(state, true);
+      }
+      body(row);
+    });
   }
 
   // Begins a function of one argument, a pointer to something that begins with ScoreArguments.

@@ -72,6 +72,17 @@ class CompiledGradient {
   GradientFunction unmasked = nullptr;  // as CompiledScore::unmasked
 };
 
+// Which function of a CompiledScore or CompiledGradient a tile needs, whose columns are whole vectors or not. Null if
+// none: without programs, and on a full tile of a problem that only masks.
+template <typename Compiled>
+auto function_for_tile(const Compiled* compiled, const Problem& problem, bool partial, bool whole) {
+  using Function = decltype(compiled->masked);
+  if (compiled == nullptr) {
+    return Function{nullptr};
+  }
+  return partial || (problem.score_mod && !whole) ? compiled->masked : compiled->unmasked;
+}
+
 // For a verified problem with a program; wants_gradient is in the order of Problem::captures.
 Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
                                                                  const std::vector<bool>& wants_gradient);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "support/error.h"
+#include "support/rounding.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -12,16 +13,14 @@ constexpr int64_t kHopperBookkeeping = 1024;    // barriers and the like
 constexpr int kHopperStages = 2;
 constexpr int64_t kPortableSharedBytes = 101376;  // of sm_86, 89 and 120; sm_80, 90 and 100 have more
 
-int round_up(int64_t value, int multiple) { return static_cast<int>((value + multiple - 1) / multiple * multiple); }
-
 ForwardConfig common_config(const Problem& problem) {
   ForwardConfig config;
   config.dtype = problem.dtype;
   config.out_dtype = problem.out_dtype;
   config.head_dim = static_cast<int>(problem.head_dim);
   config.value_dim = static_cast<int>(problem.value_dim);
-  config.head_dim_padded = round_up(problem.head_dim, 16);
-  config.value_dim_padded = round_up(problem.value_dim, 32);
+  config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, 16));
+  config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, 32));
   // Without a score_mod the scale is folded into the softmax, which then takes its maximum over unscaled scores.
   // f32 scores are scaled first, so that nothing is lost in the exponent.
   config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;

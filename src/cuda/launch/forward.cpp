@@ -9,6 +9,7 @@
 #include "cuda/launch/stream_memory.h"
 #include "cuda/launch/tensor_map.h"
 #include "support/error.h"
+#include "support/rounding.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -19,8 +20,6 @@ constexpr int64_t kBoundsEntryBytes = 2 * sizeof(int64_t);
 Strides strides_of(const TensorView& view) {
   return {view.strides[0], view.strides[1], view.strides[2], view.strides[3]};
 }
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal
 // size, since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
@@ -35,8 +34,8 @@ int heads_per_section(const ForwardParams& params, const ForwardConfig& config, 
       int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t groups = int64_t{params.batch} * params.kv_heads;
   const int64_t fitting = std::max<int64_t>(l2_bytes / std::max<int64_t>(bytes, 1), 1);
-  const int64_t sections = ceil_div(groups, fitting);
-  return static_cast<int>(ceil_div(groups, sections) * params.group);
+  const int64_t sections = divide_up(groups, fitting);
+  return static_cast<int>(divide_up(groups, sections) * params.group);
 }
 
 // Rows that 16-byte copies can read.
@@ -54,7 +53,7 @@ int64_t block_count(const TensorView& view) {
   for (int d = 0; d + 1 < view.rank; ++d) {
     rows *= view.sizes[d];
   }
-  return rows * ceil_div(view.sizes[view.rank - 1], kCaptureBlock);
+  return rows * divide_up(view.sizes[view.rank - 1], kCaptureBlock);
 }
 
 Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
@@ -152,7 +151,7 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   params.q_len = static_cast<int>(arguments.q.sizes[2]);
   params.kv_len = static_cast<int>(arguments.k.sizes[2]);
   params.sinks_per_head = static_cast<int>(problem.sinks);
-  params.q_tiles = static_cast<int>(ceil_div(params.q_len, config.q_tile));
+  params.q_tiles = static_cast<int>(divide_up(params.q_len, config.q_tile));
   const int64_t total = int64_t{params.q_tiles} * params.batch * params.q_heads;
   if (total > INT32_MAX / 2) {
     return unsupported("{} query tiles are more than one launch numbers; split the batch", total);
@@ -206,7 +205,7 @@ Status Forward::State::compute_bounds(const AttentionArguments& arguments, Forwa
     CaptureArgument& capture = params.captures[bounded[i]];
     void* parameters[] = {&capture, &bounds, &blocks};
     const auto grid = static_cast<unsigned>(
-        std::clamp<int64_t>(ceil_div(blocks, kBoundsThreads / 32), 1, 4 * int64_t{device.multiprocessors}));
+        std::clamp<int64_t>(divide_up(blocks, kBoundsThreads / 32), 1, 4 * int64_t{device.multiprocessors}));
     FLASHLIFT_RETURN_IF_ERROR(driver.check(
         driver.cuLaunchKernel(bounds_kernels[i], grid, 1, 1, kBoundsThreads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel"));

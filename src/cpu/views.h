@@ -1,4 +1,4 @@
-// Captured tensors as compiled code reads them.
+// Tensors as the kernels read them.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +19,17 @@ inline CaptureView capture_view(const TensorView& tensor) {
     std::fill_n(view.strides, kMaxRank, int64_t{0});
   }
   return view;
+}
+
+// The rows of one head from `row` on.
+inline MatrixView head_rows(const TensorView& tensor, int64_t b, int64_t h, int64_t row) {
+  const int64_t offset = b * tensor.strides[0] + h * tensor.strides[1] + row * tensor.strides[2];
+  return {static_cast<const std::byte*>(tensor.data) + offset * static_cast<int64_t>(size_in_bytes(tensor.dtype)),
+          tensor.dtype, tensor.strides[2], tensor.strides[3]};
+}
+
+inline float sink_at(const TensorView& sinks, int64_t h, int64_t r) {
+  return static_cast<const float*>(sinks.data)[h * sinks.strides[0] + r * sinks.strides[1]];
 }
 
 }  // namespace flashlift::cpu
