@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "cpu/backward.h"
+#include "cpu/call_memory.h"
 #include "cpu/partition.h"
 #include "plan/visits.h"
 
@@ -37,7 +38,7 @@ struct RowsLayout {
   size_t bytes;
 };
 void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
-               std::byte* workspace);
+               const WorkerMemory& memory);
 // The sinks' gradients of one head.
 void store_sink_gradients(const BackwardCall& call, int64_t h);
 
@@ -50,6 +51,9 @@ struct Progress {
   int64_t stride;                // between two chunks
 };
 
+// Tiles of keys in a chunk, each with its own visited query tiles.
+inline constexpr int64_t kMaxBlocks = BackwardConfig{}.kv_chunk / BackwardConfig{}.kv_tile;
+
 struct ChunkLayout {
   explicit ChunkLayout(const BackwardCall& call);
   size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, dk, dv, uniform, coordinates;
@@ -60,6 +64,6 @@ struct ChunkLayout {
 // Keys [chunk * kv_chunk, ...) of the key-value heads [pair_begin, pair_end), counted over batches, one after the
 // other. `gradients` are where captured tensors' gradients are added.
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
-               const CaptureView* gradients, const ChunkLayout& layout, std::byte* workspace);
+               const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory);
 
 }  // namespace flashlift::cpu

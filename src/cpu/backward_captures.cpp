@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
-#include "support/error.h"
 #include "support/half.h"
 
 namespace flashlift::cpu {
@@ -82,24 +80,18 @@ bool CaptureGradients::each_element_has_one_key(const CallSizes& sizes) const {
   return true;
 }
 
-Status CaptureGradients::allocate() {
-  if (mode_ == Mode::kNone) {
-    return {};
-  }
-  const auto count = static_cast<size_t>(floats_);
+void CaptureGradients::place(std::byte* memory) {
   if (is_private()) {
-    sums_.reset(new (std::nothrow) double[count]());
+    sums_ = reinterpret_cast<double*>(memory);
+    std::fill_n(sums_, floats_, 0.0);
   } else {
-    shared_.reset(new (std::nothrow) float[count]());
+    shared_ = reinterpret_cast<float*>(memory);
+    std::fill_n(shared_, floats_, 0.0f);
   }
-  if (sums_ == nullptr && shared_ == nullptr) {
-    return internal_error("no memory for the gradients of captured tensors, {} elements", floats_);
-  }
-  return {};
 }
 
 void CaptureGradients::begin_task(float* own, std::span<CaptureView> views) {
-  float* base = is_private() ? own : shared_.get();
+  float* base = is_private() ? own : shared_;
   if (is_private()) {
     std::memset(own, 0, static_cast<size_t>(floats_) * sizeof(float));
   }

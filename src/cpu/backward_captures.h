@@ -1,7 +1,7 @@
 // Sums of the gradients of captured tensors, in an order that the problem fixes.
 #pragma once
 
-#include <memory>
+#include <cstddef>
 #include <span>
 
 #include "cpu/jit/score_function.h"
@@ -23,8 +23,9 @@ class CaptureGradients {
   bool is_private() const { return mode_ == Mode::kPrivate; }
   // Floats of a task's own buffer; 0 if it has none.
   int64_t task_floats() const { return is_private() ? floats_ : 0; }
-  // Errors: no memory for the sums.
-  Status allocate();
+  // Bytes that the sums of all tasks take, and where they are: memory that outlives the call, cleared here.
+  size_t bytes() const { return static_cast<size_t>(floats_) * (is_private() ? sizeof(double) : sizeof(float)); }
+  void place(std::byte* memory);
 
   // Where a task adds: `own` is its buffer, which is cleared here, or null. `views` has room for every capture.
   void begin_task(float* own, std::span<CaptureView> views);
@@ -41,8 +42,8 @@ class CaptureGradients {
   Mode mode_ = Mode::kNone;
   int64_t floats_ = 0;
   int64_t offsets_[2 * kMaxCaptures] = {};
-  std::unique_ptr<double[]> sums_;  // kPrivate
-  std::unique_ptr<float[]> shared_;
+  double* sums_ = nullptr;  // kPrivate
+  float* shared_ = nullptr;
 };
 
 }  // namespace flashlift::cpu

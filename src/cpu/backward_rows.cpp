@@ -4,7 +4,6 @@
 
 #include "cpu/backward_call.h"
 #include "cpu/views.h"
-#include "cpu/workspace.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -23,10 +22,10 @@ float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
 class RowFinder {
  public:
   RowFinder(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
-            std::byte* workspace)
+            const WorkerMemory& memory)
       : call_(call),
         layout_(layout),
-        workspace_(workspace),
+        memory_(memory),
         b_(b),
         h_(h),
         q_begin_(q_begin),
@@ -51,7 +50,7 @@ class RowFinder {
  private:
   template <typename T>
   T* at(size_t offset) {
-    return reinterpret_cast<T*>(workspace_ + offset);
+    return reinterpret_cast<T*>(memory_.tiles + offset);
   }
 
   double delta(int64_t r) {
@@ -80,7 +79,7 @@ class RowFinder {
       at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b_), static_cast<int32_t>(h_),
                                                     static_cast<int32_t>(q_begin_ + r)};
     }
-    thread_local plan::VisitRow visits;
+    plan::VisitRow& visits = memory_.visits[0];
     call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
     for (const plan::TileRun& run : visits.runs) {
       for (int64_t block = run.begin; block < run.end; ++block) {
@@ -153,7 +152,7 @@ class RowFinder {
 
   const BackwardCall& call_;
   const RowsLayout& layout_;
-  std::byte* workspace_;
+  const WorkerMemory& memory_;
   int64_t b_;
   int64_t h_;
   int64_t q_begin_;
@@ -178,8 +177,8 @@ RowsLayout::RowsLayout(const BackwardCall& call) {
 }
 
 void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
-               std::byte* workspace) {
-  RowFinder(call, b, h, q_begin, layout, workspace).run();
+               const WorkerMemory& memory) {
+  RowFinder(call, b, h, q_begin, layout, memory).run();
 }
 
 void store_sink_gradients(const BackwardCall& call, int64_t h) {

@@ -7,7 +7,6 @@
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/views.h"
-#include "cpu/workspace.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -15,7 +14,6 @@ namespace {
 
 // Gaps between the rows of the scores: without them, rows read down a column would share a few cache sets.
 constexpr int64_t kRowGap = 16;
-constexpr int64_t kMaxBlocks = BackwardConfig{}.kv_chunk / BackwardConfig{}.kv_tile;
 
 // A panelled matrix as the product's second operand, and as its first: rows of `stride` floats.
 struct Operand {
@@ -28,13 +26,13 @@ struct Operand {
 class ChunkRunner {
  public:
   ChunkRunner(const BackwardCall& call, int64_t chunk, const Progress& progress, const CaptureView* gradients,
-              const ChunkLayout& layout, std::byte* workspace)
+              const ChunkLayout& layout, const WorkerMemory& memory)
       : call_(call),
         problem_(call.problem()),
         kernels_(call.kernels()),
         config_(call.kernel.config()),
         layout_(layout),
-        workspace_(workspace),
+        memory_(memory),
         chunk_(chunk),
         kv_begin_(chunk * config_.kv_chunk),
         keys_(std::min(config_.kv_chunk, call.sizes.kv_len - kv_begin_)),
@@ -49,7 +47,7 @@ class ChunkRunner {
  private:
   template <typename T>
   T* at(size_t offset) {
-    return reinterpret_cast<T*>(workspace_ + offset);
+    return reinterpret_cast<T*>(memory_.tiles + offset);
   }
   int64_t columns_of(int64_t block) const { return std::min(config_.kv_tile, keys_ - block * config_.kv_tile); }
 
@@ -78,7 +76,7 @@ class ChunkRunner {
   const TileKernels& kernels_;
   const BackwardConfig& config_;
   const ChunkLayout& layout_;
-  std::byte* workspace_;
+  const WorkerMemory& memory_;
   int64_t chunk_;
   int64_t kv_begin_;
   int64_t keys_;
@@ -302,7 +300,7 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
 
 // Query tiles in rising order, each against all blocks of the chunk that it sees.
 void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
-  thread_local plan::VisitRow visits[kMaxBlocks];
+  const std::span<plan::VisitRow> visits = memory_.visits;
   size_t next[kMaxBlocks] = {};
   for (int64_t block = 0; block < blocks_; ++block) {
     const int64_t first = kv_begin_ + block * config_.kv_tile;
@@ -410,8 +408,8 @@ ChunkLayout::ChunkLayout(const BackwardCall& call) {
 }
 
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
-               const CaptureView* gradients, const ChunkLayout& layout, std::byte* workspace) {
-  ChunkRunner runner(call, chunk, progress, gradients, layout, workspace);
+               const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory) {
+  ChunkRunner runner(call, chunk, progress, gradients, layout, memory);
   const int64_t positions = call.sizes.group() * divide_up(call.sizes.q_len, call.kernel.config().q_tile);
   for (int64_t pair = pair_begin; pair < pair_end; ++pair) {
     runner.run_pair(pair / call.sizes.kv_heads, pair % call.sizes.kv_heads, (pair - pair_begin) * positions);

@@ -5,13 +5,14 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/call_memory.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
 #include "cpu/views.h"
-#include "cpu/workspace.h"
 #include "plan/visits.h"
 #include "support/error.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -26,56 +27,43 @@ CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) 
 // The tasks of one call, taken one after the other by as many workers as there are threads.
 class Work {
  public:
-  Work(const ForwardCall& call, const Partition& partition, float* partials)
+  Work(const ForwardCall& call, const Partition& partition, const TileLayout& layout, float* partials)
       : call_(call),
         partition_(partition),
-        layout_(call.kernel, partition.tile_rows()),
+        layout_(layout),
         task_stride_(partition.tile_rows() * partial_stride(layout_.o_stride)),
         partials_(partials) {}
 
-  static int64_t partial_floats(const Forward& kernel, const Partition& partition) {
-    const TileLayout layout(kernel, partition.tile_rows());
-    return partition.splits() > 1 ? partition.tasks() * partition.tile_rows() * partial_stride(layout.o_stride) : 0;
+  static size_t partial_bytes(const TileLayout& layout, const Partition& partition) {
+    const int64_t rows = partition.splits() > 1 ? partition.tasks() * partition.tile_rows() : 0;
+    return static_cast<size_t>(rows * partial_stride(layout.o_stride)) * sizeof(float);
   }
 
-  void work() {
-    std::byte* workspace = tile_workspace().reserve(layout_.bytes);
-    if (workspace == nullptr) {
-      out_of_memory_.store(true, std::memory_order_relaxed);
-      return;
-    }
+  void work(const WorkerMemory& memory) {
     for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < partition_.tasks();
          i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (partials_ != nullptr) {
-        run_split(call_, partition_.task(i), layout_, workspace, partials_ + i * task_stride_);
+        run_split(call_, partition_.task(i), layout_, memory, partials_ + i * task_stride_);
       } else {
-        run_task(call_, partition_.task(i), layout_, workspace);
+        run_task(call_, partition_.task(i), layout_, memory);
       }
     }
   }
 
-  void combine() {
-    std::byte* workspace = tile_workspace().reserve(layout_.bytes);
-    if (workspace == nullptr) {
-      out_of_memory_.store(true, std::memory_order_relaxed);
-      return;
-    }
+  void combine(const WorkerMemory& memory) {
     for (int64_t i = 0; i < partition_.tasks(); i += partition_.splits()) {
       combine_splits(call_, partition_.task(i), partials_ + i * task_stride_, task_stride_, partition_.splits(),
-                     layout_, workspace);
+                     layout_, memory);
     }
   }
-
-  bool out_of_memory() const { return out_of_memory_.load(std::memory_order_relaxed); }
 
  private:
   const ForwardCall& call_;
   const Partition& partition_;
-  const TileLayout layout_;
+  const TileLayout& layout_;
   const int64_t task_stride_;
   float* partials_;
   std::atomic<int64_t> next_{0};
-  std::atomic<bool> out_of_memory_{false};
 };
 
 }  // namespace
@@ -96,9 +84,10 @@ Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kern
 Status Forward::run(const AttentionArguments& arguments, const Parallel& parallel) const {
   const CallSizes sizes = sizes_of(problem_, arguments);
   // In floating point: broadcast tensors may have sizes whose product is beyond any integer.
-  const double work = static_cast<double>(sizes.batch * sizes.q_heads) * static_cast<double>(sizes.q_len) *
-                      static_cast<double>(sizes.kv_len) * static_cast<double>(problem_.head_dim + problem_.value_dim);
-  const int concurrency = work < kInlineWork ? 1 : std::max(1, parallel.concurrency);
+  const double multiply_adds = static_cast<double>(sizes.batch * sizes.q_heads) * static_cast<double>(sizes.q_len) *
+                               static_cast<double>(sizes.kv_len) *
+                               static_cast<double>(problem_.head_dim + problem_.value_dim);
+  const int concurrency = multiply_adds < kInlineWork ? 1 : std::max(1, parallel.concurrency);
   const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
   if (partition.tasks() == 0) {
     return {};
@@ -107,27 +96,26 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
   for (size_t i = 0; i < arguments.captures.size(); ++i) {
     captures[i] = capture_view(arguments.captures[i]);
   }
-  const plan::Visits visits(problem_, sizes.batch, sizes.q_len, sizes.kv_len, arguments.captures);
-  const ForwardCall call{*this, arguments, sizes, visits, captures, dropout_of(problem_, arguments.dropout_seed)};
-  float* partials = nullptr;
-  if (const int64_t floats = Work::partial_floats(*this, partition); floats > 0) {
-    partials = reinterpret_cast<float*>(call_workspace().reserve(static_cast<size_t>(floats) * sizeof(float)));
-    if (partials == nullptr) {
-      return internal_error("no memory for {} bytes of partial results", floats * 4);
-    }
-  }
-  Work shared(call, partition, partials);
+  const TileLayout layout(*this, partition.tile_rows());
   const int64_t workers = std::min<int64_t>(concurrency, partition.tasks());
+  CallLease memory;
+  memory->visits.bind(problem_, sizes.batch, sizes.q_len, sizes.kv_len, arguments.captures);
+  FLASHLIFT_RETURN_IF_ERROR(memory->reserve({.shared = Work::partial_bytes(layout, partition),
+                                             .workers = workers,
+                                             .tiles = layout.bytes,
+                                             .visits = kMaxVisitGroups,
+                                             .visited = divide_up(sizes.kv_len, config_.kv_tile)}));
+  const ForwardCall call{*this,          arguments, sizes,
+                         memory->visits, captures,  dropout_of(problem_, arguments.dropout_seed)};
+  float* partials = partition.splits() > 1 ? reinterpret_cast<float*>(memory->shared()) : nullptr;
+  Work work(call, partition, layout, partials);
   if (workers == 1) {
-    shared.work();
+    work.work(memory->worker(0));
   } else {
-    parallel.run(workers, [&shared](int64_t) { shared.work(); });
+    parallel.run(workers, [&work, &memory](int64_t i) { work.work(memory->worker(i)); });
   }
   if (partials != nullptr) {
-    shared.combine();
-  }
-  if (shared.out_of_memory()) {
-    return internal_error("no memory for a thread's tiles; the output is incomplete");
+    work.combine(memory->worker(0));
   }
   return {};
 }
@@ -140,7 +128,7 @@ int64_t Forward::workspace_bytes(int concurrency) const {
   }
   const TileLayout layout(*this, partition.tile_rows());
   return static_cast<int64_t>(layout.bytes) * std::min<int64_t>(concurrency, partition.tasks()) +
-         Work::partial_floats(*this, partition) * static_cast<int64_t>(sizeof(float));
+         static_cast<int64_t>(Work::partial_bytes(layout, partition));
 }
 
 std::string Forward::describe() const {

@@ -8,14 +8,11 @@
 #include "cpu/forward_finish.h"
 #include "cpu/tile/pairs.h"
 #include "cpu/views.h"
-#include "cpu/workspace.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
 
-// Rows that are judged skipped, full or partial together: a multiple of the rows of every micro-kernel.
-constexpr int64_t kVisitRows = 48;
 // Groups of them that go through both products and the softmax together. More would push the scores out of the
 // first-level cache, fewer would read the packed keys and values from the second level more often.
 constexpr int64_t kRunGroups = 2;
@@ -25,18 +22,6 @@ constexpr int64_t kDirectRows = 8;
 MatrixView row_of(const MatrixView& matrix, int64_t row) {
   const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
   return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};
-}
-
-// The visited blocks of each group of rows, kept by the thread so that asking allocates nothing once warm.
-struct TaskVisits {
-  static constexpr int64_t kMaxGroups = ForwardConfig{}.q_tile / kVisitRows;
-  plan::VisitRow rows[kMaxGroups];
-  size_t next_run[kMaxGroups];
-};
-
-TaskVisits& thread_visits() {
-  thread_local TaskVisits visits;
-  return visits;
 }
 
 Bf16* as_pairs(float* buffer) { return reinterpret_cast<Bf16*>(buffer); }
@@ -63,26 +48,26 @@ class PairSection {
 
 class TaskRunner {
  public:
-  TaskRunner(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace)
+  TaskRunner(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory)
       : call_(call),
         problem_(call.kernel.problem()),
         kernels_(call.kernel.kernels()),
         pairs_(layout.direct ? nullptr : call.kernel.pairs()),
         task_(task),
         layout_(layout),
-        q_(reinterpret_cast<float*>(workspace + layout.q)),
-        k_(reinterpret_cast<float*>(workspace + layout.k)),
-        v_(reinterpret_cast<float*>(workspace + layout.v)),
-        s_(reinterpret_cast<float*>(workspace + layout.s)),
-        o_(reinterpret_cast<float*>(workspace + layout.o)),
-        maxima_(reinterpret_cast<float*>(workspace + layout.maxima)),
-        state_(reinterpret_cast<RowState*>(workspace + layout.state)),
-        coordinates_(reinterpret_cast<RowCoordinates*>(workspace + layout.coordinates)),
-        kept_(reinterpret_cast<uint8_t*>(workspace + layout.kept)),
-        gathered_(workspace + layout.gathered),
+        q_(reinterpret_cast<float*>(memory.tiles + layout.q)),
+        k_(reinterpret_cast<float*>(memory.tiles + layout.k)),
+        v_(reinterpret_cast<float*>(memory.tiles + layout.v)),
+        s_(reinterpret_cast<float*>(memory.tiles + layout.s)),
+        o_(reinterpret_cast<float*>(memory.tiles + layout.o)),
+        maxima_(reinterpret_cast<float*>(memory.tiles + layout.maxima)),
+        state_(reinterpret_cast<RowState*>(memory.tiles + layout.state)),
+        coordinates_(reinterpret_cast<RowCoordinates*>(memory.tiles + layout.coordinates)),
+        kept_(reinterpret_cast<uint8_t*>(memory.tiles + layout.kept)),
+        gathered_(memory.tiles + layout.gathered),
         kv_tile_(call.kernel.config().kv_tile),
         groups_(divide_up(task.rows(), kVisitRows)),
-        visits_(thread_visits()),
+        visits_(memory.visits.data()),
         panel_count_(value_panels(problem_.value_dim, kernels_, panels_)) {}
 
   void run();
@@ -126,7 +111,8 @@ class TaskRunner {
   std::byte* gathered_;
   int64_t kv_tile_;
   int64_t groups_;
-  TaskVisits& visits_;
+  plan::VisitRow* visits_;  // of each group of rows
+  size_t next_run_[kMaxVisitGroups] = {};
   Panel panels_[32];
   int panel_count_;
   bool values_finite_ = true;
@@ -163,15 +149,14 @@ void TaskRunner::find_visits() {
     const int64_t q_first = one_head ? row_begin % task_.q_count : 0;
     const int64_t q_last = one_head ? row_last % task_.q_count : task_.q_count - 1;
     call_.visits.row(task_.b, task_.h_begin + first_head, task_.h_begin + last_head + 1, task_.q_begin + q_first,
-                     task_.q_begin + q_last + 1, kv_tile_, visits_.rows[i]);
-    visits_.next_run[i] = 0;
+                     task_.q_begin + q_last + 1, kv_tile_, visits_[i]);
   }
 }
 
 // Blocks are asked for in rising order.
 plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
-  const std::vector<plan::TileRun>& runs = visits_.rows[group].runs;
-  size_t& next = visits_.next_run[group];
+  const std::vector<plan::TileRun>& runs = visits_[group].runs;
+  size_t& next = next_run_[group];
   while (next < runs.size() && runs[next].end <= block) {
     ++next;
   }
@@ -511,23 +496,23 @@ int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[
   return static_cast<int>(count);
 }
 
-void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace) {
-  TaskRunner runner(call, task, layout, workspace);
+void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory) {
+  TaskRunner runner(call, task, layout, memory);
   runner.run();
   runner.finish();
 }
 
-void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace,
+void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory,
                float* partial) {
-  TaskRunner runner(call, task, layout, workspace);
+  TaskRunner runner(call, task, layout, memory);
   runner.run();
   runner.store_partial(partial);
 }
 
 void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
-                    int64_t splits, const TileLayout& layout, std::byte* workspace) {
-  float* sum = reinterpret_cast<float*>(workspace + layout.o);
-  float* scratch = reinterpret_cast<float*>(workspace + layout.s);
+                    int64_t splits, const TileLayout& layout, const WorkerMemory& memory) {
+  float* sum = reinterpret_cast<float*>(memory.tiles + layout.o);
+  float* scratch = reinterpret_cast<float*>(memory.tiles + layout.s);
   for (int64_t r = 0; r < task.rows(); ++r) {
     const float* first = partials + r * partial_stride(layout.o_stride);
     RowState state;

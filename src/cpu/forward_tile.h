@@ -4,11 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "cpu/call_memory.h"
 #include "cpu/forward.h"
 #include "cpu/partition.h"
 #include "plan/visits.h"
 
 namespace flashlift::cpu {
+
+// Rows that are judged skipped, full or partial together: a multiple of the rows of every micro-kernel.
+inline constexpr int64_t kVisitRows = 48;
+inline constexpr int64_t kMaxVisitGroups = ForwardConfig{}.q_tile / kVisitRows;
 
 // What all tasks of one call share.
 struct ForwardCall {
@@ -55,13 +60,13 @@ struct Panel {
 };
 int value_panels(int64_t value_dim, const TileKernels& kernels, Panel (&panels)[32]);
 
-void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace);
+void run_task(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory);
 // For one split of the keys: leaves a partial_stride() of floats per row instead of the output.
-void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, std::byte* workspace,
+void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory,
                float* partial);
 // Puts the partial results of one group of rows together, in the order of their keys. `task` is any of its splits;
 // `task_stride` the floats between two of them.
 void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
-                    int64_t splits, const TileLayout& layout, std::byte* workspace);
+                    int64_t splits, const TileLayout& layout, const WorkerMemory& memory);
 
 }  // namespace flashlift::cpu

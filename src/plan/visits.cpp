@@ -10,16 +10,16 @@
 namespace flashlift::plan {
 namespace {
 
-std::shared_ptr<const score::IntervalProgram> analyse(const Program& program, const Problem& problem,
-                                                      std::span<const TensorView> captures,
-                                                      const score::IntervalProgram::Domain& domain) {
-  std::vector<TensorView> read;
+void analyse(const Program& program, const Problem& problem, std::span<const TensorView> captures,
+             const score::IntervalProgram::Domain& domain, score::IntervalProgram& result) {
+  TensorView read[kMaxCaptures];
+  size_t count = 0;
   for (const Capture& capture : program.captures) {
     const auto found = std::find_if(problem.captures.begin(), problem.captures.end(),
                                     [&](const Capture& other) { return other.name == capture.name; });
-    read.push_back(captures[found - problem.captures.begin()]);
+    read[count++] = captures[found - problem.captures.begin()];
   }
-  return std::make_shared<score::IntervalProgram>(program, read, domain);
+  result.bind(program, {read, count}, domain);
 }
 
 void append(std::vector<TileRun>& runs, const TileRun& run) {
@@ -32,29 +32,36 @@ void append(std::vector<TileRun>& runs, const TileRun& run) {
 
 }  // namespace
 
-Visits::Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len,
-               std::span<const TensorView> captures)
-    : q_len_(q_len), kv_len_(kv_len) {
+void Visits::bind(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len,
+                  std::span<const TensorView> captures) {
+  q_len_ = q_len;
+  kv_len_ = kv_len;
+  masks_ = scores_mask_ = depends_on_b_ = depends_on_h_ = false;
   if (batch == 0 || q_len == 0 || kv_len == 0) {
     return;  // no tiles
   }
   const score::IntervalProgram::Domain domain{
       .batch = batch, .heads = problem.q_heads, .q_len = q_len, .kv_len = kv_len};
   if (problem.mask_mod) {
-    mask_ = analyse(*problem.mask_mod, problem, captures, domain);
-    if (score::truth(mask_->whole()) == score::Truth::kTrue) {
-      mask_ = nullptr;
-    }
+    analyse(*problem.mask_mod, problem, captures, domain, mask_);
+    masks_ = score::truth(mask_.whole()) != score::Truth::kTrue;
   }
   if (problem.score_mod) {
-    score_ = analyse(*problem.score_mod, problem, captures, domain);
-    if (score_->whole().real_lo > -INFINITY) {
-      score_ = nullptr;
-    }
+    analyse(*problem.score_mod, problem, captures, domain, score_);
+    scores_mask_ = !(score_.whole().real_lo > -INFINITY);
   }
-  for (const auto& program : {mask_, score_}) {
-    depends_on_b_ |= program && program->depends_on(Op::k_b);
-    depends_on_h_ |= program && program->depends_on(Op::k_h);
+  const auto depends_on = [&](Op input) {
+    return (masks_ && mask_.depends_on(input)) || (scores_mask_ && score_.depends_on(input));
+  };
+  depends_on_b_ = depends_on(Op::k_b);
+  depends_on_h_ = depends_on(Op::k_h);
+}
+
+void Visits::reserve(VisitRow& row, int64_t tiles) const {
+  row.runs.reserve(all_full() ? 1 : static_cast<size_t>(tiles));
+  const size_t scratch = std::max(masks_ ? mask_.scratch_size() : 0, scores_mask_ ? score_.scratch_size() : 0);
+  if (row.scratch.size() < scratch) {
+    row.scratch.resize(scratch);
   }
 }
 
@@ -63,12 +70,12 @@ TileKind Visits::decide(const TileBox& box, bool is_tile, std::vector<score::Int
                           .h = {box.h_begin, box.h_end - 1},
                           .q = {box.q_begin, box.q_end - 1},
                           .kv = {box.kv_begin, box.kv_end - 1}};
-  const score::Truth kept = mask_ ? score::truth(mask_->evaluate(ranges, scratch)) : score::Truth::kTrue;
+  const score::Truth kept = masks_ ? score::truth(mask_.evaluate(ranges, scratch)) : score::Truth::kTrue;
   if (kept == score::Truth::kFalse) {
     return TileKind::kSkipped;
   }
-  if (score_) {
-    const score::Interval value = score_->evaluate(ranges, scratch);
+  if (scores_mask_) {
+    const score::Interval value = score_.evaluate(ranges, scratch);
     if (value.real_hi == -INFINITY && value.has_number() && !value.may_be_nan) {
       return TileKind::kSkipped;
     }

@@ -3,16 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "flashlift/problem.h"
-#include "score/interval.h"
-
-namespace flashlift::score {
-class IntervalProgram;
-}
+#include "score/intervals.h"
 
 namespace flashlift::plan {
 
@@ -54,8 +49,15 @@ struct VisitRow {
 class Visits {
  public:
   // `captures` are the call's tensors in the order of problem.captures, already verified; their memory must outlive
-  // the object. Costs O(elements) for captured tensors indexed by q or kv in one dimension, nothing for others.
-  Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures);
+  // the object's use. Costs O(elements) for captured tensors indexed by q or kv in one dimension, nothing for others.
+  Visits(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures) {
+    bind(problem, batch, q_len, kv_len, captures);
+  }
+  Visits() = default;
+  // The same for an object that exists, whose memory is reused.
+  void bind(const Problem& problem, int64_t batch, int64_t q_len, int64_t kv_len, std::span<const TensorView> captures);
+  // Makes room in `row` for rows and columns of up to `tiles` tiles, so that asking for them allocates nothing.
+  void reserve(VisitRow& row, int64_t tiles) const;
 
   TileKind classify(const TileBox& box, std::vector<score::Interval>& scratch) const;
 
@@ -70,7 +72,7 @@ class Visits {
   bool depends_on_b() const { return depends_on_b_; }
   bool depends_on_h() const { return depends_on_h_; }
   // True: every tile is full, so there is nothing to ask.
-  bool all_full() const { return !mask_ && !score_; }
+  bool all_full() const { return !masks_ && !scores_mask_; }
 
  private:
   // What is known of a box: like TileKind, but kPartial also stands for "parts of it may be skipped".
@@ -80,9 +82,10 @@ class Visits {
 
   int64_t q_len_ = 0;
   int64_t kv_len_ = 0;
-  // Absent where the program masks nothing. Shared, so that the object is cheap to copy.
-  std::shared_ptr<const score::IntervalProgram> mask_;
-  std::shared_ptr<const score::IntervalProgram> score_;
+  score::IntervalProgram mask_;
+  score::IntervalProgram score_;
+  bool masks_ = false;        // mask_ is bound, and masks something
+  bool scores_mask_ = false;  // score_ likewise
   bool depends_on_b_ = false;
   bool depends_on_h_ = false;
 };

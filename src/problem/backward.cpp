@@ -27,9 +27,9 @@ Status verify_capture_gradients(const Problem& problem, const BackwardArguments&
                               to_string(capture.dtype));
     }
     const DType dtype = arguments.d_captures[i]->dtype == DType::kF32 ? DType::kF32 : capture.dtype;
-    const std::string name = fmt::format("the gradient of captured tensor `{}`", capture.name);
     FLASHLIFT_RETURN_IF_ERROR(
-        verify_gradient(name.c_str(), arguments.d_captures[i], dtype, arguments.forward.captures[i]));
+        problem::verify_output({capture.name, *arguments.d_captures[i], dtype, arguments.forward.captures[i].shape(),
+                                "the gradient of captured tensor"}));
   }
   return {};
 }

@@ -125,9 +125,9 @@ Status verify_captures(const Problem& problem, std::span<const TensorView> captu
     return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
   }
   for (size_t i = 0; i < problem.captures.size(); ++i) {
-    const std::string name = fmt::format("captured tensor `{}`", problem.captures[i].name);
+    const Capture& capture = problem.captures[i];
     FLASHLIFT_RETURN_IF_ERROR(
-        problem::verify_tensor({name.c_str(), captures[i], problem.captures[i].dtype, problem.captures[i].shape}));
+        problem::verify_tensor({capture.name, captures[i], capture.dtype, capture.shape, "captured tensor"}));
   }
   return {};
 }

@@ -6,6 +6,13 @@
 #include "support/error.h"
 
 namespace flashlift::problem {
+namespace {
+
+std::string title(const WantedTensor& wanted) {
+  return wanted.role.empty() ? std::string(wanted.name) : fmt::format("{} `{}`", wanted.role, wanted.name);
+}
+
+}  // namespace
 
 Status verify_tensor(const WantedTensor& wanted) {
   const TensorView& view = wanted.view;
@@ -18,10 +25,11 @@ Status verify_tensor(const WantedTensor& wanted) {
       shape += shape.empty() ? "" : ",";
       shape += size < 0 ? "?" : std::to_string(size);
     }
-    return invalid_argument("{}: expected {}[{}], got {}", wanted.name, to_string(wanted.dtype), shape, describe(view));
+    return invalid_argument("{}: expected {}[{}], got {}", title(wanted), to_string(wanted.dtype), shape,
+                            describe(view));
   }
   if (view.data == nullptr && view.element_count() > 0) {
-    return invalid_argument("{}: the data pointer of a {} tensor is null", wanted.name, describe(view));
+    return invalid_argument("{}: the data pointer of a {} tensor is null", title(wanted), describe(view));
   }
   return {};
 }
@@ -30,7 +38,7 @@ Status verify_output(const WantedTensor& wanted) {
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
   for (int i = 0; i < wanted.view.rank; ++i) {
     if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0 && wanted.view.element_count() > 0) {
-      return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", wanted.name, i);
+      return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", title(wanted), i);
     }
   }
   return {};

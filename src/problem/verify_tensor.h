@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
@@ -10,10 +11,12 @@
 namespace flashlift::problem {
 
 struct WantedTensor {
-  const char* name;
+  // Views and spans, since a call of a compiled attention allocates nothing.
+  std::string_view name;
   const TensorView& view;
   DType dtype;
-  std::span<const int64_t> shape;  // -1: any; a span, since a call of a compiled attention allocates nothing
+  std::span<const int64_t> shape;  // -1: any
+  std::string_view role = {};      // what goes before the name of a captured tensor
 };
 
 Status verify_tensor(const WantedTensor& wanted);

@@ -1,5 +1,7 @@
 #include "flashlift/attention.h"
 
+#include <new>
+
 #include "runtime/implementation.h"
 #include "support/error.h"
 #ifdef FLASHLIFT_HAS_CPU
@@ -31,6 +33,16 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
   return invalid_argument("unknown device");
 }
 
+// Memory that runs out is an error like any other. Its message is short enough to need no memory itself.
+template <typename Body>
+Status without_exceptions(const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Error{ErrorKind::kInternal, "out of memory"};
+  }
+}
+
 }  // namespace
 
 const char* to_string(DeviceKind device) {
@@ -58,12 +70,12 @@ Result<Attention> Attention::compile(const Problem& problem, const CompileOption
 
 Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return implementation_->run(arguments, options);
+  return without_exceptions([&] { return implementation_->run(arguments, options); });
 }
 
 Status Attention::run_backward(const BackwardArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return implementation_->run_backward(arguments, options);
+  return without_exceptions([&] { return implementation_->run_backward(arguments, options); });
 }
 
 const Problem& Attention::problem() const { return implementation_->problem(); }

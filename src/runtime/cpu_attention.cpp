@@ -59,14 +59,19 @@ class CpuAttention : public Attention::Implementation {
   }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
-    std::vector<bool> wanted(given_.captures.size());
-    std::string key;
+    // A bit for each captured tensor: such a key is short enough to need no memory.
+    uint64_t wanted_bits = 0;
+    static_assert(2 * kMaxCaptures <= 64);
     for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
-      wanted[i] = arguments.d_captures[i].has_value();
-      key += wanted[i] ? '1' : '0';
+      wanted_bits |= uint64_t{arguments.d_captures[i].has_value()} << i;
     }
+    const std::string key(reinterpret_cast<const char*>(&wanted_bits), sizeof(wanted_bits));
     FLASHLIFT_ASSIGN_OR_RETURN(const auto backward,
                                backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
+                                 std::vector<bool> wanted(given_.captures.size());
+                                 for (size_t i = 0; i < wanted.size(); ++i) {
+                                   wanted[i] = ((wanted_bits >> i) & 1) != 0;
+                                 }
                                  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
                                                             cpu::Backward::compile(forward_, wanted, compile_gradient));
                                  return std::make_shared<const cpu::Backward>(std::move(compiled));

@@ -4,10 +4,10 @@
 
 #include <condition_variable>
 #include <cstddef>
-#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -24,7 +24,8 @@ class KernelCache {
 
   // The kernel of this key, compiled by the first caller while the others wait. A failed compile is not kept: the
   // waiting callers get its error, the next one tries again.
-  Result<Handle> get(const std::string& key, const std::function<Result<Handle>()>& compile) {
+  template <typename Compile>
+  Result<Handle> get(const std::string& key, const Compile& compile) {
     std::shared_ptr<Entry> entry;
     bool first = false;
     {

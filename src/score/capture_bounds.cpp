@@ -228,12 +228,13 @@ bool is_uniform(const TensorView& tensor, std::span<const int64_t> lo, std::span
   });
 }
 
-LineBounds::LineBounds(const TensorView& tensor, int dimension)
-    : tensor_(tensor),
-      dimension_(dimension),
-      type_(scalar_type(tensor.dtype)),
-      size_(tensor.sizes[dimension]),
-      blocks_((size_ + kBlock - 1) / kBlock) {
+void LineBounds::build(const TensorView& tensor, int dimension) {
+  tensor_ = tensor;
+  dimension_ = dimension;
+  type_ = scalar_type(tensor.dtype);
+  size_ = tensor.sizes[dimension];
+  blocks_ = (size_ + kBlock - 1) / kBlock;
+  line_strides_ = {};
   std::array<int64_t, kMaxRank> lo{};
   std::array<int64_t, kMaxRank> hi{};
   int64_t lines = 1;

@@ -25,8 +25,11 @@ bool is_uniform(const TensorView& tensor, std::span<const int64_t> lo, std::span
 // the elements; a range takes logarithmic time and is exact.
 class LineBounds {
  public:
-  // `tensor`'s memory must outlive the object. No dimension may be empty.
-  LineBounds(const TensorView& tensor, int dimension);
+  LineBounds() = default;
+  LineBounds(const TensorView& tensor, int dimension) { build(tensor, dimension); }
+  // `tensor`'s memory must outlive the object's use. No dimension may be empty. Again for another tensor: its memory is
+  // reused.
+  void build(const TensorView& tensor, int dimension);
 
   int dimension() const { return dimension_; }
   bool is_of(const TensorView& tensor, int dimension) const {
@@ -45,10 +48,10 @@ class LineBounds {
   void build_line(int64_t line, int64_t offset);
 
   TensorView tensor_;
-  int dimension_;
-  Type type_;
-  int64_t size_;
-  int64_t blocks_;
+  int dimension_ = 0;
+  Type type_ = Type::kI32;
+  int64_t size_ = 0;
+  int64_t blocks_ = 0;
   std::array<int64_t, kMaxRank> line_strides_{};  // zero for broadcast dimensions: their lines are one
   // For each line a bottom-up segment tree over its blocks: the leaves at [blocks, 2 blocks), the root at 1.
   std::vector<Interval> trees_;

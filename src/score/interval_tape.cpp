@@ -44,39 +44,64 @@ Form slot_form(uint32_t slot) { return {.terms = {Term{slot, 1}}, .count = 1, .c
 
 bool is_integer(Type type) { return type == Type::kI32 || type == Type::kI64; }
 
+// What a compilation needs besides the tape. Kept by the thread, since a call of a compiled attention allocates
+// nothing.
+struct Scratch {
+  std::vector<Form> forms;                       // of each node that is live
+  std::vector<std::pair<Form, uint32_t>> slots;  // forms that were put into a slot
+  std::vector<Interval> ranges;                  // of each slot, over the whole domain
+  std::vector<bool> depends_on_plane;            // of each slot: on q or kv
+  std::vector<bool> live;                        // of nodes, then of slots
+  std::vector<uint32_t> renamed;                 // slots, once dead ones are gone
+};
+
 class TapeCompiler {
  public:
-  TapeCompiler(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain)
-      : program_(program), captures_(captures), domain_(domain), forms_(program.nodes.size()) {
+  TapeCompiler(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain,
+               Scratch& scratch, Tape& tape)
+      : program_(program),
+        captures_(captures),
+        domain_(domain),
+        forms_(scratch.forms),
+        slots_(scratch.slots),
+        ranges_(scratch.ranges),
+        depends_on_plane_(scratch.depends_on_plane),
+        live_(scratch.live),
+        renamed_(scratch.renamed),
+        tape_(tape) {
+    forms_.resize(std::max(forms_.size(), program.nodes.size()));
+    slots_.clear();
     ranges_ = {Interval::integer(0, domain.batch - 1), Interval::integer(0, domain.heads - 1),
                Interval::integer(0, domain.q_len - 1), Interval::integer(0, domain.kv_len - 1), domain.score};
     depends_on_plane_ = {false, false, true, true, false};
+    tape_.instructions.clear();
+    tape_.terms.clear();
+    tape_.loads.clear();
+    tape_.bounds_used = 0;
   }
 
-  Tape run() {
-    const std::vector<bool> live = live_nodes();
+  void run() {
+    find_live_nodes();
     for (ValueId id = 0; id < program_.nodes.size(); ++id) {
-      if (live[id]) {
+      if (live_[id]) {
         forms_[id] = compile(program_.nodes[id]);
       }
     }
     tape_.result = slot_of(forms_[program_.result]);
     drop_dead();
-    return std::move(tape_);
   }
 
  private:
-  std::vector<bool> live_nodes() const {
-    std::vector<bool> live(program_.nodes.size(), false);
-    live[program_.result] = true;
+  void find_live_nodes() {
+    live_.assign(program_.nodes.size(), false);
+    live_[program_.result] = true;
     for (ValueId id = program_.result + 1; id-- > 0;) {
-      if (live[id]) {
+      if (live_[id]) {
         for (const ValueId operand : program_.nodes[id].operands) {
-          live[operand] = true;
+          live_[operand] = true;
         }
       }
     }
-    return live;
   }
 
   const Form& form(const Node& node, int operand) const { return forms_[node.operands[operand]]; }
@@ -354,49 +379,57 @@ class TapeCompiler {
   }
 
   int bounds_of(const TensorView& tensor, int dimension) {
-    for (size_t i = 0; i < tape_.bounds.size(); ++i) {
+    for (size_t i = 0; i < tape_.bounds_used; ++i) {
       if (tape_.bounds[i].is_of(tensor, dimension)) {
         return static_cast<int>(i);
       }
     }
-    tape_.bounds.emplace_back(tensor, dimension);
-    return static_cast<int>(tape_.bounds.size() - 1);
+    if (tape_.bounds_used == tape_.bounds.size()) {
+      tape_.bounds.emplace_back();
+    }
+    tape_.bounds[tape_.bounds_used].build(tensor, dimension);
+    return static_cast<int>(tape_.bounds_used++);
   }
 
-  // Folding made instructions dead; their slots and loads go.
+  // Folding made instructions dead; their slots, loads and terms go. Loads and terms stand in the order of their
+  // instructions, so all move to the front of where they are.
   void drop_dead() {
     constexpr uint32_t kInputs = IntervalProgram::kInputSlots;
-    std::vector<bool> live(ranges_.size(), false);
-    live[tape_.result] = true;
+    live_.assign(ranges_.size(), false);
+    live_[tape_.result] = true;
     for (size_t i = tape_.instructions.size(); i-- > 0;) {
-      if (live[kInputs + i]) {
-        for_each_operand(tape_.instructions[i], [&](uint32_t& slot) { live[slot] = true; });
+      if (live_[kInputs + i]) {
+        for_each_operand(tape_.instructions[i], [&](uint32_t& slot) { live_[slot] = true; });
       }
     }
-    std::vector<uint32_t> renamed(ranges_.size());
-    Tape kept;
-    kept.bounds = std::move(tape_.bounds);
+    renamed_.assign(ranges_.size(), 0);
     for (uint32_t i = 0; i < kInputs; ++i) {
-      renamed[i] = i;
+      renamed_[i] = i;
     }
+    uint32_t instructions = 0;
+    uint32_t loads = 0;
+    uint32_t terms = 0;
     for (size_t i = 0; i < tape_.instructions.size(); ++i) {
-      if (!live[kInputs + i]) {
+      if (!live_[kInputs + i]) {
         continue;
       }
       Instruction instruction = tape_.instructions[i];
-      for_each_operand(instruction, [&](uint32_t& slot) { slot = renamed[slot]; });
+      for_each_operand(instruction, [&](uint32_t& slot) { slot = renamed_[slot]; });
       if (instruction.action == Action::kLoad) {
-        kept.loads.push_back(tape_.loads[instruction.load]);
-        instruction.load = static_cast<uint32_t>(kept.loads.size() - 1);
+        tape_.loads[loads] = tape_.loads[instruction.load];
+        instruction.load = loads++;
       }
       const auto first = tape_.terms.begin() + instruction.first_term;
-      instruction.first_term = static_cast<uint32_t>(kept.terms.size());
-      kept.terms.insert(kept.terms.end(), first, first + instruction.term_count);
-      renamed[kInputs + i] = kInputs + static_cast<uint32_t>(kept.instructions.size());
-      kept.instructions.push_back(instruction);
+      std::copy(first, first + instruction.term_count, tape_.terms.begin() + terms);
+      instruction.first_term = terms;
+      terms += instruction.term_count;
+      renamed_[kInputs + i] = kInputs + instructions;
+      tape_.instructions[instructions++] = instruction;
     }
-    kept.result = renamed[tape_.result];
-    tape_ = std::move(kept);
+    tape_.instructions.resize(instructions);
+    tape_.loads.resize(loads);
+    tape_.terms.resize(terms);
+    tape_.result = renamed_[tape_.result];
   }
 
   template <typename Visit>
@@ -425,17 +458,21 @@ class TapeCompiler {
   const Program& program_;
   std::span<const TensorView> captures_;
   const IntervalProgram::Domain& domain_;
-  std::vector<Form> forms_;                       // of each node
-  std::vector<std::pair<Form, uint32_t>> slots_;  // forms that were put into a slot
-  std::vector<Interval> ranges_;                  // of each slot, over the whole domain
-  std::vector<bool> depends_on_plane_;            // of each slot: on q or kv
-  Tape tape_;
+  std::vector<Form>& forms_;
+  std::vector<std::pair<Form, uint32_t>>& slots_;
+  std::vector<Interval>& ranges_;
+  std::vector<bool>& depends_on_plane_;
+  std::vector<bool>& live_;
+  std::vector<uint32_t>& renamed_;
+  Tape& tape_;
 };
 
 }  // namespace
 
-Tape compile_tape(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain) {
-  return TapeCompiler(program, captures, domain).run();
+void compile_tape(const Program& program, std::span<const TensorView> captures, const IntervalProgram::Domain& domain,
+                  Tape& tape) {
+  thread_local Scratch scratch;
+  TapeCompiler(program, captures, domain, scratch, tape).run();
 }
 
 }  // namespace flashlift::score

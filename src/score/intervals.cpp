@@ -122,8 +122,10 @@ Interval run_instruction(const IntervalProgram::Tape& tape, const IntervalProgra
   return Interval::everything(instruction.type);
 }
 
-IntervalProgram::IntervalProgram(const Program& program, std::span<const TensorView> captures, const Domain& domain)
-    : tape_(compile_tape(program, captures, domain)), score_(domain.score) {
+void IntervalProgram::bind(const Program& program, std::span<const TensorView> captures, const Domain& domain) {
+  compile_tape(program, captures, domain, tape_);
+  score_ = domain.score;
+  inputs_used_ = 0;
   const auto use = [&](uint32_t slot) { inputs_used_ |= slot < kInputSlots ? 1u << slot : 0u; };
   use(tape_.result);
   for (const Instruction& instruction : tape_.instructions) {
@@ -141,15 +143,14 @@ IntervalProgram::IntervalProgram(const Program& program, std::span<const TensorV
       use(load.indices[i]);
     }
   }
-  std::vector<Interval> scratch;
+  thread_local std::vector<Interval> scratch;
   whole_ =
       evaluate({{0, domain.batch - 1}, {0, domain.heads - 1}, {0, domain.q_len - 1}, {0, domain.kv_len - 1}}, scratch);
 }
 
 Interval IntervalProgram::evaluate(const Box& box, std::vector<Interval>& scratch) const {
-  const size_t needed = kInputSlots + tape_.instructions.size();
-  if (scratch.size() < needed) {
-    scratch.resize(needed);
+  if (scratch.size() < scratch_size()) {
+    scratch.resize(scratch_size());
   }
   Interval* slots = scratch.data();
   slots[0] = Interval::integer(box.b.lo, box.b.hi);

@@ -46,14 +46,20 @@ class IntervalProgram {
     Interval score = Interval::real(-1e30, 1e30);
   };
 
-  // `captures` are in the order of program.captures; their memory must outlive the object. Takes time linear in the
-  // elements of those captured tensors that one coordinate of the plane indexes, and none for others. Lengths, batch
-  // and heads are at least 1.
-  IntervalProgram(const Program& program, std::span<const TensorView> captures, const Domain& domain);
+  IntervalProgram() = default;
+  IntervalProgram(const Program& program, std::span<const TensorView> captures, const Domain& domain) {
+    bind(program, captures, domain);
+  }
+  // `captures` are in the order of program.captures; their memory must outlive the object's use. Takes time linear in
+  // the elements of those captured tensors that one coordinate of the plane indexes, and none for others. Lengths,
+  // batch and heads are at least 1. Binding again reuses the object's memory.
+  void bind(const Program& program, std::span<const TensorView> captures, const Domain& domain);
 
   // The program's result over a box within the domain. `scratch` grows to what is needed once and can be used for
   // other programs too.
   Interval evaluate(const Box& box, std::vector<Interval>& scratch) const;
+  // How many elements `scratch` grows to.
+  size_t scratch_size() const { return kInputSlots + tape_.instructions.size(); }
 
   // The result over the whole domain.
   Interval whole() const { return whole_; }
@@ -89,7 +95,8 @@ class IntervalProgram {
     std::vector<Instruction> instructions;
     std::vector<Term> terms;
     std::vector<Load> loads;
-    std::vector<LineBounds> bounds;
+    std::vector<LineBounds> bounds;  // the first `bounds_used`; those after them keep their memory for later
+    size_t bounds_used = 0;
     uint32_t result = 0;
   };
   static constexpr uint32_t kInputSlots = 5;

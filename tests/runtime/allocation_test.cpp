@@ -1,55 +1,177 @@
-// A warmed call without a mask allocates nothing (with one, deriving the visited tiles takes a few small blocks). Its
-// own program, since it replaces operator new.
+// A warmed call allocates nothing, and one for which there is no memory writes nothing.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
+#include <cstring>
 #include <thread>
 
+#include "allocation_hooks.h"
 #include "flashlift/attention.h"
+#include "flashlift/block_mask.h"
 #include "support/tensors.h"
-
-namespace {
-std::atomic<long> allocations{0};
-}
-
-// Not inlined: g++ would see malloc's memory given to delete, and warn.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace flashlift {
 namespace {
 
+// Several workers, one after the other: what they need is reserved as for threads.
 class InlineExecutor : public Executor {
  public:
-  int concurrency() const override { return 1; }
+  explicit InlineExecutor(int concurrency) : concurrency_(concurrency) {}
+  int concurrency() const override { return concurrency_; }
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
     for (int64_t i = 0; i < count; ++i) {
       body(i);
     }
   }
+
+ private:
+  int concurrency_;
 };
 
-TEST(Allocation, AWarmedCallWithoutMaskAllocatesNothing) {
-  for (const char* text : {"attn h2 s200 d64 f32", "attn h1 s1 d8 f32", "attn hq8 hkv2 sq1 skv4000 d64 bf16 lse"}) {
-    const Problem problem = *parse_problem(text);
-    testing::Random random(1);
-    testing::OwnedArguments arguments = testing::dense_arguments(problem, random);
-    const Result<Attention> attention = Attention::compile(problem);
-    ASSERT_TRUE(attention.ok());
-    InlineExecutor executor;
-    ASSERT_TRUE(attention->run(arguments.views, {.executor = &executor}).ok());
-    const long before = allocations;
-    ASSERT_TRUE(attention->run(arguments.views, {.executor = &executor}).ok());
-    EXPECT_EQ(allocations - before, 0) << text;
+// A problem with all the tensors of a forward and a backward call.
+class Call {
+ public:
+  explicit Call(Problem problem) : attention_(Attention::compile(problem)), random_(1) {
+    EXPECT_TRUE(attention_.ok()) << attention_.error().message;
+    arguments_ = testing::dense_arguments(problem, random_);
+    outputs_ = {arguments_.views.out};
+    if (arguments_.views.lse) {
+      outputs_.push_back(*arguments_.views.lse);
+    }
+    gradients_.forward = arguments_.views;
+    gradients_.d_out = like(arguments_.views.out);
+    gradients_.d_q = d_outputs_.emplace_back(like(arguments_.views.q));
+    gradients_.d_k = d_outputs_.emplace_back(like(arguments_.views.k));
+    gradients_.d_v = d_outputs_.emplace_back(like(arguments_.views.v));
+    for (const TensorView& capture : arguments_.views.captures) {
+      gradients_.d_captures.emplace_back();
+      if (is_float(capture.dtype)) {
+        gradients_.d_captures.back() = d_outputs_.emplace_back(like(capture));
+      }
+    }
+    if (arguments_.views.sinks) {
+      gradients_.d_sinks = d_outputs_.emplace_back(like(*arguments_.views.sinks));
+    }
+  }
+
+  bool has_backward() const { return verify_backward(attention_->problem()).ok(); }
+  Status forward(Executor& executor) const { return attention_->run(arguments_.views, {.executor = &executor}); }
+  Status backward(Executor& executor) const { return attention_->run_backward(gradients_, {.executor = &executor}); }
+  const std::vector<TensorView>& outputs(bool backward) const { return backward ? d_outputs_ : outputs_; }
+
+ private:
+  TensorView like(const TensorView& view) {
+    return arguments_.dense(view.dtype, {view.sizes.begin(), view.sizes.begin() + view.rank}, random_);
+  }
+
+  Result<Attention> attention_;
+  testing::Random random_;
+  testing::OwnedArguments arguments_;
+  BackwardArguments gradients_;
+  std::vector<TensorView> outputs_;
+  std::vector<TensorView> d_outputs_;
+};
+
+constexpr const char* kProblems[] = {
+    "attn h2 s200 d64 f32",
+    "attn h1 s1 d8 f32",
+    "attn hq8 hkv2 sq1 skv4000 d64 bf16 lse",
+    "attn hq8 hkv2 sq1 skv4000 d64 causal=bottom_right key_lengths lse",
+    "attn h2 s300 d32 causal window=40 softcap=30 lse sinks=2",
+    "attn b2 h2 s300 d32 segment_ids causal alibi lse",
+    "attn b2 h2 s200 d32 mask=bool bias=f32 key_lengths lse row_max",
+    "attn b2 hq4 hkv2 s200 d32 bf16 bias=bf16 logits=bf16 dropout=0.1 lse",
+    "attn b2 hq8 hkv2 sq1 skv96 d64 page_size=16 key_lengths",
+    "attn h2 s300 d16 lse score_mod(relative_position_table: f32[600], slopes: f32[2]) { %0 = sub kv, q; "
+    "%1 = add %0, 300; %2 = load relative_position_table[%1]; %3 = load slopes[h]; %4 = mul %2, %3; "
+    "%5 = add score, %4; return %5 }",
+};
+
+Problem block_list_problem() {
+  Problem problem = *parse_problem("attn h2 s256 d32 causal lse");
+  const BlockKinds kinds{.q_block = 64, .kv_block = 64, .shape = {1, 1, 4, 4}, .kinds = std::vector<uint8_t>(16, 1)};
+  EXPECT_TRUE(restrict_to_blocks(kinds, problem).ok());
+  return problem;
+}
+
+std::vector<Problem> problems() {
+  std::vector<Problem> all;
+  for (const char* text : kProblems) {
+    const Result<Problem> problem = parse_problem(text);
+    EXPECT_TRUE(problem.ok()) << text << ": " << problem.error().message;
+    all.push_back(*problem);
+  }
+  all.push_back(block_list_problem());
+  return all;
+}
+
+TEST(Allocation, AWarmedCallAllocatesNothing) {
+  for (const Problem& problem : problems()) {
+    const Call call(problem);
+    for (const int concurrency : {1, 4}) {
+      for (int backward = 0; backward <= static_cast<int>(call.has_backward()); ++backward) {
+        InlineExecutor executor(concurrency);
+        const auto run = [&] { return backward != 0 ? call.backward(executor) : call.forward(executor); };
+        const Status first = run();
+        ASSERT_TRUE(first.ok()) << first.error().message;
+        const int64_t before = testing::allocation_count();
+        EXPECT_TRUE(run().ok());
+        EXPECT_EQ(testing::allocation_count() - before, 0)
+            << print(problem) << (backward != 0 ? ", backward, " : ", forward, ") << concurrency << " workers";
+      }
+    }
+  }
+}
+
+void fill_with(const std::vector<TensorView>& views, int byte) {
+  for (const TensorView& view : views) {
+    std::memset(view.data, byte, static_cast<size_t>(view.element_count()) * size_in_bytes(view.dtype));
+  }
+}
+
+bool holds_only(const std::vector<TensorView>& views, int byte) {
+  for (const TensorView& view : views) {
+    const auto* bytes = static_cast<const unsigned char*>(view.data);
+    for (size_t i = 0; i < static_cast<size_t>(view.element_count()) * size_in_bytes(view.dtype); ++i) {
+      if (bytes[i] != byte) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// On a thread of its own, which has no memory of earlier calls, each allocation of a call fails in turn: it alone, and
+// with all that follow.
+TEST(AllocationFailure, IsAnErrorThatWritesNothingAndLeaksNothing) {
+  for (const Problem& problem : problems()) {
+    const Call call(problem);
+    for (int backward = 0; backward <= static_cast<int>(call.has_backward()); ++backward) {
+      InlineExecutor executor(3);
+      const auto run = [&] { return backward != 0 ? call.backward(executor) : call.forward(executor); };
+      const std::vector<TensorView>& outputs = call.outputs(backward != 0);
+      ASSERT_TRUE(call.forward(executor).ok());
+      ASSERT_TRUE(run().ok());  // compiles the backward
+      for (const int64_t failures : {int64_t{1}, INT64_MAX}) {
+        bool failed = true;
+        for (int64_t granted = 0; failed; ++granted) {
+          ASSERT_LT(granted, 1000);
+          fill_with(outputs, 0x5a);
+          const int64_t live = testing::live_allocations();
+          std::thread([&] {
+            const testing::FailAllocations failing(granted, failures);
+            const Status status = run();
+            failed = failing.any();
+            ASSERT_EQ(status.ok(), !failed);
+            if (failed) {
+              EXPECT_EQ(status.error().kind, ErrorKind::kInternal);
+              EXPECT_NE(status.error().message.find("memory"), std::string::npos) << status.error().message;
+            }
+          }).join();
+          EXPECT_EQ(testing::live_allocations(), live) << print(problem) << ", allocation " << granted;
+          ASSERT_TRUE(!failed || holds_only(outputs, 0x5a)) << print(problem) << ", allocation " << granted;
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,25 @@
+// What operator new is asked for by programs that link allocation_hooks.cpp, and a way to make it refuse.
+#pragma once
+
+#include <cstdint>
+
+namespace flashlift::testing {
+
+// Calls of operator new so far, on all threads.
+int64_t allocation_count();
+// Blocks that have not been deleted yet.
+int64_t live_allocations();
+
+// While it lives, the calling thread's allocations fail: `failures` of them after the first `granted`.
+class FailAllocations {
+ public:
+  FailAllocations(int64_t granted, int64_t failures);
+  ~FailAllocations();
+  FailAllocations(const FailAllocations&) = delete;
+  FailAllocations& operator=(const FailAllocations&) = delete;
+
+  // Whether any allocation has failed.
+  bool any() const;
+};
+
+}  // namespace flashlift::testing
