@@ -156,10 +156,24 @@ bool all_finite(const float* x, int64_t count) {
 
 // ---- The matrix product -------------------------------------------------------------------------------------------
 
+// How f32 operands are multiplied. A product of another kind has the same members (pairs_impl.h).
+struct F32Product {
+  using Element = float;
+  using Operand = Float;
+  static constexpr int kDepth = 1;  // elements of a row of A, and rows of B, in one step
+  static Operand load(const float* b) { return Vector::load(b); }
+  static Operand broadcast(const float* a) { return Vector::set(*a); }
+  static Float add(Float sum, Operand a, Operand b) { return Vector::fma(a, b, sum); }
+  // Takes as many rows as it likes before the vectors do.
+  static int64_t multiply_tiles(int64_t, int, int64_t, const float*, int64_t, const float*, float*, int64_t, bool) {
+    return 0;
+  }
+};
+
 // kTransposed: A is stored as its transpose, depth x rows.
-template <int kRows, int kVectors, bool kTransposed>
-void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float* b, float* c, int64_t c_stride,
-                    bool accumulate) {
+template <typename Product, int kRows, int kVectors, bool kTransposed>
+void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
   Float acc[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -168,22 +182,22 @@ void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float
       acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
     }
   }
-  for (int64_t k = 0; k < depth; ++k) {
-    Float column[kVectors];
+  for (int64_t k = 0; k < depth; k += Product::kDepth) {
+    typename Product::Operand column[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      column[v] = Vector::load(b + v * kLanes);
+      column[v] = Product::load(b + v * kLanes * Product::kDepth);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Float x = Vector::set(a[kTransposed ? r : r * a_stride]);
+      const typename Product::Operand x = Product::broadcast(a + (kTransposed ? r : r * a_stride));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = Vector::fma(x, column[v], acc[r][v]);
+        acc[r][v] = Product::add(acc[r][v], x, column[v]);
       }
     }
-    a += kTransposed ? a_stride : 1;
-    b += kVectors * kLanes;
+    a += kTransposed ? a_stride : Product::kDepth;
+    b += kVectors * kLanes * Product::kDepth;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -194,57 +208,57 @@ void multiply_group(int64_t depth, const float* a, int64_t a_stride, const float
   }
 }
 
-template <int kRows, int kVectors, bool kTransposed>
-void multiply_rest(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
-                   int64_t c_stride, bool accumulate) {
+template <typename Product, int kRows, int kVectors, bool kTransposed>
+void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                   const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_group<kRows, kVectors, kTransposed>(depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, c, c_stride, accumulate);
     } else {
-      multiply_rest<kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
     }
   }
 }
 
-template <int kVectors, bool kTransposed>
-void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
-                    int64_t c_stride, bool accumulate) {
+template <typename Product, int kVectors, bool kTransposed>
+void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
   // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
   constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
   const int64_t row_step = kTransposed ? 1 : a_stride;
-  int64_t r = 0;
+  int64_t r = kTransposed ? 0 : Product::multiply_tiles(rows, kVectors, depth, a, a_stride, b, c, c_stride, accumulate);
   for (; r + kRows <= rows; r += kRows) {
-    multiply_group<kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, c + r * c_stride, c_stride,
-                                                 accumulate);
+    multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, c + r * c_stride,
+                                                          c_stride, accumulate);
   }
-  multiply_rest<kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b, c + r * c_stride,
-                                                  c_stride, accumulate);
+  multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b,
+                                                           c + r * c_stride, c_stride, accumulate);
 }
 
-template <bool kTransposed>
-void multiply_any(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
-                  int64_t c_stride, bool accumulate) {
+template <typename Product, bool kTransposed>
+void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                  const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
   if (vectors == 1) {
-    multiply_panel<1, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    multiply_panel<Product, 1, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
   } else if (vectors == 2) {
-    multiply_panel<2, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    multiply_panel<Product, 2, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
   } else if constexpr (Vector::kPanelVectors > 2) {
     if (vectors == 3) {
-      multiply_panel<3, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_panel<Product, 3, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
     } else {
-      multiply_panel<4, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_panel<Product, 4, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
     }
   }
 }
 
 void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
               int64_t c_stride, bool accumulate) {
-  multiply_any<false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
+  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
 }
 
 void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
                          float* c, int64_t c_stride) {
-  multiply_any<true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
+  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
 }
 
 // ---- Few rows: keys and values as they lie ------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // The kernels of pairs.h over AVX-512 registers, for the instruction sets that define FLASHLIFT_PAIR_PRODUCT. Included
-// by kernels_impl.h, whose softmax it shares.
+// by kernels_impl.h, whose products and softmax it shares.
 //
 // FLASHLIFT_PAIR_PRODUCT is a header with
 //   Float dot(Float sum, __m512i a, __m512i b)   lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1] over bf16
@@ -114,81 +114,23 @@ void pack_transposed_pairs(const MatrixView& src, int64_t rows, int64_t columns,
   }
 }
 
-template <int kRows, int kVectors>
-void multiply_pair_group(int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c, int64_t c_stride,
-                         bool accumulate) {
-  Float acc[kRows][kVectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
-    }
+struct PairProduct {
+  using Element = Bf16;
+  using Operand = __m512i;
+  static constexpr int kDepth = 2;
+  static Operand load(const Bf16* b) { return _mm512_loadu_si512(b); }
+  static Operand broadcast(const Bf16* a) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a, sizeof(pair));
+    return _mm512_set1_epi32(pair);
   }
-  for (int64_t k = 0; k < depth; k += 2) {
-    __m512i column[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      column[v] = _mm512_loadu_si512(b + 2 * v * kLanes);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      int32_t pair;
-      __builtin_memcpy(&pair, a + r * a_stride, sizeof(pair));
-      const __m512i x = _mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = dot(acc[r][v], x, column[v]);
-      }
-    }
-    a += 2;
-    b += 2 * kVectors * kLanes;
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      Vector::store(c + r * c_stride + v * kLanes, acc[r][v]);
-    }
-  }
-}
-
-template <int kRows, int kVectors>
-void multiply_pair_rest(int64_t rows, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
-                        int64_t c_stride, bool accumulate) {
-  if constexpr (kRows > 0) {
-    if (rows == kRows) {
-      multiply_pair_group<kRows, kVectors>(depth, a, a_stride, b, c, c_stride, accumulate);
-    } else {
-      multiply_pair_rest<kRows - 1, kVectors>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    }
-  }
-}
-
-template <int kVectors>
-void multiply_pair_panel(int64_t rows, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
-                         int64_t c_stride, bool accumulate) {
-  constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
-  int64_t r = multiply_tiles(rows, kVectors, depth, a, a_stride, b, c, c_stride, accumulate);
-  for (; r + kRows <= rows; r += kRows) {
-    multiply_pair_group<kRows, kVectors>(depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride, accumulate);
-  }
-  multiply_pair_rest<kRows - 1, kVectors>(rows - r, depth, a + r * a_stride, a_stride, b, c + r * c_stride, c_stride,
-                                          accumulate);
-}
+  static Float add(Float sum, Operand a, Operand b) { return dot(sum, a, b); }
+  static constexpr auto multiply_tiles = FLASHLIFT_ISA_NAMESPACE::multiply_tiles;
+};
 
 void multiply_pairs(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
                     int64_t c_stride, bool accumulate) {
-  switch (vectors) {
-    case 1:
-      return multiply_pair_panel<1>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    case 2:
-      return multiply_pair_panel<2>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    case 3:
-      return multiply_pair_panel<3>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-    default:
-      return multiply_pair_panel<4>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
-  }
+  multiply_any<PairProduct, false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
 }
 
 // Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row.
