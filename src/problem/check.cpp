@@ -7,8 +7,10 @@
 #include <functional>
 
 #include "problem/eager.h"
+#include "problem/eager_backward.h"
 #include "problem/elements.h"
 #include "problem/oracle.h"
+#include "problem/oracle_backward.h"
 
 namespace flashlift::problem {
 namespace {
@@ -27,34 +29,91 @@ double epsilon(DType dtype) {
 struct ErrorSums {
   double error = 0;
   double maximum = 0;
-  double magnitude = 0;
   int64_t count = 0;
-  std::string mismatch;  // a NaN or an infinity where the oracle has another value
 
-  void add(double got, double want, const std::function<std::string()>& place) {
-    if (!std::isfinite(want) || !std::isfinite(got)) {
-      const bool same = (std::isnan(got) && std::isnan(want)) || got == want;
-      if (!same && mismatch.empty()) {
-        mismatch = fmt::format("expected {} at {}, got {}", want, place(), got);
-      }
-      return;
-    }
+  void add(double got, double want) {
     error += std::abs(got - want);
     maximum = std::max(maximum, std::abs(got - want));
-    magnitude += std::abs(want);
     ++count;
   }
-  double mean_error() const { return count > 0 ? error / static_cast<double>(count) : 0; }
-  double mean_magnitude() const { return count > 0 ? magnitude / static_cast<double>(count) : 0; }
+  double mean() const { return count > 0 ? error / static_cast<double>(count) : 0; }
 };
+
+// One tensor of a result, and what it is held against.
+struct Subject {
+  std::string name;
+  const TensorView& got;
+  const std::vector<double>& want;       // dense; empty: zeros
+  const std::vector<float>& eager;       // likewise
+  const std::vector<float>& magnitudes;  // of the elements' terms, for f32's share of the bound; empty: |want|
+  double samples = 1;                    // how many independent errors the mean is over
+  bool same_non_finite = true;           // NaN and each infinity stand where the oracle has the same
+};
+
+std::string place(const Subject& subject, int64_t index) {
+  std::string text;
+  for (int d = subject.got.rank - 1; d >= 0; --d) {
+    text = fmt::format("{}{}{}", index % subject.got.sizes[d], text.empty() ? "" : ",", text);
+    index /= subject.got.sizes[d];
+  }
+  return fmt::format("{}[{}]", subject.name, text);
+}
+
+CheckReport judge(const Subject& subject) {
+  CheckReport report{.tensor = subject.name, .ok = true};
+  ErrorSums ours;
+  ErrorSums theirs;
+  double magnitude = 0;
+  double terms = 0;
+  const int64_t count = subject.got.element_count();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const double want = subject.want.empty() ? 0.0 : subject.want[at];
+    const double got = read_float(subject.got, element_offset(subject.got, i));
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      const bool same = subject.same_non_finite ? (std::isnan(got) && std::isnan(want)) || got == want
+                                                : std::isfinite(got) == std::isfinite(want);
+      if (!same && report.ok) {
+        report.ok = false;
+        report.reason = fmt::format("expected {} at {}, got {}", want, place(subject, i), got);
+      }
+      continue;
+    }
+    ours.add(got, want);
+    magnitude += std::abs(want);
+    const double of_terms = subject.magnitudes.empty() ? std::abs(want) : subject.magnitudes[at];
+    terms += std::isfinite(of_terms) ? of_terms : 0.0;
+    const double eager = subject.eager.empty() ? 0.0 : subject.eager[at];
+    if (std::isfinite(eager)) {  // what overflows in a 16-bit dtype is no measure
+      theirs.add(eager, want);
+    }
+  }
+  report.mean_error = ours.mean();
+  report.max_error = ours.maximum;
+  report.eager_error = theirs.mean();
+  if (ours.count == 0) {
+    return report;
+  }
+  // Chance: each element's rounding error is uniform within an ulp, so a mean over n of them wanders by 1/sqrt(n).
+  const auto elements = static_cast<double>(ours.count);
+  const double rounding =
+      epsilon(subject.got.dtype) / std::sqrt(elements) * magnitude + 4 * epsilon(DType::kF32) * terms;
+  // With n independent samples, two means of the same distribution differ by more than 3 / sqrt(n) of their size less
+  // than once in a thousand.
+  const double ratio = 1.1 + 3.0 / std::sqrt(std::max(1.0, subject.samples));
+  report.bound = ratio * report.eager_error + rounding / elements;
+  if (report.ok && !(report.mean_error <= report.bound)) {
+    report.ok = false;
+    report.reason =
+        fmt::format("mean error of {} {:.3g} is above the bound {:.3g}", subject.name, report.mean_error, report.bound);
+  }
+  return report;
+}
 
 // lse and row maxima.
 void check_rows(const char* name, const TensorView& view, const std::vector<double>& want, CheckReport& report) {
-  const int64_t heads = view.sizes[1];
-  const int64_t rows = view.sizes[2];
   for (size_t i = 0; i < want.size() && report.ok; ++i) {
-    const int64_t index = static_cast<int64_t>(i);
-    const double got = read_float(view, row_offset(view, index / (heads * rows), index / rows % heads, index % rows));
+    const double got = read_float(view, element_offset(view, static_cast<int64_t>(i)));
     const double expected = want[i];
     const bool same = (std::isnan(got) && std::isnan(expected)) || got == expected;
     // A score, or one plus a logarithm of its order: relative to it, with the error of a dot product allowed.
@@ -65,45 +124,66 @@ void check_rows(const char* name, const TensorView& view, const std::vector<doub
   }
 }
 
+// The gradients of a call beside what they should be.
+class GradientCheck {
+ public:
+  GradientCheck(const AttentionArguments& forward, OracleGradients want, EagerGradients eager)
+      : query_rows_(static_cast<double>(forward.q.sizes[0] * forward.q.sizes[1] * forward.q.sizes[2])),
+        want_(std::move(want)),
+        eager_(std::move(eager)) {}
+
+  CheckReport run(const Problem& problem, const BackwardArguments& arguments) {
+    add("d_q", arguments.d_q, problem.head_dim, want_.q, eager_.q);
+    add("d_k", arguments.d_k, problem.head_dim, want_.k, eager_.k);
+    add("d_v", arguments.d_v, problem.value_dim, want_.v, eager_.v);
+    for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+      add(fmt::format("the gradient of `{}`", problem.captures[i].name), arguments.d_captures[i], 1, want_.captures[i],
+          eager_.captures[i]);
+    }
+    add("d_sinks", arguments.d_sinks, 1, want_.sinks, eager_.sinks);
+    return worst_;
+  }
+
+ private:
+  // The elements of a row of `width` share their errors.
+  void add(const std::string& name, const std::optional<TensorView>& got, int64_t width,
+           const std::vector<double>& want, const EagerGradient& eager) {
+    if (!got) {
+      return;
+    }
+    const CheckReport report =
+        judge({.name = name,
+               .got = *got,
+               .want = want,
+               .eager = eager.values,
+               .magnitudes = eager.magnitudes,
+               // All that a query's row passes on has the error of its softmax in common.
+               .samples = std::min(query_rows_, static_cast<double>(got->element_count() / width)),
+               .same_non_finite = false});
+    const auto excess = [](const CheckReport& r) { return r.mean_error / std::max(r.bound, 1e-300); };
+    if (worst_.tensor.empty() || (worst_.ok && (!report.ok || excess(report) > excess(worst_)))) {
+      worst_ = report;
+    }
+  }
+
+  double query_rows_;
+  OracleGradients want_;
+  EagerGradients eager_;
+  CheckReport worst_{.ok = true};
+};
+
 }  // namespace
 
 Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments) {
   FLASHLIFT_ASSIGN_OR_RETURN(const OracleResult want, run_oracle(problem, arguments));
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<float> eager, run_eager(problem, arguments));
-  ErrorSums ours;
-  ErrorSums theirs;
-  const TensorView& out = arguments.out;
-  const int64_t heads = out.sizes[1];
-  const int64_t rows = out.sizes[2];
-  const int64_t dims = out.sizes[3];
-  for (size_t i = 0; i < want.out.size(); ++i) {
-    const int64_t row = static_cast<int64_t>(i) / dims;
-    const int64_t d = static_cast<int64_t>(i) % dims;
-    const int64_t b = row / (heads * rows);
-    const int64_t h = row / rows % heads;
-    const int64_t s = row % rows;
-    const double got = read_float(out, row_offset(out, b, h, s) + d * out.strides[3]);
-    ours.add(got, want.out[i], [&] { return fmt::format("out[{},{},{},{}]", b, h, s, d); });
-    theirs.add(eager[i], want.out[i], [] { return std::string(); });
-  }
-  CheckReport report;
-  report.mean_error = ours.mean_error();
-  report.max_error = ours.maximum;
-  report.eager_error = theirs.mean_error();
-  // Chance: each element's rounding error is uniform within an ulp, so a mean over n of them wanders by 1/sqrt(n).
-  const double chance = epsilon(problem.out_dtype) / std::sqrt(std::max<double>(1.0, static_cast<double>(ours.count)));
-  // A row's outputs share the errors of its scores, so that only rows are independent samples of either mean: with n
-  // rows, two means of the same distribution differ by more than 3 / sqrt(n) of their size less than once in a
-  // thousand.
-  const double rows_counted = std::max(1.0, static_cast<double>(ours.count) / static_cast<double>(dims));
-  const double ratio = 1.1 + 3.0 / std::sqrt(rows_counted);
-  report.bound = ratio * report.eager_error + (chance + 4 * epsilon(DType::kF32)) * ours.mean_magnitude();
-  report.ok = ours.mismatch.empty() && report.mean_error <= report.bound;
-  if (!ours.mismatch.empty()) {
-    report.reason = ours.mismatch;
-  } else if (!report.ok) {
-    report.reason = fmt::format("mean error {:.3g} is above the bound {:.3g}", report.mean_error, report.bound);
-  }
+  CheckReport report = judge({.name = "out",
+                              .got = arguments.out,
+                              .want = want.out,
+                              .eager = eager,
+                              .magnitudes = {},
+                              // A row's outputs share the errors of its scores.
+                              .samples = static_cast<double>(arguments.out.element_count() / problem.value_dim)});
   if (report.ok && arguments.lse) {
     check_rows("lse", *arguments.lse, want.lse, report);
   }
@@ -111,6 +191,13 @@ Result<CheckReport> check_output(const Problem& problem, const AttentionArgument
     check_rows("row_max", *arguments.row_max, want.row_max, report);
   }
   return report;
+}
+
+Result<CheckReport> check_gradients(const Problem& problem, const BackwardArguments& arguments) {
+  const OracleCotangents cotangents{.out = arguments.d_out, .lse = arguments.d_lse};
+  FLASHLIFT_ASSIGN_OR_RETURN(OracleGradients want, run_oracle_backward(problem, arguments.forward, cotangents));
+  FLASHLIFT_ASSIGN_OR_RETURN(EagerGradients eager, run_eager_backward(problem, arguments.forward, cotangents));
+  return GradientCheck(arguments.forward, std::move(want), std::move(eager)).run(problem, arguments);
 }
 
 }  // namespace flashlift::problem

@@ -3,12 +3,14 @@
 
 #include <string>
 
+#include "flashlift/backward.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::problem {
 
 struct CheckReport {
-  double mean_error = 0;  // of the output against the fp64 oracle
+  std::string tensor;     // which one this is about
+  double mean_error = 0;  // against the fp64 oracle
   double max_error = 0;
   double eager_error = 0;  // mean error of same-dtype eager maths
   double bound = 0;        // what mean_error may be
@@ -20,5 +22,11 @@ struct CheckReport {
 // eager maths in the same dtype, plus what chance and the output's own rounding do to the mean of few rows and
 // elements. NaN and infinities must stand exactly where the oracle has them. Errors: as run_oracle.
 Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments);
+
+// Compares every gradient that the arguments ask for likewise, and reports the one that is nearest to its bound or the
+// furthest beyond it. Besides, a gradient's terms may cancel down to nothing, exactly so in eager maths: f32 rounding
+// of the terms is allowed, whatever the problem's dtype. Where the oracle's gradient is not finite, neither may ours
+// be. Errors: as run_oracle_backward.
+Result<CheckReport> check_gradients(const Problem& problem, const BackwardArguments& arguments);
 
 }  // namespace flashlift::problem

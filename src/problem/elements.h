@@ -26,4 +26,14 @@ inline int64_t row_offset(const TensorView& view, int64_t b, int64_t h, int64_t 
   return b * view.strides[0] + h * view.strides[1] + s * view.strides[2];
 }
 
+// The offset of an element that is given by its place in the dense logical order.
+inline int64_t element_offset(const TensorView& view, int64_t index) {
+  int64_t offset = 0;
+  for (int d = view.rank - 1; d >= 0; --d) {
+    offset += index % view.sizes[d] * view.strides[d];
+    index /= view.sizes[d];
+  }
+  return offset;
+}
+
 }  // namespace flashlift::problem

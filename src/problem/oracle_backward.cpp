@@ -5,9 +5,10 @@
 #include <cmath>
 #include <limits>
 
+#include "flashlift/backward.h"
 #include "problem/elements.h"
 #include "problem/oracle_rows.h"
-#include "score/derivative.h"
+#include "problem/score_derivative.h"
 #include "support/error.h"
 
 namespace flashlift::problem {
@@ -37,7 +38,11 @@ class OracleBackward {
     gradients_.captures.resize(problem.captures.size());
     gradients_.sinks.assign(problem.q_heads * problem.sinks, 0.0);
     if (problem.score_mod) {
-      prepare_derivative();
+      derivative_.emplace(problem, arguments);
+      for (const score::LoadDerivative& load : derivative_->loads()) {
+        const size_t capture = derivative_->capture_of(load);
+        gradients_.captures[capture].assign(arguments.captures[capture].element_count(), 0.0);
+      }
     }
   }
 
@@ -53,23 +58,6 @@ class OracleBackward {
   }
 
  private:
-  void prepare_derivative() {
-    const Program& score_mod = *problem_.score_mod;
-    derivative_ = score::differentiate(score_mod, std::vector<bool>(score_mod.captures.size(), true));
-    views_ = views_of(derivative_.body, problem_, arguments_);
-    interpreter_.emplace(derivative_.body, views_);
-    for (const score::LoadDerivative& load : derivative_.loads) {
-      const int64_t capture = capture_of(load);
-      gradients_.captures[capture].assign(arguments_.captures[capture].element_count(), 0.0);
-    }
-  }
-
-  // Which of the problem's captured tensors a load reads.
-  int64_t capture_of(const score::LoadDerivative& load) const {
-    const Capture& read = derivative_.body.captures[derivative_.body.nodes[load.load].payload];
-    return std::find(problem_.captures.begin(), problem_.captures.end(), read) - problem_.captures.begin();
-  }
-
   void row(int64_t b, int64_t h, int64_t i) {
     rows_.compute(b, h, i);
     const std::vector<double>& scores = rows_.scores();
@@ -126,12 +114,14 @@ class OracleBackward {
   }
 
   void add_through_score(int64_t b, int64_t h, int64_t i, int64_t j, double ds) {
-    if (interpreter_) {
-      interpreter_->score_mod(rows_.products()[j], rows_.coordinates(b, h, i, j));
-      for (const score::LoadDerivative& load : derivative_.loads) {
-        add_to_capture(load, ds * interpreter_->real(load.weight));
+    if (derivative_) {
+      derivative_->run(rows_.products()[j], rows_.coordinates(b, h, i, j));
+      for (const score::LoadDerivative& load : derivative_->loads()) {
+        if (const std::optional<int64_t> at = derivative_->element_of(load)) {
+          gradients_.captures[derivative_->capture_of(load)][*at] += ds * derivative_->weight(load);
+        }
       }
-      ds *= interpreter_->real(derivative_.d_score);
+      ds *= derivative_->d_score();
     }
     const int64_t g = rows_.kv_head(h);
     const int64_t q_offset = row_offset(arguments_.q, b, h, i);
@@ -142,20 +132,6 @@ class OracleBackward {
       dq[d] += problem_.scale * ds * read_float(arguments_.k, k_offset + d * arguments_.k.strides[3]);
       dk[d] += problem_.scale * ds * read_float(arguments_.q, q_offset + d * arguments_.q.strides[3]);
     }
-  }
-
-  void add_to_capture(const score::LoadDerivative& load, double gradient) {
-    const int64_t capture = capture_of(load);
-    const TensorView& view = arguments_.captures[capture];
-    const std::vector<ValueId>& indices = derivative_.body.nodes[load.load].operands;
-    int64_t at = 0;
-    for (int d = 0; d < view.rank; ++d) {
-      if (view.sizes[d] == 0) {
-        return;  // what is read from an empty tensor is the constant 0
-      }
-      at = at * view.sizes[d] + std::clamp<int64_t>(interpreter_->integer(indices[d]), 0, view.sizes[d] - 1);
-    }
-    gradients_.captures[capture][at] += gradient;
   }
 
   void add_to_value(int64_t b, int64_t h, int64_t i, int64_t j, double p) {
@@ -190,29 +166,25 @@ class OracleBackward {
   const OracleCotangents& cotangents_;
   OracleRows rows_;
   int64_t kv_len_;
-  score::Derivative derivative_;
-  std::vector<TensorView> views_;
-  std::optional<score::Interpreter> interpreter_;
+  std::optional<ScoreDerivative<double>> derivative_;
   std::vector<double> dp_;
   OracleGradients gradients_;
 };
 
 }  // namespace
 
+Status verify_cotangents(const Problem& problem, const AttentionArguments& arguments,
+                         const OracleCotangents& cotangents) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  FLASHLIFT_RETURN_IF_ERROR(verify_backward(problem));
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
+  FLASHLIFT_RETURN_IF_ERROR(verify_cotangent("out", cotangents.out, arguments.out.shape()));
+  return cotangents.lse ? verify_cotangent("lse", *cotangents.lse, arguments.out.shape().first(3)) : Status();
+}
+
 Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
                                             const OracleCotangents& cotangents) {
-  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
-  FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
-  if (!problem.normalize) {
-    return unsupported("an output that is not normalised has no backward: ask for a normalised one and scale it");
-  }
-  if (problem.page_size > 0) {
-    return unsupported("paged keys and values have no backward: pages are shared, so gather them into tensors first");
-  }
-  FLASHLIFT_RETURN_IF_ERROR(verify_cotangent("out", cotangents.out, arguments.out.shape()));
-  if (cotangents.lse) {
-    FLASHLIFT_RETURN_IF_ERROR(verify_cotangent("lse", *cotangents.lse, arguments.out.shape().first(3)));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_cotangents(problem, arguments, cotangents));
   return OracleBackward(problem, arguments, cotangents).run();
 }
 

@@ -24,9 +24,13 @@ struct OracleGradients {
   std::vector<double> sinks;  // [q_heads, sinks]
 };
 
+// That the problem has a backward, and the arguments and cotangents are what it says.
+Status verify_cotangents(const Problem& problem, const AttentionArguments& arguments,
+                         const OracleCotangents& cotangents);
+
 // Rows without a key pass nothing on, except that `uniform` ones pass their mean on to v. A masked key takes no part,
 // whatever its value.
-// Errors: as run_oracle; kUnsupported for an output that is not normalised, whose hidden row maximum has no gradient.
+// Errors: what verify_cotangents says.
 Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
                                             const OracleCotangents& cotangents);
 
