@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build format lint asan fuzz setup system lint-system clean
+.PHONY: help demo test soak bench build format lint asan fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -28,6 +28,11 @@ test: build ## build everything and run all tests
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS)
 	@echo "==> Python tests"
 	@$(VENV)/bin/python -m pytest -q tests/python
+
+SOAK_COUNT ?= 10000
+soak: build ## draw SOAK_COUNT (10000) problems forward and as many backward, compare with the oracle (an hour)
+	@$(BUILD)/bin/soak forward --count $(SOAK_COUNT)
+	@$(BUILD)/bin/soak backward --count $(SOAK_COUNT)
 
 bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py

@@ -15,8 +15,9 @@ namespace flashlift {
 // Every gradient is an output that may be left out; each has the shape of its tensor, any strides, and overlaps nothing
 // else. It is written, not added to.
 struct BackwardArguments {
-  // The forward call's arguments as it left them: out and lse are read now. A problem that asks for lse has the faster
-  // backward; without it, the row sums are computed once more.
+  // The forward call's arguments as it left them: out and lse are read now. A problem that asks for lse and for an f32
+  // output has the fastest backward: without lse the row sums are computed once more, and what rounding does to a 16-bit
+  // output is too much for <d_out, out>, so that this is computed once more too.
   AttentionArguments forward;
 
   TensorView d_out;                 // of out's dtype and shape

@@ -33,7 +33,7 @@ struct BackwardCall {
 // Fills in call.rows for a tile of queries.
 struct RowsLayout {
   explicit RowsLayout(const BackwardCall& call);
-  size_t q, k, s, maxima, state, coordinates, out;
+  size_t q, k, s, dp, d_out, weighted, maxima, state, coordinates, out;
   int64_t s_stride;
   size_t bytes;
 };

@@ -33,16 +33,24 @@ class RowFinder {
         states_(call.rows + call.row_index(b, h, q_begin)) {}
 
   void run() {
-    bool trusted = call_.forward().lse.has_value();
+    const AttentionArguments& forward = call_.forward();
+    // What rounding a stored output to 16 bits does to <d_out, out> is an error that all keys of the row share; it can
+    // be larger than all others together. sum_p (p dp), which it stands for, is summed from the scores then.
+    const bool reads_out = forward.out.dtype == DType::kF32;
+    bool trusted = forward.lse.has_value();
     for (int64_t r = 0; r < rows_; ++r) {
-      const float lse = trusted ? f32_at(*call_.forward().lse, b_, h_, q_begin_ + r) : 0;
-      states_[r] = {.shift = lse, .factor = 1, .delta = static_cast<float>(delta(r)), .empty = 0};
+      const float lse = trusted ? f32_at(*forward.lse, b_, h_, q_begin_ + r) : 0;
+      states_[r] = {.shift = lse, .factor = 1, .delta = reads_out ? delta(r, out_dot(r)) : 0, .empty = 0};
       trusted = trusted && lse > -kTrustedLse && lse < kTrustedLse;
     }
-    if (!trusted) {
-      sum_scores();
-      for (int64_t r = 0; r < rows_; ++r) {
-        set_state(at<RowState>(layout_.state)[r], states_[r]);
+    if (trusted && reads_out) {
+      return;
+    }
+    sum_scores(!reads_out);
+    for (int64_t r = 0; r < rows_; ++r) {
+      const double share = set_state(at<RowState>(layout_.state)[r], states_[r]);
+      if (!reads_out && states_[r].empty == 0) {
+        states_[r].delta = delta(r, share * at<float>(layout_.weighted)[r * call_.kernels().lanes]);
       }
     }
   }
@@ -53,7 +61,11 @@ class RowFinder {
     return reinterpret_cast<T*>(memory_.tiles + offset);
   }
 
-  double delta(int64_t r) {
+  float delta(int64_t r, double sum) {
+    return static_cast<float>(call_.arguments.d_lse ? sum - f32_at(*call_.arguments.d_lse, b_, h_, q_begin_ + r) : sum);
+  }
+
+  double out_dot(int64_t r) {
     const int64_t value_dim = call_.problem().value_dim;
     float* out = at<float>(layout_.out);
     float* d_out = out + call_.v_stride;
@@ -65,15 +77,21 @@ class RowFinder {
     for (int64_t d = 0; d < value_dim; ++d) {
       sum += static_cast<double>(out[d]) * static_cast<double>(d_out[d]);
     }
-    return call_.arguments.d_lse ? sum - f32_at(*call_.arguments.d_lse, b_, h_, q_begin_ + r) : sum;
+    return sum;
   }
 
-  // The forward pass without values.
-  void sum_scores() {
-    const int64_t head_dim = call_.problem().head_dim;
+  // The forward pass with <d_out, v> in place of the values, or without.
+  void sum_scores(bool weighted) {
+    const TileKernels& kernels = call_.kernels();
+    const Problem& problem = call_.problem();
     const int64_t kv_tile = call_.kernel.config().kv_tile;
-    call_.kernels().convert_rows(head_rows(call_.forward().q, b_, h_, q_begin_), rows_, head_dim, 1.0f,
-                                 at<float>(layout_.q), head_dim);
+    kernels.convert_rows(head_rows(call_.forward().q, b_, h_, q_begin_), rows_, problem.head_dim, 1.0f,
+                         at<float>(layout_.q), problem.head_dim);
+    if (weighted) {
+      kernels.convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_), rows_, problem.value_dim,
+                           call_.dropout.factor, at<float>(layout_.d_out), problem.value_dim);
+    }
+    std::fill_n(at<float>(layout_.weighted), rows_ * kernels.lanes, 0.0f);
     for (int64_t r = 0; r < rows_; ++r) {
       at<RowState>(layout_.state)[r] = {};
       at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b_), static_cast<int32_t>(h_),
@@ -83,25 +101,34 @@ class RowFinder {
     call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
     for (const plan::TileRun& run : visits.runs) {
       for (int64_t block = run.begin; block < run.end; ++block) {
-        sum_block(block * kv_tile, std::min(kv_tile, call_.sizes.kv_len - block * kv_tile),
-                  run.kind == plan::TileKind::kPartial);
+        const int64_t columns = std::min(kv_tile, call_.sizes.kv_len - block * kv_tile);
+        sum_block(block * kv_tile, columns, run.kind == plan::TileKind::kPartial);
+        if (weighted) {
+          weigh_block(block * kv_tile, columns);
+        }
       }
+    }
+  }
+
+  // <rows, keys> of a block of keys, or of values.
+  void multiply(const float* rows, const TensorView& keys, int64_t kv_begin, int64_t columns, float* to) {
+    const TileKernels& kernels = call_.kernels();
+    const int64_t depth = keys.sizes[3];
+    for (int64_t c = 0; c < columns; c += kernels.panel_width) {
+      const int64_t count = std::min<int64_t>(kernels.panel_width, columns - c);
+      const int64_t padded = round_up(count, kernels.lanes);
+      kernels.pack_transposed(head_rows(keys, b_, h_ / call_.sizes.group(), kv_begin + c), count, depth,
+                              at<float>(layout_.k), padded);
+      kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), depth, rows, depth, at<float>(layout_.k),
+                       to + c, layout_.s_stride, false);
     }
   }
 
   void sum_block(int64_t kv_begin, int64_t columns, bool partial) {
     const TileKernels& kernels = call_.kernels();
     const Problem& problem = call_.problem();
-    const int64_t head_dim = problem.head_dim;
     float* s = at<float>(layout_.s);
-    for (int64_t c = 0; c < columns; c += kernels.panel_width) {
-      const int64_t keys = std::min<int64_t>(kernels.panel_width, columns - c);
-      const int64_t padded = round_up(keys, kernels.lanes);
-      kernels.pack_transposed(head_rows(call_.forward().k, b_, h_ / call_.sizes.group(), kv_begin + c), keys, head_dim,
-                              at<float>(layout_.k), padded);
-      kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), head_dim, at<float>(layout_.q), head_dim,
-                       at<float>(layout_.k), s + c, layout_.s_stride, false);
-    }
+    multiply(at<float>(layout_.q), call_.forward().k, kv_begin, columns, s);
     float* maxima = at<float>(layout_.maxima);
     const ScoreFunction function =
         function_for_tile(call_.kernel.forward().score(), problem, partial, columns % kernels.lanes == 0);
@@ -122,10 +149,34 @@ class RowFinder {
       function(&arguments);
     }
     kernels.softmax(s, layout_.s_stride, rows_, round_up(columns, kernels.lanes), maxima, at<RowState>(layout_.state),
-                    s, 0, 0);
+                    at<float>(layout_.weighted), kernels.lanes, kernels.lanes);
   }
 
-  void set_state(const RowState& state, RowGradient& row) {
+  // Adds <e^(score - maximum), dp> of the block whose exponentials stand in s.
+  void weigh_block(int64_t kv_begin, int64_t columns) {
+    const TileKernels& kernels = call_.kernels();
+    float* dp = at<float>(layout_.dp);
+    multiply(at<float>(layout_.d_out), call_.forward().v, kv_begin, columns, dp);
+    for (int64_t r = 0; r < rows_; ++r) {
+      float* row = dp + r * layout_.s_stride;
+      const float* e = at<float>(layout_.s) + r * layout_.s_stride;
+      if (call_.dropout.threshold > 0) {
+        kernels.drop_out(row, columns, call_.dropout, {b_, h_, q_begin_ + r}, kv_begin);
+      }
+      float sum = 0;
+      kernels.dot_rows({row, DType::kF32, columns, 1}, 1, columns, e, columns, 1, &sum, 1);
+      if (!std::isfinite(sum)) {  // a masked key takes no part, whatever its value
+        sum = 0;
+        for (int64_t j = 0; j < columns; ++j) {
+          sum = e[j] != 0 ? std::fma(e[j], row[j], sum) : sum;
+        }
+      }
+      at<float>(layout_.weighted)[r * kernels.lanes] += sum;
+    }
+  }
+
+  // Returns what sums over the row's exponentials are multiplied by for sums over its probabilities.
+  double set_state(const RowState& state, RowGradient& row) {
     double maximum = state.max;
     bool any_nan = std::isnan(state.sum);
     for (int64_t r = 0; r < call_.problem().sinks; ++r) {
@@ -136,18 +187,20 @@ class RowFinder {
     if (any_nan || maximum == kInfinity) {
       row.shift = 0;
       row.factor = std::numeric_limits<float>::quiet_NaN();
-      return;
+      return row.factor;
     }
     if (maximum == -kInfinity) {
       row = {.shift = 0, .factor = 0, .delta = 0, .empty = 1};
-      return;
+      return 0;
     }
-    double sum = state.max == -kInfinity ? 0.0 : state.sum * std::exp(exponent_base(state.max) - maximum);
+    const double scale = state.max == -kInfinity ? 0.0 : std::exp(exponent_base(state.max) - maximum);
+    double sum = scale * state.sum;
     for (int64_t r = 0; r < call_.problem().sinks; ++r) {
       sum += std::exp(sink_at(*call_.forward().sinks, h_, r) - maximum);
     }
     row.shift = static_cast<float>(maximum);
     row.factor = static_cast<float>(1.0 / sum);
+    return scale / sum;
   }
 
   const BackwardCall& call_;
@@ -167,8 +220,12 @@ RowsLayout::RowsLayout(const BackwardCall& call) {
   LayoutCounter counter;
   s_stride = call.kernel.config().kv_tile;
   q = counter.take(rows * call.problem().head_dim, sizeof(float));
-  k = counter.take(call.kernels().panel_width * call.problem().head_dim, sizeof(float));
+  k = counter.take(call.kernels().panel_width * std::max(call.problem().head_dim, call.problem().value_dim),
+                   sizeof(float));
   s = counter.take(rows * s_stride, sizeof(float));
+  dp = counter.take(rows * s_stride, sizeof(float));
+  d_out = counter.take(rows * call.problem().value_dim, sizeof(float));
+  weighted = counter.take(rows * call.kernels().lanes, sizeof(float));
   maxima = counter.take(rows, sizeof(float));
   state = counter.take(rows, sizeof(RowState));
   coordinates = counter.take(rows, sizeof(RowCoordinates));

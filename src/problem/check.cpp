@@ -43,11 +43,11 @@ struct ErrorSums {
 struct Subject {
   std::string name;
   const TensorView& got;
-  const std::vector<double>& want;       // dense; empty: zeros
-  const std::vector<float>& eager;       // likewise
-  const std::vector<float>& magnitudes;  // of the elements' terms, for f32's share of the bound; empty: |want|
-  double samples = 1;                    // how many independent errors the mean is over
-  bool same_non_finite = true;           // NaN and each infinity stand where the oracle has the same
+  const std::vector<double>& want;        // dense; empty: zeros
+  const std::vector<float>& eager;        // likewise
+  const std::vector<double>& magnitudes;  // of the elements' terms, for f32's share of the bound; empty: |want|
+  double samples = 1;                     // how many independent errors the mean is over
+  bool same_non_finite = true;            // NaN and each infinity stand where the oracle has the same
 };
 
 std::string place(const Subject& subject, int64_t index) {

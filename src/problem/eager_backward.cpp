@@ -33,13 +33,13 @@ struct Dense {
 };
 
 EagerGradient zeros(size_t count) {
-  return {.values = std::vector<float>(count), .magnitudes = std::vector<float>(count)};
+  return {.values = std::vector<float>(count), .magnitudes = std::vector<double>(count)};
 }
 
 // A number and the magnitude of what it was summed from.
 struct Sum {
   float value = 0;
-  float magnitude = 0;
+  double magnitude = 0;
 };
 
 // to += factor * from, for a row of `count` elements.

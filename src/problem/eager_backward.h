@@ -11,7 +11,7 @@ namespace flashlift::problem {
 // A gradient, dense in logical order, and for each element the sum of its terms' magnitudes, before anything cancels.
 struct EagerGradient {
   std::vector<float> values;
-  std::vector<float> magnitudes;
+  std::vector<double> magnitudes;  // f32 may not hold them where a large finite constant masks
 };
 
 struct EagerGradients {

@@ -99,7 +99,7 @@ class OracleBackward {
     for (int64_t j = 0; j < kv_len_; ++j) {
       if (scores[j] != -kInfinity) {
         const double p = probability(scores[j]);
-        add_to_value(b, h, i, j, p * rows_.dropout_factor(b, h, i, j));
+        add_to_value(b, h, i, j, p);
         add_through_score(b, h, i, j, p * (dp_[j] + common));
       }
     }
@@ -108,7 +108,7 @@ class OracleBackward {
   void empty_row(int64_t b, int64_t h, int64_t i) {
     if (problem_.empty_rows == EmptyRows::kUniform) {
       for (int64_t j = 0; j < kv_len_; ++j) {
-        add_to_value(b, h, i, j, rows_.dropout_factor(b, h, i, j) / static_cast<double>(kv_len_));
+        add_to_value(b, h, i, j, 1.0 / static_cast<double>(kv_len_));
       }
     }
   }
@@ -135,10 +135,14 @@ class OracleBackward {
   }
 
   void add_to_value(int64_t b, int64_t h, int64_t i, int64_t j, double p) {
+    const double factor = rows_.dropout_factor(b, h, i, j);
+    if (factor == 0) {
+      return;  // takes no part, even where the row is NaN
+    }
     const int64_t offset = row_offset(cotangents_.out, b, h, i);
     double* dv = gradients_.v.data() + dense_row(arguments_.v, b, rows_.kv_head(h), j);
     for (int64_t d = 0; d < problem_.value_dim; ++d) {
-      dv[d] += p * read_float(cotangents_.out, offset + d * cotangents_.out.strides[3]);
+      dv[d] += p * factor * read_float(cotangents_.out, offset + d * cotangents_.out.strides[3]);
     }
   }
 

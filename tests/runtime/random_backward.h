@@ -1,11 +1,11 @@
 // One randomly drawn problem forward and backward, its gradients compared with the oracle.
 #pragma once
 
-#include <string>
+#include "drawn_problem.h"
 
 namespace flashlift::testing {
 
-// Empty if the gradients are right, and the same for any number of threads; otherwise the problem and what is wrong.
-std::string check_random_backward(unsigned long seed);
+// The gradients have to be the same for any number of threads, too.
+DrawnProblem check_random_backward(unsigned long seed);
 
 }  // namespace flashlift::testing

@@ -11,7 +11,7 @@
 
 namespace flashlift::testing {
 
-std::string check_random_forward(unsigned long seed) {
+DrawnProblem check_random_forward(unsigned long seed) {
   Random random(seed);
   Problem problem = draw_problem(random);
   if (problem.kv_len > 0 && random() % 8 == 0) {  // forward only
@@ -22,7 +22,7 @@ std::string check_random_forward(unsigned long seed) {
   const OwnedArguments arguments =
       random() % 3 == 0 ? dense_arguments(problem, random) : strided_arguments(problem, random);
   const auto failed = [&](const std::string& what) {
-    return fmt::format("seed {}: {}\n{}\n", seed, what, print(problem));
+    return DrawnProblem{.failure = fmt::format("seed {}: {}\n{}\n", seed, what, print(problem))};
   };
   const Result<Attention> attention = Attention::compile(problem);
   if (!attention.ok()) {
@@ -35,7 +35,10 @@ std::string check_random_forward(unsigned long seed) {
   if (!report.ok()) {
     return failed(report.error().message);
   }
-  return report->ok ? "" : failed(report->reason);
+  if (!report->ok) {
+    return failed(fmt::format("{} (eager's is {:.3g})", report->reason, report->eager_error));
+  }
+  return {.ratio = report->bound > 0 ? report->mean_error / report->bound : 0};
 }
 
 }  // namespace flashlift::testing

@@ -1,11 +1,10 @@
 // One randomly drawn forward problem, compared with the oracle.
 #pragma once
 
-#include <string>
+#include "drawn_problem.h"
 
 namespace flashlift::testing {
 
-// Empty if the result is right; otherwise the problem and what is wrong with it.
-std::string check_random_forward(unsigned long seed);
+DrawnProblem check_random_forward(unsigned long seed);
 
 }  // namespace flashlift::testing
