@@ -272,7 +272,7 @@ def _without(**change):
 @pytest.mark.parametrize(
     "kind, words, call",
     [
-        (ValueError, "same dtype", lambda q, k, v: ((q, k.half(), v), {})),
+        (NotImplementedError, "key torch.int32", lambda q, k, v: ((q, k.int(), v), {})),
         (ValueError, "embedding dimension", lambda q, k, v: ((q, k[..., :8], v), {})),
         (NotImplementedError, "4D", lambda q, k, v: ((q[0], k[0], v[0]), {})),
         (ValueError, "enable_gqa", lambda q, k, v: ((q, k[:, :2], v[:, :2]), {})),

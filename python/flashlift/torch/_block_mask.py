@@ -9,9 +9,8 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, noop_mask
+from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error, noop_mask
 
-_SLICED = "_sliced_mask_mod_error"  # what PyTorch puts in place of the mask_mod of a sliced mask
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 
 _tables: "weakref.WeakKeyDictionary[BlockMask, tuple]" = weakref.WeakKeyDictionary()
@@ -23,12 +22,15 @@ def mask_mod_of(block_mask: BlockMask) -> Callable | None:
     Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks: their content is lost.
     """
     mask_mod = block_mask.mask_mod
-    sliced = getattr(mask_mod, "__name__", "") == _SLICED
+    sliced = mask_mod is _sliced_mask_mod_error
     if not sliced and mask_mod is not noop_mask and mask_mod is not None:
         return mask_mod
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS:
         return None
-    partial, listed = _table(block_mask)
+    if torch.compiler.is_dynamo_compiling():  # no content of a tensor decides what is compiled
+        partial, listed = True, _listed(block_mask)
+    else:
+        partial, listed = _table(block_mask)
     if sliced and partial:
         raise RuntimeError(
             "Cannot use mask_mod from a sliced BlockMask: it has partial blocks, and slicing forgets the mask_mod that "
@@ -40,12 +42,16 @@ def mask_mod_of(block_mask: BlockMask) -> Callable | None:
 
 
 def _from_table(listed: torch.Tensor, q_block: int, kv_block: int) -> Callable:
+    """One indexing of a tensor that the mod captures as it is: a table of another size is then no other program."""
     by_batch, by_head = listed.shape[0] > 1, listed.shape[1] > 1
+    listed = listed if by_head else listed[:, 0]
+    listed = listed if by_batch else listed[0]
 
     def in_listed_block(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        table = listed[b] if by_batch else listed[0]
-        table = table[h] if by_head else table[0]
-        return table[q // q_block, kv // kv_block]
+        block = (q // q_block, kv // kv_block)
+        if by_batch:
+            return listed[b, h, *block] if by_head else listed[b, *block]
+        return listed[h, *block] if by_head else listed[block]
 
     return in_listed_block
 
@@ -60,9 +66,23 @@ def _table(block_mask: BlockMask) -> tuple[bool, torch.Tensor | None]:
     if found is not None and found[0][0] is key[0] and found[0][1] is key[1]:
         return found[1]
     partial = bool((block_mask.kv_num_blocks > 0).any())
-    listed = block_mask.to_dense() != 0
-    while listed.dim() < 4:
-        listed = listed.unsqueeze(0)
+    listed = _listed(block_mask)
     result = (partial, None if bool(listed.all()) else listed)
     _tables[block_mask] = (key, result)
     return result
+
+
+def _listed(block_mask: BlockMask) -> torch.Tensor:
+    """BlockMask.to_dense takes the width of the lists for the number of blocks, but lists may be narrower."""
+    columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    listed = _from_lists(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    if block_mask.full_kv_num_blocks is not None:
+        listed = listed | _from_lists(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+    return listed[(None,) * (4 - listed.dim())]
+
+
+def _from_lists(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
+    in_list = torch.arange(indices.size(-1), device=indices.device) < counts.unsqueeze(-1)
+    places = torch.where(in_list, indices, columns).long()  # the rest goes into a column that is cut off
+    table = places.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
+    return table.scatter(-1, places, True)[..., :columns]

@@ -5,31 +5,36 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions, _warn_once
 
 from flashlift.torch._native import DEVICES, DTYPES
 
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 _NO_BLOCKS = 1 << 30
+# FlexKernelOptions', and those that PyTorch's kernels take beside them.
+_KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
+    "SPARSE_Q_BLOCK_SIZE SPARSE_KV_BLOCK_SIZE IS_DIVISIBLE SM_SCALE GQA_SHARED_HEADS HAS_FULL_BLOCKS QK_HEAD_DIM "
+    "V_HEAD_DIM FLOAT32_PRECISION SPLIT_KV PARTITION_SIZE SAFE_N_BOUNDARY SKIP_MASK_SCORE num_consumer_groups "
+    "num_buffers_warp_spec".split()
+)
 
 
 def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
     tensors = {"query": query, "key": key, "value": value}
     if any(one.is_nested for one in tensors.values()):
-        raise NotImplementedError("nested tensors are not supported: use a mask of document ids")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(
-            f"Expected query, key, and value to have the same dtype, but got {query.dtype}, {key.dtype} and {value.dtype}"
+        raise NotImplementedError(
+            "flex_attention does not support NestedTensor inputs; use dense ones, and a mask of document ids"
         )
     if not query.device == key.device == value.device:
         raise ValueError(
             "Expected query, key, and value to have the same device type, but got "
-            f"{query.device}, {key.device} and {value.device}"
+            f"query.device: {query.device}, key.device: {key.device}, and value.device: {value.device} instead."
         )
     if any(one.dim() < 2 for one in tensors.values()):
         shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
-        raise ValueError(f"Expected query, key, and value to all be at least 2 dimensional, but got {shapes}")
+        raise ValueError(f"Expected query, key, and value to all be  at least 2 dimensional, but got {shapes}")
     if query.size(-1) != key.size(-1):
         raise ValueError(
             f"Expect query and key/value to have the same embedding dimension but got E={query.size(-1)} and "
@@ -41,9 +46,12 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         raise ValueError(
             f"FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on {query.device.type} device."
         )
-    if query.dtype not in (*DTYPES, torch.float64):
+    if query.dtype not in (*DTYPES, torch.float64) or not (
+        key.dtype.is_floating_point and value.dtype.is_floating_point
+    ):
         raise NotImplementedError(
-            f"query has dtype {query.dtype}; expected float32, bfloat16 or float16 (or float64, computed unfused)"
+            f"query has dtype {query.dtype}, key {key.dtype}, value {value.dtype}; expected a query of float32, bfloat16 "
+            "or float16 (or float64, computed unfused), and keys and values of the same type or another floating one"
         )
     if key.size(1) != value.size(1) or key.size(2) != value.size(2) or key.size(0) != value.size(0):
         raise ValueError(f"key and value differ in batch, heads or length: {list(key.shape)} and {list(value.shape)}")
@@ -85,7 +93,8 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and block_mask.BLOCK_SIZE[1] >= _NO_BLOCKS:
         return
     q_len, kv_len = block_mask.shape[-2:]
-    if (query.size(2), key.size(2)) != (q_len, kv_len):
+    # Of lengths that a compiled graph learns only when it runs nothing is known, and the mask is taken to fit.
+    if guard_or_false(query.size(2) != q_len) or guard_or_false(key.size(2) != kv_len):
         smaller = query.size(2) > q_len or key.size(2) > kv_len
         raise ValueError(
             f"block_mask was created for block_mask.shape={block_mask.shape} but got q_len={query.size(2)} and "
@@ -113,28 +122,18 @@ def check_options(kernel_options: Mapping[str, Any] | None) -> None:
     for name in _INTERNAL:
         if name in options:
             raise AssertionError(f"{name} must not be in kernel_options")
-    known = set(typing.get_type_hints(FlexKernelOptions)) | _FURTHER_OPTIONS
     for name in options:
-        if name.removeprefix("fwd_").removeprefix("bwd_") not in known:
-            raise ValueError(f"kernel option {name} is not known; expected one of {', '.join(sorted(known))}")
-
-
-_FURTHER_OPTIONS = {
-    *(
-        "BLOCK_M1",
-        "BLOCK_N1",
-        "BLOCK_M2",
-        "BLOCK_N2",
-        "WRITE_DQ",
-        "SPARSE_Q_BLOCK_SIZE",
-        "SPARSE_KV_BLOCK_SIZE",
-        "IS_DIVISIBLE",
-    ),
-    *("SM_SCALE", "GQA_SHARED_HEADS", "HAS_FULL_BLOCKS", "QK_HEAD_DIM", "V_HEAD_DIM", "FLOAT32_PRECISION", "USE_TMA"),
-}
+        if name.removeprefix("fwd_").removeprefix("bwd_") not in _KNOWN_OPTIONS:
+            raise ValueError(f"kernel option {name} is not known; expected one of {', '.join(sorted(_KNOWN_OPTIONS))}")
 
 
 def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
+    if return_lse and return_aux is None and not torch.compiler.is_dynamo_compiling():
+        _warn_once(
+            "deprecated_return_lse",
+            "return_lse is deprecated in PyTorch. Please use return_aux=AuxRequest(lse=True) instead.",
+            category=FutureWarning,
+        )
     if return_lse and return_aux is not None:
         raise ValueError(
             "Cannot specify both return_lse and return_aux. return_lse is deprecated, please use "

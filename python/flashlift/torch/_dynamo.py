@@ -72,25 +72,35 @@ def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
             for wanted in (True, False)
         )
         try:
-            return trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves, (), symbols), Leaves(
-                tensors, numbers
-            )
+            found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves, (), symbols)
         except Exception:  # noqa: BLE001 - with the numbers in the program, whatever is wrong is raised again
             stand_ins = [
                 new if isinstance(one, torch.Tensor) else int(one) for new, one in zip(stand_ins, captured, strict=True)
             ]
-            return trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves), Leaves(tensors)
-    return trace(graph, kind, [], stand_ins), Leaves(tensors)
+            numbers = []
+            found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves)
+    else:
+        found = trace(graph, kind, [], stand_ins)
+    if found.depends_on_sizes:
+        for one in tensors:
+            _ = [int(size) for size in one.shape]  # Dynamo compiles again for others
+    return found, Leaves(tensors, numbers)
+
+
+def _hint(size: Any) -> Any:
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return int(size) if hint is None else hint
 
 
 def _number(symbol: Any) -> torch.Tensor:
     with _disable_current_modes():
-        return as_tensor(symbol.node.hint if isinstance(symbol, torch.SymInt) else symbol)
+        return as_tensor(_hint(symbol))
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape without content: what a mod captures is not known while a graph is compiled."""
-    sizes = [int(size) for size in tensor.shape]
+    """A tensor of this shape without content: what a mod captures is not known while a graph is compiled. Of sizes that
+    may change, those of the first call."""
+    sizes = [_hint(size) for size in tensor.shape]
     with _disable_current_modes():  # an ordinary tensor, not a fake one
         return torch.zeros((), dtype=tensor.dtype).expand(sizes)
 

@@ -1,5 +1,6 @@
 """flex_attention and scaled_dot_product_attention on Flashlift's kernels."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +33,7 @@ def flex_attention(
     return_aux: AuxRequest | None = None,
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # not 0.0: under dynamic=True Dynamo makes an input of a float, finds it is none, and begins anew
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
@@ -57,16 +58,19 @@ def flex_attention(
     run. Second derivatives are refused, and so is any gradient on CUDA devices.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = _autocast(query, key, value)
     _checks.check_tensors(query, key, value, enable_gqa)
     _checks.check_batch(query, key, block_mask)
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = _autocast(query, key, value)
+    dtype = query.dtype
+    if not dtype == key.dtype == value.dtype:
+        query, key, value = _in_widest_type(query, key, value)
     if kernel_options:
         _checks.check_options(kernel_options)
     _checks.check_aux(return_lse, return_aux)
     if block_mask is not None:
-        _checks.check_block_mask(query, key, block_mask)
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
+        _checks.check_block_mask(query, key, block_mask)
     seed = _seed(dropout_p, dropout_seed, query)
     aux = return_aux or AuxRequest(lse=return_lse)
     if torch.compiler.is_dynamo_compiling():
@@ -83,6 +87,7 @@ def flex_attention(
         mods = (("score_mod", score_mod), ("mask_mod", mask_mod))
         programs = [traced(mod, kind) for kind, mod in mods if mod is not None]
         out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed)
+    out = out.to(dtype)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
     return (out, lse) if return_lse else out
@@ -143,6 +148,12 @@ def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """As PyTorch's: everything but float64 in the type that autocast asks for."""
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [one.to(dtype) if one.is_floating_point() and one.dtype != torch.float64 else one for one in tensors]
+
+
+def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Keys and values of another type than the query, such as a cache of 8 bits, in the type that holds all of them."""
+    widest = functools.reduce(torch.promote_types, (one.dtype for one in tensors if one.dtype.itemsize > 1))
+    return [one.to(widest) for one in tensors]
 
 
 def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

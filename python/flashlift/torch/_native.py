@@ -133,16 +133,22 @@ def _with_results(features: str, want_max: bool, f32_out: bool) -> str:
 def empty_results(
     query: torch.Tensor, value: torch.Tensor, want_max: bool, f32_out: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for the output, laid out [batch, length, heads, depth] if the query is, for lse and for row maxima."""
-    batch, heads, length, _ = query.shape
-    depth = value.shape[3]
-    dtype = torch.float32 if f32_out else query.dtype
-    if query.is_contiguous() or not query.transpose(1, 2).is_contiguous():
-        out = query.new_empty((batch, heads, length, depth), dtype=dtype)
-    else:
-        out = query.new_empty((batch, length, heads, depth), dtype=dtype).transpose(1, 2)
-    lse = query.new_empty((batch, heads, length), dtype=torch.float32)
-    return out, lse, query.new_empty((batch, heads, length) if want_max else (0,), dtype=torch.float32)
+    """Memory for the output, whose dimensions lie in the order of the query's, for lse and for row maxima."""
+    rows = query.shape[:3]
+    out = _empty_in_order_of(query, (*rows, value.shape[3]), torch.float32 if f32_out else query.dtype)
+    lse = query.new_empty(rows, dtype=torch.float32)
+    return out, lse, query.new_empty(rows if want_max else (0,), dtype=torch.float32)
+
+
+def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Dense memory with the last dimension innermost, and the others in the order of the strides of `tensor`: what a
+    transposed query gives can be transposed back without a copy, as PyTorch's can."""
+    strides = tensor.stride()[:3]
+    order = sorted(range(3), key=lambda i: strides[i], reverse=True)
+    if order == [0, 1, 2]:
+        return tensor.new_empty(shape, dtype=dtype)
+    memory = tensor.new_empty([shape[i] for i in (*order, 3)], dtype=dtype)
+    return memory.permute([order.index(i) for i in range(3)] + [3])
 
 
 @torch.library.custom_op("flashlift::attention", mutates_args=(), device_types=DEVICES)
@@ -223,8 +229,11 @@ def _empty_gradients(
     wanted: Sequence[int],
 ) -> list[torch.Tensor]:
     """Each of its tensor's own shape and type, dense: a captured tensor may be expanded, its gradient must not be."""
-    like = [query, key, value, *(captures[i] for i in wanted), *([] if sinks is None else [sinks])]
-    return [one.new_empty(one.shape) for one in like]
+    like = [*(captures[i] for i in wanted), *([] if sinks is None else [sinks])]
+    return [
+        *(_empty_in_order_of(one, one.shape, one.dtype) for one in (query, key, value)),
+        *(one.new_empty(one.shape) for one in like),
+    ]
 
 
 @attention_backward.register_fake

@@ -43,7 +43,22 @@ class Slot:
     dtype: torch.dtype | None = None  # of a number, as the program reads it
 
 
-Source = Slot | torch.Tensor  # a tensor: one that the mod makes itself
+class Size(int):
+    """The size of a dimension of what is captured. It is that of the traced call; another call's may be another."""
+
+    source: "SizeOf"
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """The size of a dimension of a slot's tensor, as a number that the program reads."""
+
+    number: int
+    dim: int
+    dtype: torch.dtype = torch.int32
+
+
+Source = Slot | SizeOf | torch.Tensor  # a tensor: one that the mod makes itself
 
 
 class Symbol:
@@ -72,6 +87,8 @@ class Trace:
     # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving the
     # slots after the leaves'.
     prelude: list[tuple[Callable, tuple, dict, bool]]
+    # Whether another program might come of captured tensors of other sizes, rather than the same one.
+    depends_on_sizes: bool = False
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -103,9 +120,16 @@ class Trace:
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
         found = []
+        in_mode = torch._C._len_torch_dispatch_stack() > 0
         for one in sources:
-            value = slots[one.number] if type(one) is Slot else one
-            if isinstance(value, torch.SymInt):
+            if type(one) is SizeOf:
+                value = slots[one.number].shape[one.dim]
+            else:
+                value = slots[one.number] if type(one) is Slot else one
+            if type(one) not in (Slot, SizeOf) and in_mode:
+                # A graph is being traced: it makes its constants itself, whatever tensors it is made of.
+                value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
+            elif not isinstance(value, torch.Tensor) and (in_mode or isinstance(value, torch.SymInt)):
                 value = torch.full((), value, dtype=one.dtype, device=device)
             elif not isinstance(value, torch.Tensor):
                 value = _number_tensor(value, one.dtype, device)
@@ -147,6 +171,10 @@ def as_tensor(number: int | float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
 
 
+def _is_indexing(func: Any) -> bool:
+    return func.overloadpacket in (torch.ops.aten.index, torch.ops.aten._unsafe_index)
+
+
 class Tracer(TorchDispatchMode):
     """The state of one trace. Traced tensors are ordinary ones (filled with ones), known by their identity."""
 
@@ -162,8 +190,9 @@ class Tracer(TorchDispatchMode):
         self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
+        self.depends_on_sizes = False
         self._capture_of: dict[int, Value] = {}
-        self._sizes: dict[int, Value] = {}
+        self._sizes: dict[int | SizeOf, Value] = {}
         self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
 
     def traced(self, value: Value) -> torch.Tensor:
@@ -205,15 +234,20 @@ class Tracer(TorchDispatchMode):
         self.captures.append(Capture(dtype, tensor.dim()))
         self.sources.append(source)
         type_ = type_of(dtype)
-        return Value(dtype, tuple(tensor.shape), lambda index: self.builder.node("load", type_, tuple(index), number))
+        shape: list[int] = list(tensor.shape)
+        if isinstance(source, Slot):
+            for dim, size in enumerate(shape):
+                shape[dim] = Size(size)
+                shape[dim].source = SizeOf(source.number, dim)
+        return Value(dtype, tuple(shape), lambda index: self.builder.node("load", type_, tuple(index), number))
 
     def size(self, size: int) -> Node:
         """The size of a dimension, as something that the program reads: another size is no other program."""
-        if size not in self._sizes:
-            self._sizes[size] = self._capture(
-                torch.tensor(size, dtype=torch.int32), torch.tensor(size, dtype=torch.int32)
-            )
-        return self._sizes[size].node
+        key = size.source if isinstance(size, Size) else size
+        if key not in self._sizes:
+            value = torch.tensor(size, dtype=torch.int32)
+            self._sizes[key] = self._capture(value, key if isinstance(key, SizeOf) else value)
+        return self._sizes[key].node
 
     def _add_slot(self, tensor: torch.Tensor, number_type: torch.dtype | None = None) -> None:
         self._slots[id(tensor)] = Slot(self._slot_count, number_type)
@@ -245,6 +279,9 @@ class Tracer(TorchDispatchMode):
             return self._run_now(func, args, kwargs, tensors)
         if any(id(one) in self._numbers for one in tensors):
             args, kwargs = self._with_symbols((args, kwargs))
+        # Indexing is the same program for tables of any size; of all else it is not known.
+        if not _is_indexing(func) and any(one.dim() for one in tensors):
+            self.depends_on_sizes = True
         result = translate(self, func, args, kwargs)
         if result is NotImplemented:
             with self:
@@ -267,6 +304,7 @@ class Tracer(TorchDispatchMode):
             result = func(*now, **now_kwargs)
         else:
             result = func(*args, **kwargs)
+        self.depends_on_sizes |= any(one.dim() for one in depends)
         if not depends:
             if isinstance(result, torch.Tensor):
                 self._alive.append(result)
@@ -338,7 +376,7 @@ def trace(
         with tracer, IndexByTensors():
             result = mod(*scalars, *extra)
         node = _result(tracer, result, kind)
-    return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude)
+    return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude, tracer.depends_on_sizes)
 
 
 def _result(tracer: Tracer, result: Any, kind: str) -> Node:
