@@ -723,6 +723,47 @@ def output_gated():
     return f, (q, k, v, g)
 
 
+def beside_a_sink(q, k, v, sink):
+    """A softmax over the keys and one logit a head more."""
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
+    logits = jnp.concatenate([s, jnp.broadcast_to(sink[None, :, None, None], (2, 4, 20, 1))], -1)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits, -1)[..., :-1], v)
+
+
+@case
+def sinks_bf16():
+    q, k, v = qkv(dt=jnp.bfloat16)
+    return beside_a_sink, (q, k, v, f32(4).astype(jnp.bfloat16))
+
+
+@case
+def sinks_computed():
+    q, k, v = qkv()
+    return lambda q, k, v, sink: beside_a_sink(q, k, v, jnp.tanh(sink) * 2), (q, k, v, f32(4))
+
+
+@case
+def zero_logit_padded():
+    q, k, v = qkv()
+
+    def f(q, k, v):
+        s = jnp.pad(jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25, ((0, 0), (0, 0), (0, 0), (1, 0)))
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1)[..., 1:], v)
+
+    return f, (q, k, v)
+
+
+@case
+def one_added_to_the_sum():
+    q, k, v = qkv()
+
+    def f(q, k, v):
+        e = jnp.exp(jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25)
+        return jnp.einsum("bhqk,bkhd->bqhd", e / (1 + e.sum(-1, keepdims=True)), v)
+
+    return f, (q, k, v)
+
+
 # Near misses: each differs from attention in one thing, and must be left alone.
 NEAR_MISSES = {}
 
@@ -832,3 +873,21 @@ def large_number_added_to_the_sum(s, v):
 @near_miss
 def log_probabilities(s, v):
     return weigh(jax.nn.log_softmax(s, -1), v)
+
+
+@near_miss
+def one_added_to_the_sum_of_shifted(s, v):
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return weigh(e / (e.sum(-1, keepdims=True) + 1), v)
+
+
+@near_miss
+def sink_of_each_query(s, v):
+    sink = jnp.broadcast_to(jnp.arange(20.0)[:, None] / 5, (2, 4, 20, 1))
+    return weigh(jax.nn.softmax(jnp.concatenate([s, sink], -1), -1)[..., :-1], v)
+
+
+@near_miss
+def padded_and_shifted(s, v):
+    p = jax.nn.softmax(jnp.pad(s, ((0, 0), (0, 0), (0, 0), (1, 0))), -1)
+    return weigh(p[..., :-1], v)

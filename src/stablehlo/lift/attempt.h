@@ -78,6 +78,7 @@ class Attempt {
   Status check_uses();
   Status find_log_sum_exp(mlir::Value value);
   Status place_sinks();
+  bool is_sink_source(mlir::Value value);
   std::optional<std::vector<Index>> row_indices(mlir::Value value);
   void request_split(const SplitRequest& request);
   int new_atom(int64_t size);

@@ -87,7 +87,9 @@ Status Attempt::build_programs() {
   return {};
 }
 
-// Sinks are a tensor of the call: loads of one tensor by head, and by the sink's number if there are several.
+// Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one
+// element for each head, and for each sink if there are several. Looking for a value instead of rebuilding the formula
+// takes logits of any dtype and however they are computed.
 Status Attempt::place_sinks() {
   if (softmax_.sinks.empty()) {
     return {};
@@ -95,71 +97,48 @@ Status Attempt::place_sinks() {
   if (softmax_.sinks.size() != 1) {
     return unsupported("sink logits stand in {} separate pieces", softmax_.sinks.size());
   }
-  const Sym& sink = arena_[softmax_.sinks[0]];
-  if (sink.kind == SymKind::kConstant) {
+  const SymId logits = softmax_.sinks[0];
+  if (arena_.is_constant(logits)) {
     lifted_.problem.sinks = softmax_.sink_sizes[0];
-    lifted_.sinks = OperandView{.reshape = {lifted_.problem.q_heads, lifted_.problem.sinks},
-                                .constant = arena_.f32_value(softmax_.sinks[0])};
+    lifted_.sinks =
+        OperandView{.reshape = {lifted_.problem.q_heads, lifted_.problem.sinks}, .constant = arena_.f32_value(logits)};
     return {};
   }
-  if (sink.kind != SymKind::kLoad) {
-    return unsupported("sink logits are computed between the two products; compute them before");
-  }
-  const mlir::Value source = evaluator_->leaves()[static_cast<size_t>(sink.payload)];
-  if (dtype(source.getType()) != DType::kF32) {
-    return unsupported("sink logits are {}, expected f32", to_string(*dtype(source.getType())));
-  }
-  PlacedTensor tensor{.value = source, .dims = {}};
-  std::vector<int> order;
-  for (const SymId index : sink.args) {
-    // An affine index again, from its formula: a sum of multiples of atoms.
-    std::vector<std::pair<int64_t, int>> digits;  // (coefficient, atom)
-    std::vector<SymId> stack{index};
-    while (!stack.empty()) {
-      const Sym term = arena_[stack.back()];
-      stack.pop_back();
-      if (term.kind == SymKind::kOp && term.op == Op::k_add) {
-        stack.insert(stack.end(), term.args.begin(), term.args.end());
-      } else if (term.kind == SymKind::kAtom) {
-        digits.emplace_back(1, static_cast<int>(term.payload));
-      } else if (term.kind == SymKind::kOp && term.op == Op::k_mul && arena_[term.args[0]].kind == SymKind::kAtom &&
-                 arena_.is_constant(term.args[1])) {
-        digits.emplace_back(arena_[term.args[1]].payload, static_cast<int>(arena_[term.args[0]].payload));
-      } else if (!(term.kind == SymKind::kConstant && term.payload == 0)) {
-        return unsupported("sink logits are read at computed indices");
-      }
-    }
-    std::sort(digits.rbegin(), digits.rend());
-    for (const auto& digit : digits) {
-      order.push_back(digit.second);
-    }
-  }
   std::vector<int> wanted = roles_.heads();
-  const int sink_atom = softmax_.sink_atoms[0];
-  if (sink_atom >= 0) {
-    wanted.push_back(sink_atom);
+  if (softmax_.sink_atoms[0] >= 0) {
+    wanted.push_back(softmax_.sink_atoms[0]);
   }
-  std::vector<int64_t> digit_sizes;
-  int64_t count = 1;
-  for (const int atom : order) {
-    if (std::find(wanted.begin(), wanted.end(), atom) == wanted.end()) {
-      return unsupported("sink logits depend on more than the head");
+  for (const Evaluator::Place& place : evaluator_->places()) {
+    if (place.formula != logits || !is_sink_source(place.value)) {
+      continue;
     }
-    digit_sizes.push_back(atom == sink_atom ? softmax_.sink_sizes[0] : sizes_[static_cast<size_t>(atom)]);
-    count *= digit_sizes.back();
-  }
-  if (order.size() != wanted.size() || count != static_tensor(source).getNumElements()) {
-    return unsupported("sink logits are not one number a head");
-  }
-  OperandView view{.source = source, .reshape = digit_sizes, .permutation = {}, .dims = {}};
-  if (order != wanted) {
-    for (const int atom : wanted) {
+    const std::vector<int64_t>& sizes = evaluator_->atom_sizes();
+    const bool is_computed = std::any_of(place.indices.begin(), place.indices.end(),
+                                         [](const Index& index) { return index.general != kNoSym; });
+    const auto tensor = is_computed ? std::nullopt : place_tensor(place.value, affine_of(place.indices), sizes);
+    const std::vector<int> order = tensor ? tensor->order() : std::vector<int>{};
+    if (!tensor || !std::is_permutation(order.begin(), order.end(), wanted.begin(), wanted.end())) {
+      continue;
+    }
+    OperandView view{.source = place.value, .reshape = {}, .permutation = {}, .dims = {}};
+    for (const int atom : order) {
+      view.reshape.push_back(sizes[static_cast<size_t>(atom)]);
+    }
+    for (const int atom : order == wanted ? std::vector<int>{} : wanted) {
       view.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
     }
+    lifted_.problem.sinks = softmax_.sink_sizes[0];
+    lifted_.sinks = std::move(view);
+    return {};
   }
-  lifted_.problem.sinks = softmax_.sink_sizes[0];
-  lifted_.sinks = std::move(view);
-  return {};
+  return unsupported("sink logits are not one number a head, as a tensor of its own");
+}
+
+bool Attempt::is_sink_source(mlir::Value value) {
+  const auto type = dtype(value.getType());
+  mlir::Operation* definition = value.getDefiningOp();
+  return (type == DType::kF32 || type == DType::kBF16 || type == DType::kF16) &&
+         (definition == nullptr || !depends_(definition));
 }
 
 // The indices of a value that has one element a row: one dimension for each atom of the plane, of whatever order.

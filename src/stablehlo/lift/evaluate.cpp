@@ -191,6 +191,7 @@ SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) 
   --depth_;
   if (result != kNoSym) {
     memo_.emplace(std::move(key), result);
+    places_.push_back({.value = value, .indices = indices, .formula = result});
   }
   return result;
 }
@@ -232,6 +233,8 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
       return evaluate_dynamic_slice(op, indices);
     case OpKind::kConcatenate:
       return evaluate_concatenate(value, indices);
+    case OpKind::kPad:
+      return evaluate_pad(value, indices);
     case OpKind::kGather:
       return evaluate_gather(value, indices);
     case OpKind::kReduce:

@@ -39,6 +39,13 @@ class Evaluator {
   // The indices of the score product's result at the place of the plane; empty until it has been met.
   const std::vector<Index>& score_indices() const { return score_indices_; }
   const std::vector<mlir::Value>& leaves() const { return leaves_; }
+  // What has been evaluated, each after what it is computed from.
+  struct Place {
+    mlir::Value value;
+    std::vector<Index> indices;
+    SymId formula = kNoSym;
+  };
+  const std::vector<Place>& places() const { return places_; }
   const std::vector<int64_t>& atom_sizes() const { return atom_sizes_; }
 
  private:
@@ -52,6 +59,7 @@ class Evaluator {
   SymId evaluate_slice(mlir::Operation* op, const std::vector<Index>& indices);
   SymId evaluate_dynamic_slice(mlir::Operation* op, const std::vector<Index>& indices);
   SymId evaluate_concatenate(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_pad(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_gather(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
   bool evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start, int64_t size,
@@ -61,6 +69,7 @@ class Evaluator {
 
   SymId index_formula(const Index& index, Type type = Type::kI32);
   Index shifted(const Index& index, int64_t offset);
+  bool split_range(const Index& index, int64_t boundary);
   std::vector<SymId> evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices);
   SymId rounded(SymId value, mlir::Value of);
   SymId fail(std::string reason);
@@ -73,10 +82,11 @@ class Evaluator {
   std::vector<mlir::Value> leaves_;
   std::vector<Index> score_indices_;
   std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
+  std::vector<Place> places_;
   int depth_ = 0;
   int next_bound_ = kFirstBound;
   std::vector<int> active_ranges_;                      // atoms of the reductions being evaluated
-  std::optional<std::pair<int, int64_t>> range_split_;  // a concatenation splits this atom's range here
+  std::optional<std::pair<int, int64_t>> range_split_;  // a boundary in a tensor splits this atom's range here
   std::string failure_;
   SplitRequest split_request_;
 };

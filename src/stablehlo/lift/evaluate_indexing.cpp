@@ -86,6 +86,44 @@ SymId Evaluator::evaluate_dynamic_slice(mlir::Operation* op, const std::vector<I
   return evaluate(op->getOperand(0), operand_indices);
 }
 
+// Whether the index runs across the boundary as a reduction runs: then the reduction is asked to come again in pieces.
+bool Evaluator::split_range(const Index& index, int64_t boundary) {
+  if (index.general != kNoSym || index.affine.terms.size() != 1 || index.affine.terms[0].second != 1 ||
+      active_ranges_.empty() || active_ranges_.back() != index.affine.terms[0].first) {
+    return false;
+  }
+  const Range range = affine_range(index.affine, atom_sizes_);
+  if (range.low >= boundary || range.high < boundary) {
+    return false;
+  }
+  range_split_ = {active_ranges_.back(), boundary - range.low};
+  return true;
+}
+
+// A softmax with a zero logit beside the scores is one of a padded row, for instance.
+SymId Evaluator::evaluate_pad(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  const auto how = padding(op);
+  const auto operand_shape = shape(op->getOperand(0));
+  std::vector<Index> operand_indices;
+  for (size_t d = 0; d < indices.size(); ++d) {
+    const int64_t begin = how->low[d];
+    const int64_t end = begin + operand_shape[d];
+    if (how->interior[d] != 0 || indices[d].general != kNoSym) {
+      return leaf(value, indices);
+    }
+    const Range range = affine_range(indices[d].affine, atom_sizes_);
+    if (range.high < begin || range.low >= end) {
+      return evaluate(op->getOperand(1), {});
+    }
+    if (range.low < begin || range.high >= end) {
+      return split_range(indices[d], begin) || split_range(indices[d], end) ? kNoSym : leaf(value, indices);
+    }
+    operand_indices.push_back(shifted(indices[d], -begin));
+  }
+  return evaluate(op->getOperand(0), operand_indices);
+}
+
 SymId Evaluator::evaluate_concatenate(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   const size_t dim = static_cast<size_t>(*concat_dim(op));
@@ -102,10 +140,7 @@ SymId Evaluator::evaluate_concatenate(mlir::Value value, const std::vector<Index
       operand_indices[dim] = shifted(index, -start);
       return evaluate(operand, operand_indices);
     }
-    const bool single = index.affine.terms.size() == 1 && index.affine.terms[0].second == 1;
-    if (range.low < end && range.high >= end && single && !active_ranges_.empty() &&
-        active_ranges_.back() == index.affine.terms[0].first) {
-      range_split_ = {active_ranges_.back(), end - range.low};
+    if (split_range(index, end)) {
       return kNoSym;
     }
     start = end;

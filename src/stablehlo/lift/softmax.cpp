@@ -34,9 +34,11 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
   }
 }
 
-// The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number so small
-// that it is lost next to the largest term, e^0 once the row maximum is subtracted, is no part.
-Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts_maximum) {
+// The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number is a part
+// where nothing is subtracted from the scores; where something is, it would be a sink of another logit in each row. One
+// so small that it is lost next to the largest term, e^0 once the row maximum is subtracted, is no part.
+Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts,
+                                                  bool subtracts_maximum) {
   constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
   std::vector<ReducePiece> parts;
   std::vector<SymId> stack{z};
@@ -48,7 +50,9 @@ Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z
     } else if (arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kAdd) {
       append(parts, arena.pieces(id));
     } else if (arena.is_constant(id)) {
-      if (!subtracts_maximum || std::abs(arena.f32_value(id)) > kLostBesideOne) {
+      if (!subtracts && arena.f32_value(id) > 0) {
+        parts.push_back({.body = id, .size = 1, .atom = -1});
+      } else if (!subtracts_maximum || std::abs(arena.f32_value(id)) > kLostBesideOne) {
         return unsupported("a constant is added to the row sum");
       }
     } else {
@@ -81,9 +85,16 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
     return term.negative && arena[term.term].kind == SymKind::kReduce &&
            arena.reduce_kind(term.term) == ReduceKind::kMaximum;
   });
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<ReducePiece> parts, parts_of_divisor(arena, z, subtracts_maximum));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<ReducePiece> parts,
+                             parts_of_divisor(arena, z, !of_row.empty(), subtracts_maximum));
   bool found_keys = false;
   for (const ReducePiece& piece : parts) {
+    if (arena.is_constant(piece.body) && piece.size == 1 && arena.f32_value(piece.body) > 0 && of_row.empty()) {
+      softmax.sinks.push_back(arena.f32(std::log(arena.f32_value(piece.body))));
+      softmax.sink_sizes.push_back(1);
+      softmax.sink_atoms.push_back(-1);
+      continue;
+    }
     const Product body = as_product(arena, piece.body);
     if (!body.over.empty() || !body.times.empty()) {
       return unsupported("the row sum that divides is not a sum of exponentials alone");

@@ -47,6 +47,14 @@ mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::V
       ->getResult(0);
 }
 
+mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type) {
+  auto type = mlir::cast<mlir::RankedTensorType>(value.getType());
+  return type.getElementType() == element_type
+             ? value
+             : build(builder, location, "stablehlo.convert", value, mlir::TypeRange(type.clone(element_type)))
+                   ->getResult(0);
+}
+
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation) {
   std::vector<int64_t> back(permutation.size());
   for (const auto [i, from] : llvm::enumerate(permutation)) {

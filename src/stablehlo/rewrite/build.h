@@ -19,6 +19,9 @@ mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
 mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                       llvm::ArrayRef<int64_t> permutation);
 
+// To another element type.
+mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type);
+
 // The permutation that takes back what `permutation` does; empty for empty.
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation);
 

@@ -133,7 +133,9 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
       for (const auto [i, from] : llvm::enumerate(found.sinks->permutation)) {
         digits[i] = found.sinks->reshape[static_cast<size_t>(from)];
       }
-      const mlir::Value view = reshape(builder, location, argument, digits);
+      const auto source = mlir::cast<mlir::RankedTensorType>(found.sinks->source.getType());
+      const mlir::Value typed = convert(builder, location, argument, source.getElementType());
+      const mlir::Value view = reshape(builder, location, typed, digits);
       mapping.map(found.sinks->source, source_of(builder, location, *found.sinks, view));
     }
   }

@@ -121,7 +121,8 @@ class Rewriter {
     operands.append(captures.begin(), captures.end());
     if (found_.sinks) {
       const llvm::SmallVector<int64_t> shape = {found_.problem.q_heads, found_.problem.sinks};
-      operands.push_back(reshape(builder_, location_, view(*found_.sinks), shape));
+      const mlir::Value sinks = reshape(builder_, location_, view(*found_.sinks), shape);
+      operands.push_back(convert(builder_, location_, sinks, builder_.getF32Type()));
     }
     mlir::Operation* call = nullptr;
     if (as_ == FuseAs::kCustomCall) {
@@ -196,11 +197,12 @@ class Rewriter {
     return transpose(builder_, location_, value, operand.permutation);
   }
 
-  // Takes back the reshapes and transposes that view() made.
+  // Takes back what view() made, and a conversion behind it.
   void remove_views(llvm::ArrayRef<mlir::Value> operands) {
     for (mlir::Value value : operands) {
       mlir::Operation* op = value.getDefiningOp();
-      while (op && op->use_empty() && (kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose)) {
+      while (op && op->use_empty() &&
+             (kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose || kind(op) == OpKind::kConvert)) {
         mlir::Operation* next = op->getOperand(0).getDefiningOp();
         op->erase();
         op = next;
