@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "problem/verify_tensor.h"
 #include "support/error.h"
 #include "support/half.h"
 
@@ -92,10 +93,17 @@ void shuffle_pages(const TensorView& table, Random random) {
   }
 }
 
+constexpr int64_t kPackedSequences = 4;
+
 std::vector<int64_t> shape_of(const Capture& capture, const Problem& problem) {
-  std::vector<int64_t> shape = capture.shape;
-  std::replace(shape.begin(), shape.end(), int64_t{-1}, std::max(problem.q_len, problem.kv_len));
-  return shape;
+  return problem::capture_shape(capture, problem, std::max(problem.q_len, problem.kv_len), kPackedSequences + 1);
+}
+
+// Sequences of equal length.
+void fill_cumulative(const TensorView& view, int64_t length) {
+  for (int64_t i = 0; i < view.element_count(); ++i) {
+    store_integer(view, i, length * i / kPackedSequences);
+  }
 }
 
 // In double, because the product of sizes that nobody has may pass 2^63.
@@ -145,7 +153,12 @@ void Inputs::add_captures(const Problem& problem, uint64_t seed) {
   uint64_t stream = 0x100;  // so that a tensor's numbers do not depend on which others are drawn
   for (const Capture& capture : problem.captures) {
     arguments_.captures.push_back(allocate(capture.dtype, shape_of(capture, problem)));
-    fill(arguments_.captures.back(), problem, Random(seed, stream++));
+    if (capture.name == "cu_seqlens_q" || capture.name == "cu_seqlens_kv") {
+      fill_cumulative(arguments_.captures.back(), capture.name == "cu_seqlens_q" ? problem.q_len : problem.kv_len);
+    } else {
+      fill(arguments_.captures.back(), problem, Random(seed, stream));
+    }
+    ++stream;
   }
 }
 

@@ -11,7 +11,9 @@ const char* const kProblemFooter =
     "  h<N> | hq<N> hkv<N>     heads                      causal | causal=bottom_right\n"
     "  s<N> | sq<N> skv<N>     lengths                    window=<left>[,<right>]   prefix=<N>   documents=<N>\n"
     "  d<N> | dqk<N> dv<N>     head dimensions            softcap=<x>   alibi   sinks=<N>   scale=<x>\n"
-    "  lse   unnormalized   empty_rows=zero|uniform|nan   score_mod(...) {...}   mask_mod(...) {...}\n"
+    "  lse   row_max   unnormalized   dropout=<p>   page_size=<N>   logits=bf16|f16   empty_rows=zero|uniform|nan\n"
+    "  segment_ids   key_lengths   cu_seqlens   mask=bool|i32   bias=<dtype>   score_mod(...) {...}   mask_mod(...) "
+    "{...}\n"
     "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs of\n"
     "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
 

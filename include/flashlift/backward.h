@@ -30,7 +30,7 @@ struct BackwardArguments {
   // logical shape, so that the elements of a broadcast dimension have a gradient each. Zero where score_mod does not
   // depend on the tensor, and for one that only mask_mod reads.
   std::vector<std::optional<TensorView>> d_captures;
-  std::optional<TensorView> d_sinks;  // f32 [q_heads, sinks]
+  std::optional<TensorView> d_sinks;  // f32, of the sinks' shape: summed over the heads that share them
 };
 
 // Why this problem has no backward: kUnsupported for an output that is not normalised.

@@ -45,7 +45,7 @@ class Expr {
   bool is_constant_ = true;
 };
 
-// A tensor that programs read. `shape` may have -1 for "any size"; a tensor of rank 0 is read as t().
+// A tensor that programs read. `shape` may have kAnySize and its like; a tensor of rank 0 is read as t().
 class Captured {
  public:
   Captured(std::string name, DType dtype, std::vector<int64_t> shape)
@@ -55,6 +55,8 @@ class Captured {
   Expr operator()(Index... index) const {
     return load({Expr(index)...});
   }
+  // How many elements are <= x, of a 1-D tensor of rising integers.
+  Expr search(Expr x) const;
   const Capture& capture() const { return capture_; }
 
  private:
@@ -72,8 +74,9 @@ class ProgramBuilder {
   // Takes operands as they are: their types must fit the op's rule. Not for inputs, constants and loads.
   Expr apply(Op op, const std::vector<Expr>& operands);
   Expr convert(Expr value, Type type);
-  // Declares the captured tensor if it is new.
+  // Declare the captured tensor if it is new.
   Expr load(const Capture& capture, const std::vector<Expr>& indices);
+  Expr search(const Capture& capture, Expr x);
 
   Result<Program> finish(Expr result);
 
@@ -94,6 +97,7 @@ class ProgramBuilder {
 
  private:
   ValueId materialize(const Expr& value);
+  Expr read(Op op, Type type, const Capture& capture, const std::vector<Expr>& operands);
   Expr add_node(Node node);
   void fail(Error error);
 

@@ -43,7 +43,7 @@ struct Problem {
   // What the programs read, each tensor once: collect_captures(score_mod, mask_mod).
   std::vector<Capture> captures;
 
-  int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks] beside the captures
+  int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks], or [sinks], beside the captures
   EmptyRows empty_rows = EmptyRows::kZero;
   bool want_lse = false;      // f32 [batch, q_heads, q_len]
   bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score, sinks aside; -inf without a key
@@ -70,7 +70,7 @@ struct AttentionArguments {
   TensorView v;
   TensorView out;
   std::vector<TensorView> captures;   // in the order of Problem::captures
-  std::optional<TensorView> sinks;    // f32 [q_heads, sinks], if Problem::sinks > 0
+  std::optional<TensorView> sinks;    // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
   std::optional<TensorView> lse;      // f32 [batch, q_heads, q_len], if Problem::want_lse
   std::optional<TensorView> row_max;  // f32 [batch, q_heads, q_len], if Problem::want_row_max
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
@@ -84,9 +84,10 @@ int64_t kv_length(const Problem& problem, const AttentionArguments& arguments);
 
 // Checks a problem by itself: ranges, types, programs, capture names.
 Status verify(const Problem& problem);
-// Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come.
+// Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come, named
+// ones must be the call's.
 Status verify(const Problem& problem, const AttentionArguments& arguments);
-// The part of it that concerns the captured tensors.
+// The part of it that concerns the captured tensors, in a call of the problem's own lengths.
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures);
 
 // The captured tensors of both programs, score_mod's first: what Problem::captures must be.
@@ -109,6 +110,9 @@ Result<std::vector<Capture>> collect_captures(const std::optional<Program>& scor
 //   documents=<N>                N documents of equal length, which do not see each other
 //   segment_ids                  captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
 //   key_lengths                  captured key_lengths, i32 [batch]: bottom_right then counts from each length
+//   cu_seqlens                   captured cu_seqlens_q and cu_seqlens_kv, i32 [n]: sequences packed one after the
+//   other,
+//                                each with its own causal, window, prefix and alibi
 //   mask=bool | mask=i32         captured mask [batch, q_heads, q_len, kv_len], each size that or 1; 0 masks
 //   bias=f32 | bf16 | f16        captured bias, likewise, added to the score
 //   logits=bf16 | f16            scale * <q, k> is rounded

@@ -13,7 +13,8 @@
 //   }
 //
 // Inputs stand by their names; constants are typed by their look or by a suffix: 3 (i32), 3:i64, 0.5 (f32), -inf, nan,
-// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`: then any size is taken at run time.
+// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`: then any size is taken at run time; or the
+// name of what a call must bring, such as `q_len` or `1|batch`, see Capture.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,7 @@ enum class TypeRule : uint8_t {
   kInputI32,    // () -> i32
   kConstant,    // () -> any
   kLoad,        // (i32|i64 ...) -> the captured tensor's scalar type
+  kSearch,      // (i32|i64) -> i32, of a captured tensor
   kNumeric,     // (T ...) -> T        with T in i32, i64, f32
   kInteger,     // (T ...) -> T        with T in i32, i64
   kBits,        // (T ...) -> T        with T in i1, i32, i64
@@ -71,7 +73,7 @@ struct Node {
   Op op;
   Type type;
   std::vector<ValueId> operands;  // all smaller than the node's own id
-  // constant: the value (i1 as 0 or 1, f32 as its bits); load: index into Program::captures; otherwise 0.
+  // constant: the value (i1 as 0 or 1, f32 as its bits); load and search: index into Program::captures; otherwise 0.
   int64_t payload = 0;
 };
 
@@ -80,9 +82,23 @@ struct Node {
 struct Capture {
   std::string name;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;  // -1: any size
+  std::vector<int64_t> shape;  // negative: one of the sizes below
   bool operator==(const Capture&) const = default;
 };
+
+// Sizes of captured tensors that each call settles, by what the text form calls them.
+inline constexpr int64_t kAnySize = -1;    // ?
+inline constexpr int64_t kBatchSize = -2;  // batch
+inline constexpr int64_t kHeadsSize = -3;  // heads: query heads
+inline constexpr int64_t kQLenSize = -4;   // q_len
+inline constexpr int64_t kKvLenSize = -5;  // kv_len
+inline constexpr int64_t kSameSize = -6;   // n: any, but one and the same wherever a problem's captured tensors have it
+// 1|batch and so on: that, or 1, which broadcasts, since indices are clamped.
+constexpr int64_t or_one(int64_t size) { return size - 8; }
+
+// Whether an operation reads a captured tensor, which its payload names.
+constexpr bool reads_capture(Op op) { return op == Op::k_load || op == Op::k_search; }
+
 Type scalar_type(DType dtype);
 
 enum class ProgramKind : uint8_t { kScoreMod, kMaskMod };

@@ -109,7 +109,8 @@ class Attention:
         """Runs on arrays in logical order, whatever their strides, and returns a new numpy array.
 
         q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len,
-        value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks].
+        value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks], or [sinks] for all
+        heads.
         With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
         Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse and row_max after it, as the problem asks.
         """

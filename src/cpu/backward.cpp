@@ -60,8 +60,10 @@ class Run {
     }
     captured_.store();
     if (wanted.d_sinks) {
-      for_each_task(call_.sizes.q_heads, parallel_, workers_, memory_,
-                    [&](int64_t h, const WorkerMemory&) { store_sink_gradients(call_, h); });
+      const int64_t heads = call_.sizes.q_heads;
+      const int64_t shared = wanted.d_sinks->rank == 1 ? heads : 1;  // heads of one task
+      for_each_task(heads / shared, parallel_, workers_, memory_,
+                    [&](int64_t i, const WorkerMemory&) { store_sink_gradients(call_, i * shared, (i + 1) * shared); });
     }
   }
 

@@ -39,8 +39,8 @@ struct RowsLayout {
 };
 void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
                const WorkerMemory& memory);
-// The sinks' gradients of one head.
-void store_sink_gradients(const BackwardCall& call, int64_t h);
+// The gradients of sinks: those of one head, or those that all heads share.
+void store_sink_gradients(const BackwardCall& call, int64_t h_begin, int64_t h_end);
 
 // ---- The products (backward_tile.cpp) ----
 

@@ -238,20 +238,22 @@ void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, 
   RowFinder(call, b, h, q_begin, layout, memory).run();
 }
 
-void store_sink_gradients(const BackwardCall& call, int64_t h) {
+void store_sink_gradients(const BackwardCall& call, int64_t h_begin, int64_t h_end) {
   const TensorView& gradient = *call.arguments.d_sinks;
   for (int64_t r = 0; r < call.problem().sinks; ++r) {
-    const double sink = sink_at(*call.forward().sinks, h, r);
     double sum = 0;
     for (int64_t b = 0; b < call.sizes.batch; ++b) {
-      for (int64_t q = 0; q < call.sizes.q_len; ++q) {
-        const RowGradient& row = call.rows[call.row_index(b, h, q)];
-        if (row.empty == 0) {
-          sum -= std::exp(sink - row.shift) * row.factor * row.delta;
+      for (int64_t h = h_begin; h < h_end; ++h) {
+        const double sink = sink_at(*call.forward().sinks, h, r);
+        for (int64_t q = 0; q < call.sizes.q_len; ++q) {
+          const RowGradient& row = call.rows[call.row_index(b, h, q)];
+          if (row.empty == 0) {
+            sum -= std::exp(sink - row.shift) * row.factor * row.delta;
+          }
         }
       }
     }
-    static_cast<float*>(gradient.data)[h * gradient.strides[0] + r * gradient.strides[1]] = static_cast<float>(sum);
+    static_cast<float*>(gradient.data)[problem::sink_offset(gradient, h_begin, r)] = static_cast<float>(sum);
   }
 }
 

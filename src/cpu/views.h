@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu/jit/score_function.h"
+#include "problem/sinks.h"
 
 namespace flashlift::cpu {
 
@@ -29,7 +30,7 @@ inline MatrixView head_rows(const TensorView& tensor, int64_t b, int64_t h, int6
 }
 
 inline float sink_at(const TensorView& sinks, int64_t h, int64_t r) {
-  return static_cast<const float*>(sinks.data)[h * sinks.strides[0] + r * sinks.strides[1]];
+  return static_cast<const float*>(sinks.data)[problem::sink_offset(sinks, h, r)];
 }
 
 }  // namespace flashlift::cpu

@@ -36,7 +36,7 @@ void Visits::bind(const Problem& problem, int64_t batch, int64_t q_len, int64_t 
                   std::span<const TensorView> captures) {
   q_len_ = q_len;
   kv_len_ = kv_len;
-  masks_ = scores_mask_ = depends_on_b_ = depends_on_h_ = false;
+  masks_ = scores_mask_ = mask_searches_ = depends_on_b_ = depends_on_h_ = false;
   if (batch == 0 || q_len == 0 || kv_len == 0) {
     return;  // no tiles
   }
@@ -45,6 +45,7 @@ void Visits::bind(const Problem& problem, int64_t batch, int64_t q_len, int64_t 
   if (problem.mask_mod) {
     analyse(*problem.mask_mod, problem, captures, domain, mask_);
     masks_ = score::truth(mask_.whole()) != score::Truth::kTrue;
+    mask_searches_ = mask_.searches();
   }
   if (problem.score_mod) {
     analyse(*problem.score_mod, problem, captures, domain, score_);
@@ -87,7 +88,34 @@ TileKind Visits::decide(const TileBox& box, bool is_tile, std::vector<score::Int
 }
 
 TileKind Visits::classify(const TileBox& box, std::vector<score::Interval>& scratch) const {
-  return decide(box, true, scratch);
+  const TileKind kind = decide(box, true, scratch);
+  TileBox parts = box;
+  return kind == TileKind::kPartial && mask_searches_ && skips_each_part(parts, scratch) ? TileKind::kSkipped : kind;
+}
+
+// Over the queries of two packed sequences, the interval of one's end minus the other's begin is as wide as both, and a
+// causal mask behind them looks undecided; within either it is not. The first part that is not skipped ends the search,
+// so that a tile which is visited costs at most the logarithm of its queries in evaluations.
+bool Visits::skips_each_part(TileBox& box, std::vector<score::Interval>& scratch) const {
+  if (box.q_end - box.q_begin < 2) {
+    return false;
+  }
+  const int64_t begin = box.q_begin;
+  const int64_t end = box.q_end;
+  const int64_t middle = begin + (end - begin) / 2;
+  bool skipped = true;
+  for (const auto& [first, last] : {std::pair(begin, middle), std::pair(middle, end)}) {
+    box.q_begin = first;
+    box.q_end = last;
+    const TileKind kind = decide(box, true, scratch);
+    skipped = kind == TileKind::kSkipped || (kind == TileKind::kPartial && skips_each_part(box, scratch));
+    if (!skipped) {
+      break;
+    }
+  }
+  box.q_begin = begin;
+  box.q_end = end;
+  return skipped;
 }
 
 // Halves what is undecided: a run of n tiles costs about log n evaluations, so causal and windows cost next to nothing,
@@ -97,7 +125,7 @@ void Visits::descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* 
   box.*begin = first * tile;
   box.*end = std::min(last * tile, length);
   const bool is_tile = last - first == 1;
-  const TileKind kind = decide(box, is_tile, row.scratch);
+  const TileKind kind = is_tile ? classify(box, row.scratch) : decide(box, false, row.scratch);
   if (kind == TileKind::kSkipped) {
     return;
   }

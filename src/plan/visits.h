@@ -77,6 +77,8 @@ class Visits {
  private:
   // What is known of a box: like TileKind, but kPartial also stands for "parts of it may be skipped".
   TileKind decide(const TileBox& box, bool is_tile, std::vector<score::Interval>& scratch) const;
+  // Whether an undecided box is skipped after all, in parts of its queries.
+  bool skips_each_part(TileBox& box, std::vector<score::Interval>& scratch) const;
   void descend(TileBox& box, int64_t TileBox::* begin, int64_t TileBox::* end, int64_t length, int64_t tile,
                int64_t first, int64_t last, VisitRow& row) const;
 
@@ -86,6 +88,7 @@ class Visits {
   score::IntervalProgram score_;
   bool masks_ = false;        // mask_ is bound, and masks something
   bool scores_mask_ = false;  // score_ likewise
+  bool mask_searches_ = false;
   bool depends_on_b_ = false;
   bool depends_on_h_ = false;
 };

@@ -8,6 +8,7 @@
 #include "problem/eager_rows.h"
 #include "problem/elements.h"
 #include "problem/score_derivative.h"
+#include "problem/sinks.h"
 
 namespace flashlift::problem {
 namespace {
@@ -66,7 +67,7 @@ class EagerBackward {
     gradients_.k = zeros(k_.values.size());
     gradients_.v = zeros(v_.values.size());
     gradients_.captures.resize(problem.captures.size());
-    gradients_.sinks = zeros(static_cast<size_t>(problem.q_heads * problem.sinks));
+    gradients_.sinks = zeros(arguments.sinks ? static_cast<size_t>(arguments.sinks->element_count()) : 0);
     if (problem.score_mod) {
       derivative_.emplace(problem, arguments);
       for (const score::LoadDerivative& load : derivative_->loads()) {
@@ -116,7 +117,7 @@ class EagerBackward {
     }
     const Sum common{.value = d_lse - weighted.value, .magnitude = std::abs(d_lse) + weighted.magnitude};
     for (int64_t r = 0; r < problem_.sinks; ++r) {
-      const int64_t at = h * problem_.sinks + r;
+      const int64_t at = dense_sink_index(*arguments_.sinks, h, r);
       gradients_.sinks.values[at] += rows_.sink_probability(r) * common.value;
       gradients_.sinks.magnitudes[at] += rows_.sink_probability(r) * common.magnitude;
     }

@@ -6,6 +6,7 @@
 
 #include "problem/elements.h"
 #include "problem/oracle_rows.h"
+#include "problem/sinks.h"
 
 namespace flashlift::problem {
 namespace {
@@ -111,8 +112,7 @@ void EagerRows::softmax(int64_t h) {
 }
 
 float EagerRows::sink(int64_t h, int64_t r) const {
-  return static_cast<float>(
-      read_float(*arguments_.sinks, h * arguments_.sinks->strides[0] + r * arguments_.sinks->strides[1]));
+  return static_cast<float>(read_float(*arguments_.sinks, sink_offset(*arguments_.sinks, h, r)));
 }
 
 }  // namespace flashlift::problem

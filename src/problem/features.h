@@ -17,8 +17,11 @@ struct Features {
   std::optional<int64_t> documents;     // this many documents of equal length
   std::optional<float> softcap;
   bool alibi = false;
-  bool segment_ids = false;     // captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
-  bool key_lengths = false;     // captured key_lengths, i32 [batch]; bottom right is then the end of each sequence
+  bool segment_ids = false;  // captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
+  bool key_lengths = false;  // captured key_lengths, i32 [batch]; bottom right is then the end of each sequence
+  // Sequences packed one after the other, by captured cu_seqlens_q and cu_seqlens_kv, i32 [n]: sequence i has queries
+  // cu_seqlens_q[i] to cu_seqlens_q[i + 1] and keys likewise, and causal, window, prefix and ALiBi count within it.
+  bool cu_seqlens = false;
   std::optional<DType> mask;    // captured mask [batch, heads, queries, keys]: bool, or i32 (0 masks)
   std::optional<DType> bias;    // captured bias, likewise, added to the score: f32, bf16 or f16
   std::optional<DType> logits;  // scores rounded to bf16 or f16 before anything else

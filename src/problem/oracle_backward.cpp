@@ -9,6 +9,7 @@
 #include "problem/elements.h"
 #include "problem/oracle_rows.h"
 #include "problem/score_derivative.h"
+#include "problem/sinks.h"
 #include "support/error.h"
 
 namespace flashlift::problem {
@@ -36,7 +37,7 @@ class OracleBackward {
     gradients_.k.assign(arguments.k.element_count(), 0.0);
     gradients_.v.assign(arguments.v.element_count(), 0.0);
     gradients_.captures.resize(problem.captures.size());
-    gradients_.sinks.assign(problem.q_heads * problem.sinks, 0.0);
+    gradients_.sinks.assign(arguments.sinks ? arguments.sinks->element_count() : 0, 0.0);
     if (problem.score_mod) {
       derivative_.emplace(problem, arguments);
       for (const score::LoadDerivative& load : derivative_->loads()) {
@@ -94,7 +95,7 @@ class OracleBackward {
     }
     const double common = d_lse(b, h, i) - weighted;
     for (int64_t r = 0; r < problem_.sinks; ++r) {
-      gradients_.sinks[h * problem_.sinks + r] += probability(rows_.sink(h, r)) * common;
+      gradients_.sinks[dense_sink_index(*arguments_.sinks, h, r)] += probability(rows_.sink(h, r)) * common;
     }
     for (int64_t j = 0; j < kv_len_; ++j) {
       if (scores[j] != -kInfinity) {

@@ -21,7 +21,7 @@ struct OracleGradients {
   // For each of problem.captures, of its logical shape, so that the elements of a broadcast dimension have their own
   // gradients; empty where score_mod reads no float from it.
   std::vector<std::vector<double>> captures;
-  std::vector<double> sinks;  // [q_heads, sinks]
+  std::vector<double> sinks;  // as the sinks are: [q_heads, n], or [n] of all heads
 };
 
 // That the problem has a backward, and the arguments and cotangents are what it says.

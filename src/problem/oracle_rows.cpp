@@ -5,6 +5,7 @@
 
 #include "problem/dropout.h"
 #include "problem/elements.h"
+#include "problem/sinks.h"
 
 namespace flashlift::problem {
 
@@ -75,7 +76,7 @@ double OracleRows::dropout_factor(int64_t b, int64_t h, int64_t i, int64_t j) co
 }
 
 double OracleRows::sink(int64_t h, int64_t r) const {
-  return read_float(*arguments_.sinks, h * arguments_.sinks->strides[0] + r * arguments_.sinks->strides[1]);
+  return read_float(*arguments_.sinks, sink_offset(*arguments_.sinks, h, r));
 }
 
 }  // namespace flashlift::problem

@@ -120,16 +120,61 @@ Status verify(const Problem& problem) {
   return {};
 }
 
-Status verify_captures(const Problem& problem, std::span<const TensorView> captures) {
+namespace {
+
+// What a call settles.
+struct CallLengths {
+  int64_t batch;
+  int64_t q_len;
+  int64_t kv_len;
+};
+
+// The size that a dimension must have which is declared as `size` and has `got`; `same` is what kSameSize was so far.
+int64_t settled_size(const Problem& problem, const CallLengths& lengths, int64_t size, int64_t got, int64_t& same) {
+  switch (size) {
+    case kBatchSize:
+      return lengths.batch;
+    case kHeadsSize:
+      return problem.q_heads;
+    case kQLenSize:
+      return lengths.q_len;
+    case kKvLenSize:
+      return lengths.kv_len;
+    case kSameSize:
+      same = same < 0 ? got : same;
+      return same;
+    default:
+      break;
+  }
+  const bool may_be_one = size < kSameSize;
+  return !may_be_one ? size : got == 1 ? 1 : settled_size(problem, lengths, size - or_one(0), got, same);
+}
+
+Status verify_captures(const Problem& problem, std::span<const TensorView> captures, const CallLengths& lengths) {
   if (captures.size() != problem.captures.size()) {
     return invalid_argument("expected {} captured tensors, got {}", problem.captures.size(), captures.size());
   }
+  int64_t same = -1;
   for (size_t i = 0; i < problem.captures.size(); ++i) {
     const Capture& capture = problem.captures[i];
-    FLASHLIFT_RETURN_IF_ERROR(
-        problem::verify_tensor({capture.name, captures[i], capture.dtype, capture.shape, "captured tensor"}));
+    std::array<int64_t, kMaxRank> shape{};
+    for (size_t d = 0; d < capture.shape.size(); ++d) {
+      shape[d] = settled_size(problem, lengths, capture.shape[d], captures[i].sizes[d], same);
+    }
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({.name = capture.name,
+                                                      .view = captures[i],
+                                                      .dtype = capture.dtype,
+                                                      .shape = {shape.data(), capture.shape.size()},
+                                                      .role = "captured tensor",
+                                                      .declared = capture.shape}));
   }
   return {};
+}
+
+}  // namespace
+
+Status verify_captures(const Problem& problem, std::span<const TensorView> captures) {
+  return verify_captures(problem, captures, {problem.batch, problem.q_len, problem.kv_len});
 }
 
 int64_t kv_length(const Problem& problem, const AttentionArguments& arguments) {
@@ -196,14 +241,15 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
-  FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, arguments.captures));
+  FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, arguments.captures, {batch, q_len, kv_len}));
   if (arguments.sinks.has_value() != (p.sinks > 0)) {
     return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,
                             arguments.sinks ? "gives" : "lacks");
   }
   if (arguments.sinks) {
     const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, shape}));
+    const std::span<const int64_t> wanted = arguments.sinks->rank == 1 ? std::span(shape).last(1) : std::span(shape);
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, wanted}));
   }
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));

@@ -102,8 +102,10 @@ class Reader {
       features_.bottom_right = value == "bottom_right";
       return value.empty() || features_.bottom_right ? Status() : bad_value(name, value, "`bottom_right` or nothing");
     }
-    if (name == "segment_ids" || name == "key_lengths") {
-      (name == "segment_ids" ? features_.segment_ids : features_.key_lengths) = true;
+    if (name == "segment_ids" || name == "key_lengths" || name == "cu_seqlens") {
+      (name == "segment_ids"   ? features_.segment_ids
+       : name == "key_lengths" ? features_.key_lengths
+                               : features_.cu_seqlens) = true;
       return value.empty() ? Status() : bad_value(name, value, "no value");
     }
     if (name == "mask" || name == "bias" || name == "logits") {
@@ -210,7 +212,8 @@ class Reader {
   static Error unknown(std::string_view word) {
     return invalid_argument(
         "unknown word `{}` in a problem; expected sizes (b2 h8 hq8 hkv2 s1024 sq1 skv1024 d64 dqk192 dv128), a dtype "
-        "(f32 bf16 f16), out= scale= causal window= prefix= documents= segment_ids key_lengths mask= bias= logits= "
+        "(f32 bf16 f16), out= scale= causal window= prefix= documents= segment_ids key_lengths cu_seqlens mask= bias= "
+        "logits= "
         "softcap= alibi sinks= lse row_max "
         "unnormalized empty_rows= dropout= page_size=, or a program",
         word);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "score/sizes.h"
 #include "support/error.h"
 
 namespace flashlift::problem {
@@ -10,6 +11,14 @@ namespace {
 
 std::string title(const WantedTensor& wanted) {
   return wanted.role.empty() ? std::string(wanted.name) : fmt::format("{} `{}`", wanted.role, wanted.name);
+}
+
+std::string sizes_text(std::span<const int64_t> shape) {
+  std::string text;
+  for (const int64_t size : shape) {
+    text += (text.empty() ? "" : ",") + score::size_text(size);
+  }
+  return "[" + text + "]";
 }
 
 }  // namespace
@@ -20,12 +29,10 @@ Status verify_tensor(const WantedTensor& wanted) {
                           std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
                                      [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
   if (view.dtype != wanted.dtype || !shape_fits) {
-    std::string shape;
-    for (const int64_t size : wanted.shape) {
-      shape += shape.empty() ? "" : ",";
-      shape += size < 0 ? "?" : std::to_string(size);
-    }
-    return invalid_argument("{}: expected {}[{}], got {}", title(wanted), to_string(wanted.dtype), shape,
+    const bool has_names =
+        std::any_of(wanted.declared.begin(), wanted.declared.end(), [](int64_t size) { return size < kAnySize; });
+    return invalid_argument("{}: expected {}{}{}, got {}", title(wanted), to_string(wanted.dtype),
+                            sizes_text(wanted.shape), has_names ? ", being " + sizes_text(wanted.declared) : "",
                             describe(view));
   }
   if (view.data == nullptr && view.element_count() > 0) {
@@ -42,6 +49,21 @@ Status verify_output(const WantedTensor& wanted) {
     }
   }
   return {};
+}
+
+std::vector<int64_t> capture_shape(const Capture& capture, const Problem& problem, int64_t any, int64_t same) {
+  std::vector<int64_t> shape = capture.shape;
+  for (int64_t& size : shape) {
+    size = size < kSameSize ? size - or_one(0) : size;
+    size = size == kAnySize     ? any
+           : size == kBatchSize ? problem.batch
+           : size == kHeadsSize ? problem.q_heads
+           : size == kQLenSize  ? problem.q_len
+           : size == kKvLenSize ? problem.kv_len
+           : size == kSameSize  ? same
+                                : size;
+  }
+  return shape;
 }
 
 }  // namespace flashlift::problem

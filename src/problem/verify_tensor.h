@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "flashlift/problem.h"
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
 
@@ -15,12 +17,16 @@ struct WantedTensor {
   std::string_view name;
   const TensorView& view;
   DType dtype;
-  std::span<const int64_t> shape;  // -1: any
-  std::string_view role = {};      // what goes before the name of a captured tensor
+  std::span<const int64_t> shape;          // -1: any
+  std::string_view role = {};              // what goes before the name of a captured tensor
+  std::span<const int64_t> declared = {};  // the captured tensor's shape in the program, where that may have names
 };
 
 Status verify_tensor(const WantedTensor& wanted);
 // The same for one that is written, whose elements must not overlap.
 Status verify_output(const WantedTensor& wanted);
+
+// The shape of a captured tensor for a call of the problem's own lengths. `any` is the size of `?`, `same` that of `n`.
+std::vector<int64_t> capture_shape(const Capture& capture, const Problem& problem, int64_t any, int64_t same);
 
 }  // namespace flashlift::problem

@@ -40,6 +40,7 @@ Expr::Expr(float value) : type_(Type::kF32), bits_(std::bit_cast<uint32_t>(value
 Expr::Expr(bool value) : type_(Type::kI1), bits_(value ? 1 : 0) {}
 
 Expr Captured::load(const std::vector<Expr>& indices) const { return active_builder().load(capture_, indices); }
+Expr Captured::search(Expr x) const { return active_builder().search(capture_, x); }
 
 ProgramBuilder* ProgramBuilder::current() { return current_builder; }
 
@@ -110,7 +111,7 @@ Expr ProgramBuilder::convert(Expr value, Type type) {
   return value;
 }
 
-Expr ProgramBuilder::load(const Capture& capture, const std::vector<Expr>& indices) {
+Expr ProgramBuilder::read(Op op, Type type, const Capture& capture, const std::vector<Expr>& operands) {
   const auto found = std::find_if(program_.captures.begin(), program_.captures.end(),
                                   [&](const Capture& other) { return other.name == capture.name; });
   const int64_t index = found - program_.captures.begin();
@@ -119,14 +120,13 @@ Expr ProgramBuilder::load(const Capture& capture, const std::vector<Expr>& indic
   } else if (!(*found == capture)) {
     fail(invalid_argument("two different captured tensors are named `{}`", capture.name));
   }
-  const Type type = scalar_type(capture.dtype);
-  if (indices.size() != capture.shape.size()) {
+  if (operands.size() != capture.shape.size()) {
     fail(invalid_argument("captured tensor `{}` has {} dimensions, but is read with {} indices", capture.name,
-                          capture.shape.size(), indices.size()));
+                          capture.shape.size(), operands.size()));
     return constant(type, 0);
   }
-  Node node{.op = Op::k_load, .type = type, .operands = {}, .payload = index};
-  for (const Expr& i : indices) {
+  Node node{.op = op, .type = type, .operands = {}, .payload = index};
+  for (const Expr& i : operands) {
     if (i.type() != Type::kI32 && i.type() != Type::kI64) {
       fail(invalid_argument("captured tensor `{}` is indexed by {}, expected i32 or i64", capture.name,
                             to_string(i.type())));
@@ -135,6 +135,12 @@ Expr ProgramBuilder::load(const Capture& capture, const std::vector<Expr>& indic
   }
   return add_node(std::move(node));
 }
+
+Expr ProgramBuilder::load(const Capture& capture, const std::vector<Expr>& indices) {
+  return read(Op::k_load, scalar_type(capture.dtype), capture, indices);
+}
+
+Expr ProgramBuilder::search(const Capture& capture, Expr x) { return read(Op::k_search, Type::kI32, capture, {x}); }
 
 Result<Program> ProgramBuilder::finish(Expr result) {
   if (error_) {

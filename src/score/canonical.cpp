@@ -37,7 +37,7 @@ Program canonicalize(const Program& program) {
     for (ValueId& operand : copy.operands) {
       operand = renamed[operand];
     }
-    if (copy.op == Op::k_load) {
+    if (reads_capture(copy.op)) {
       int64_t& index = capture_index[copy.payload];
       if (index < 0) {
         index = static_cast<int64_t>(result.captures.size());

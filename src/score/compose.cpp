@@ -33,7 +33,7 @@ Result<ValueId> append(Program& target, const Program& program, ValueId score) {
     for (ValueId& operand : node.operands) {
       operand = renamed[operand];
     }
-    if (node.op == Op::k_load) {
+    if (reads_capture(node.op)) {
       node.payload = capture_index[node.payload];
     }
     renamed.push_back(static_cast<ValueId>(target.nodes.size()));

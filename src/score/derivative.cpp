@@ -84,6 +84,7 @@ class Differentiator {
       case Op::k_kv_len:
       case Op::k_constant:
       case Op::k_load:
+      case Op::k_search:
       case Op::k_floor_div:
       case Op::k_mod:
       case Op::k_sign:

@@ -45,6 +45,16 @@ Element load_element(const TensorView& tensor, std::span<const int64_t> indices)
   return {};
 }
 
+int64_t search_element(const TensorView& tensor, int64_t x) {
+  const int64_t size = std::max<int64_t>(tensor.sizes[0], 1);
+  int64_t found = 0;
+  for (auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size))); step > 0; step /= 2) {
+    const int64_t last = found + step - 1;
+    found += last < size && load_element(tensor, {&last, 1}).integer <= x ? step : 0;
+  }
+  return found;
+}
+
 template <typename Real>
 BasicInterpreter<Real>::BasicInterpreter(const Program& program, std::span<const TensorView> captures)
     : program_(program), captures_(captures), integers_(program.nodes.size()), reals_(program.nodes.size()) {}
@@ -89,6 +99,9 @@ void BasicInterpreter<Real>::evaluate(Real score, const Coordinates& at) {
         value = {.i = element.integer, .f = static_cast<Real>(element.real)};
         break;
       }
+      case Op::k_search:
+        value.i = search_element(captures_[node.payload], integers_[node.operands[0]]);
+        break;
       default: {
         std::array<Scalar<Real>, 3> operands;
         for (size_t i = 0; i < node.operands.size(); ++i) {

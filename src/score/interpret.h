@@ -50,5 +50,7 @@ struct Element {
   double real = 0;
 };
 Element load_element(const TensorView& tensor, std::span<const int64_t> indices);
+// Op::k_search of a 1-D tensor of integers. An empty one counts as one 0, which is what loads from it give.
+int64_t search_element(const TensorView& tensor, int64_t x);
 
 }  // namespace flashlift::score

@@ -42,6 +42,7 @@ Interval apply(Op op, Type result_type, Type operand_type, const Interval& x, co
     case Op::k_kv_len:
     case Op::k_constant:
     case Op::k_load:
+    case Op::k_search:
       break;
     case Op::k_add:
       return is_real ? real_add(x, y) : integer_add(type, x, y);

@@ -231,6 +231,8 @@ class TapeCompiler {
     switch (info(node.op).rule) {
       case TypeRule::kLoad:
         return compile_load(node);
+      case TypeRule::kSearch:
+        return compile_search(node);
       case TypeRule::kCompare:
       case TypeRule::kCompareAny:
         return compile_compare(node);
@@ -378,6 +380,15 @@ class TapeCompiler {
     return emit(instruction, plane_dimensions > 0);
   }
 
+  Form compile_search(const Node& node) {
+    Load load{.tensor = captures_[node.payload]};
+    load.indices[0] = slot_of(form(node, 0));
+    const Instruction instruction{
+        .action = Action::kSearch, .type = node.type, .load = static_cast<uint32_t>(tape_.loads.size())};
+    tape_.loads.push_back(load);
+    return emit(instruction, depends(form(node, 0)));
+  }
+
   int bounds_of(const TensorView& tensor, int dimension) {
     for (size_t i = 0; i < tape_.bounds_used; ++i) {
       if (tape_.bounds[i].is_of(tensor, dimension)) {
@@ -415,7 +426,7 @@ class TapeCompiler {
       }
       Instruction instruction = tape_.instructions[i];
       for_each_operand(instruction, [&](uint32_t& slot) { slot = renamed_[slot]; });
-      if (instruction.action == Action::kLoad) {
+      if (instruction.action == Action::kLoad || instruction.action == Action::kSearch) {
         tape_.loads[loads] = tape_.loads[instruction.load];
         instruction.load = loads++;
       }
@@ -442,7 +453,7 @@ class TapeCompiler {
     for (uint32_t i = 0; i < instruction.term_count; ++i) {
       visit(tape_.terms[instruction.first_term + i].slot);
     }
-    if (instruction.action == Action::kLoad) {
+    if (instruction.action == Action::kLoad || instruction.action == Action::kSearch) {
       Load& load = tape_.loads[instruction.load];
       for (int i = 0; i < load.tensor.rank; ++i) {
         visit(load.indices[i]);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "score/interpret.h"
 #include "score/interval_integer.h"
 #include "score/interval_tape.h"
 
@@ -115,6 +116,12 @@ Interval run_instruction(const IntervalProgram::Tape& tape, const IntervalProgra
       return integer_compare(instruction.op, affine_range(tape, instruction, slots), Interval::integer(0, 0));
     case IntervalProgram::Action::kLoad:
       return load_range(tape, tape.loads[instruction.load], slots);
+    case IntervalProgram::Action::kSearch: {
+      // Each step of the search is taken by all larger values too, or they took an earlier one: it never falls.
+      const IntervalProgram::Load& load = tape.loads[instruction.load];
+      const Interval& x = slots[load.indices[0]];
+      return Interval::integer(search_element(load.tensor, x.lo), search_element(load.tensor, x.hi));
+    }
     case IntervalProgram::Action::kApply:
       return apply(instruction.op, instruction.type, instruction.operand_type, slots[instruction.operands[0]],
                    slots[instruction.operands[1]], slots[instruction.operands[2]]);
@@ -163,6 +170,11 @@ Interval IntervalProgram::evaluate(const Box& box, std::vector<Interval>& scratc
     *next++ = run_instruction(tape_, instruction, slots);
   }
   return slots[tape_.result];
+}
+
+bool IntervalProgram::searches() const {
+  return std::any_of(tape_.instructions.begin(), tape_.instructions.end(),
+                     [](const Instruction& instruction) { return instruction.action == Action::kSearch; });
 }
 
 bool IntervalProgram::depends_on(Op input) const {

@@ -65,6 +65,8 @@ class IntervalProgram {
   Interval whole() const { return whole_; }
   // Does the result depend on this input (b, h, q or kv)?
   bool depends_on(Op input) const;
+  // Does it search captured tensors?
+  bool searches() const;
 
   struct Term {
     uint32_t slot;
@@ -77,7 +79,7 @@ class IntervalProgram {
     int bounds = -1;  // index into `bounds`, or none
     Interval whole = {};
   };
-  enum class Action : uint8_t { kConstant, kAffine, kCompareAffine, kLoad, kApply };
+  enum class Action : uint8_t { kConstant, kAffine, kCompareAffine, kLoad, kSearch, kApply };
   struct Instruction {
     Action action = Action::kConstant;
     Op op = Op::k_constant;
@@ -87,7 +89,7 @@ class IntervalProgram {
     uint32_t first_term = 0;             // kAffine and kCompareAffine: constant + sum of terms (compared with 0)
     uint32_t term_count = 0;
     int64_t constant = 0;
-    uint32_t load = 0;
+    uint32_t load = 0;    // kLoad and kSearch
     Interval value = {};  // kConstant
   };
   // Instruction i writes slot kInputSlots + i; the slots before are b, h, q, kv and the score.

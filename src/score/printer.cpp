@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "flashlift/program.h"
+#include "score/sizes.h"
 
 namespace flashlift {
 namespace {
@@ -51,7 +52,7 @@ std::string print_signature(const Program& program) {
     const char* comma = "";
     for (const int64_t size : capture.shape) {
       text += comma;
-      text += size < 0 ? "?" : fmt::format("{}", size);
+      text += score::size_text(size);
       comma = ",";
     }
     text += "]";
@@ -73,7 +74,7 @@ std::string print_with(const Program& program, const char* before_statement, con
     }
     names[id] = fmt::format("%{}", next++);
     text += fmt::format("{}{} = {}", before_statement, names[id], info(node.op).name);
-    const bool is_load = node.op == Op::k_load;
+    const bool is_load = reads_capture(node.op);
     text += is_load ? fmt::format(" {}[", program.captures[node.payload].name) : " ";
     const char* separator = "";
     for (const ValueId operand : node.operands) {

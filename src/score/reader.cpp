@@ -5,6 +5,7 @@
 
 #include "flashlift/builder.h"
 #include "score/lexer.h"
+#include "score/sizes.h"
 #include "score/verify.h"
 #include "support/error.h"
 
@@ -103,17 +104,34 @@ class Reader {
       if (!capture.shape.empty()) {
         FLASHLIFT_RETURN_IF_ERROR(lexer_.expect(","));
       }
-      int64_t size = -1;
-      if (!lexer_.accept("?")) {
-        if (!parse_whole(lexer_.token().text, size) || size < 0) {
-          return lexer_.error_expected("a size or `?`");
-        }
-        lexer_.advance();
-      }
+      FLASHLIFT_ASSIGN_OR_RETURN(const int64_t size, read_size());
       capture.shape.push_back(size);
     }
     program_.captures.push_back(std::move(capture));
     return {};
+  }
+
+  // 64, ?, q_len or 1|batch.
+  Result<int64_t> read_size() {
+    int64_t size = 0;
+    if (parse_whole(lexer_.token().text, size) && size >= 0) {
+      lexer_.advance();
+      if (size != 1 || !lexer_.accept("|")) {
+        return size;
+      }
+      const auto named = score::parse_size_name(lexer_.token().text);
+      if (!named || *named == kAnySize) {
+        return lexer_.error_expected("`batch`, `heads`, `q_len`, `kv_len` or `n`");
+      }
+      lexer_.advance();
+      return or_one(*named);
+    }
+    const auto named = score::parse_size_name(lexer_.token().text);
+    if (!named) {
+      return lexer_.error_expected("a size, `?`, `batch`, `heads`, `q_len`, `kv_len` or `n`");
+    }
+    lexer_.advance();
+    return *named;
   }
 
   Status read_statement() {
@@ -130,7 +148,7 @@ class Reader {
     }
     lexer_.advance();
     Node node{.op = op->second, .type = Type::kF32, .operands = {}};
-    if (node.op == Op::k_load) {
+    if (reads_capture(node.op)) {
       FLASHLIFT_RETURN_IF_ERROR(read_load(node));
     } else {
       for (int i = 0; i < info(node.op).arity; ++i) {

@@ -274,6 +274,7 @@ Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const S
     case TypeRule::kInputI32:
     case TypeRule::kConstant:
     case TypeRule::kLoad:
+    case TypeRule::kSearch:
       break;  // have no operands to apply to
   }
   return {};

@@ -76,7 +76,7 @@ class Simplifier {
       for (ValueId& operand : node.operands) {
         operand = renamed[operand];
       }
-      if (node.op == Op::k_load) {
+      if (reads_capture(node.op)) {
         int64_t& index = capture_index[node.payload];
         if (index < 0) {
           index = static_cast<int64_t>(kept.captures.size());
@@ -125,7 +125,7 @@ class Simplifier {
   }
 
   std::optional<ValueId> fold(const Node& made) {
-    if (made.operands.empty() || made.op == Op::k_load) {
+    if (made.operands.empty() || reads_capture(made.op)) {
       return std::nullopt;
     }
     std::array<Scalar<float>, 3> values;

@@ -48,6 +48,13 @@ Status verify_load(const Program& program, ValueId id) {
     return invalid_argument("captured tensor `{}` has {} dimensions, but node {} reads it with {} indices",
                             capture.name, capture.shape.size(), id, node.operands.size());
   }
+  if (node.op == Op::k_search) {
+    const bool integers = !is_float(capture.dtype) && capture.dtype != DType::kBool;
+    return integers && capture.shape.size() == 1
+               ? Status()
+               : invalid_argument("node {} searches `{}`, which is {} of {} dimensions; expected integers of one", id,
+                                  capture.name, to_string(capture.dtype), capture.shape.size());
+  }
   if (node.type != scalar_type(capture.dtype)) {
     return invalid_argument("node {} loads `{}` ({}) as {}, expected {}", id, capture.name, to_string(capture.dtype),
                             to_string(node.type), to_string(scalar_type(capture.dtype)));
@@ -68,7 +75,7 @@ Status verify_node(const Program& program, ValueId id) {
   if (node.op == Op::k_score && program.kind == ProgramKind::kMaskMod) {
     return invalid_argument("a mask_mod cannot read `score`: use a score_mod that returns -inf");
   }
-  if (node.op == Op::k_load) {
+  if (reads_capture(node.op)) {
     FLASHLIFT_RETURN_IF_ERROR(verify_load(program, id));
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Type type, result_type(node.op, types, node.type));
@@ -94,7 +101,7 @@ Status verify_captures(const Program& program) {
                               capture.shape.size(), kMaxRank);
     }
     for (const int64_t size : capture.shape) {
-      if (size < -1) {
+      if (size < or_one(kSameSize) || (size < kSameSize && size > or_one(kBatchSize))) {
         return invalid_argument("captured tensor `{}` has a dimension of size {}", capture.name, size);
       }
     }
@@ -124,6 +131,8 @@ Result<Type> result_type(Op op, std::span<const Type> operands, Type wanted) {
         return fail("i32 or i64 indices");
       }
       return wanted;
+    case TypeRule::kSearch:
+      return is_integer(operands[0]) ? Result<Type>(Type::kI32) : fail("an i32 or i64");
     case TypeRule::kNumeric:
       if (!all_same(operands) || !is_numeric(operands[0])) {
         return fail("operands of one type, i32, i64 or f32");

@@ -1,6 +1,8 @@
 // Loads of every dtype, with indices that run up, down, anywhere and out of range, over any stride.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "compiled_program.h"
 #include "score/interpret.h"
 #include "support/tensors.h"
@@ -69,6 +71,47 @@ TEST_P(JitLoads, AgreeWithTheInterpreter) {
               ASSERT_EQ(got[r * static_cast<size_t>(columns) + static_cast<size_t>(j)],
                         static_cast<float>(interpreter.score_mod(0, at)))
                   << c.setup << c.index << " size " << size << " stride " << stride;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Uniform in a row, and one for each key; tensors that rise, and any others.
+TEST(JitSearch, AgreesWithTheInterpreter) {
+  testing::Random random(5);
+  const std::vector<RowCoordinates> rows = {{0, 0, -3}, {0, 0, 0}, {0, 1, 4}, {0, 0, 500}};
+  constexpr int64_t kColumns = 40;
+  for (const char* dtype : {"i8", "u8", "i16", "i32", "u32", "i64"}) {
+    const Problem problem = problem_of_programs(std::string("score_mod(t: ") + dtype +
+                                                "[?]) { %0 = search t[q]; %1 = to_i64 kv; %2 = search t[%1]; " +
+                                                "%3 = mul %0, 1000; %4 = add %3, %2; %5 = to_f32 %4; return %5 }");
+    for (const Isa isa : available_isas()) {
+      CompiledProgram program(problem, isa, {});
+      for (const int64_t size : {1, 2, 7, 16, 33, 100}) {
+        for (const bool rises : {true, false}) {
+          const DType type = *parse_dtype(dtype);
+          std::vector<std::byte> memory(static_cast<size_t>(size) * size_in_bytes(type));
+          const TensorView tensor{memory.data(), type, 1, {size}, {1}};
+          testing::fill(tensor, random);
+          for (int64_t i = 0; rises && i < size; ++i) {
+            const int64_t value = i - i % 3 - 5;
+            const int64_t stored = type == DType::kU8 || type == DType::kU32 ? std::max<int64_t>(value, 0) : value;
+            std::memcpy(memory.data() + static_cast<size_t>(i) * size_in_bytes(type), &stored, size_in_bytes(type));
+          }
+          const std::vector<TensorView> captures = {tensor};
+          score::Interpreter interpreter(*problem.score_mod, captures);
+          program.bind(captures);
+          const std::vector<float> zeros(rows.size() * static_cast<size_t>(kColumns));
+          const std::vector<float> got = program.run(zeros, rows, kColumns, 11);
+          for (size_t r = 0; r < rows.size(); ++r) {
+            for (int64_t j = 0; j < kColumns; ++j) {
+              ASSERT_EQ(got[r * static_cast<size_t>(kColumns) + static_cast<size_t>(j)],
+                        static_cast<float>(interpreter.score_mod(
+                            0, {.b = 0, .h = 0, .q = rows[r].q, .kv = static_cast<int32_t>(11 + j)})))
+                  << dtype << " size " << size << " row " << r << " key " << 11 + j;
             }
           }
         }

@@ -42,12 +42,12 @@ std::optional<Problem> problem_with(Op op, Type type) {
   std::vector<ValueId> operands;
   if (op == Op::k_select) {
     operands = {converted(1, Type::kI1), x, y};
-  } else if (info(op).arity == 1) {
+  } else if (info(op).arity == 1 && !reads_capture(op)) {
     operands = {x};
   } else if (info(op).arity == 2) {
     operands = {x, y};
   } else {
-    return std::nullopt;  // inputs, constants and loads have tests of their own
+    return std::nullopt;  // inputs, constants, loads and searches have tests of their own
   }
   std::vector<Type> types;
   for (const ValueId operand : operands) {
@@ -120,6 +120,16 @@ TEST(Emitter, LoadsOfEveryDtypeCompile) {
     const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
     EXPECT_TRUE(kernel.ok()) << dtype << ": " << kernel.error().message;
   }
+}
+
+TEST(Emitter, PackedSequencesCompile) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of("attn h2 s512 d64 bf16 cu_seqlens causal=bottom_right");
+  const Result<ForwardConfig> config = choose_hopper_config(problem);
+  ASSERT_TRUE(config.ok());
+  const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
+  EXPECT_TRUE(kernel.ok()) << kernel.error().message;
 }
 
 TEST(Emitter, RefusesWhatHopperCannotDo) {

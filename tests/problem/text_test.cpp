@@ -33,6 +33,7 @@ TEST(ProblemText, RoundTrips) {
   for (const char* text :
        {"attn h1 s1 d1", "attn h2 s9 d8 dropout=0.25 row_max page_size=3",
         "attn b2 h2 s9 d8 segment_ids key_lengths causal=bottom_right mask=i32 bias=bf16 logits=f16 softcap=9",
+        "attn h2 s9 d8 cu_seqlens causal window=3 prefix=2 alibi",
         "attn b2 hq4 hkv2 sq7 skv9 dqk96 dv64 f16 out=f32 scale=0.25 lse sinks=2 empty_rows=nan",
         "attn h3 s100 d32 causal=bottom_right window=5 alibi softcap=2.5 unnormalized",
         "attn h12 s100 d32 alibi causal prefix=10 documents=3",
@@ -74,6 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BadText{"attn h4 s8 d8 softcap=0", "`softcap` expects a positive number, got `0`"},
                     BadText{"attn h4 s8 d8 window=-1", "`window` expects"},
                     BadText{"attn h4 s8 d8 documents=0", "`documents` expects an integer from 1"},
+                    BadText{"attn h4 s8 d8 cu_seqlens key_lengths", "let cu_seqlens_kv name the keys that count"},
                     BadText{"attn h4 s8 d8 empty_rows=maybe", "zero, uniform or nan"},
                     BadText{"attn h4 s8 d8 score_mod() { return q }", "a score_mod returns f32"},
                     BadText{"attn h4 s8 d8 score_mod() { return score", "no closing"},

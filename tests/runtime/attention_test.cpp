@@ -41,6 +41,8 @@ INSTANTIATE_TEST_SUITE_P(Problems, Runs,
                                            "attn b2 h2 s70 d16 segment_ids mask=bool bias=f32 row_max dropout=0.1",
                                            "attn b2 h2 s70 d16 bf16 mask=i32 bias=bf16 logits=bf16 softcap=20",
                                            "attn b2 hq8 hkv2 sq1 skv96 d64 page_size=16 key_lengths sinks=1",
+                                           "attn hq4 hkv2 s150 d16 cu_seqlens causal alibi lse",
+                                           "attn b2 h2 sq90 skv150 d16 bf16 cu_seqlens causal=bottom_right window=30",
                                            "attn h2 s17 d5 f32 lse", "attn b2 hq4 hkv2 sq70 skv300 d64 f32 causal lse",
                                            "attn h2 s300 d80 bf16 softcap=30", "attn h2 s200 d128 f16 alibi causal",
                                            "attn hq8 hkv2 sq1 skv3000 d128 f32 lse",
@@ -76,6 +78,68 @@ TEST(Attention, WrongArgumentsAreErrorsAndWriteNothing) {
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument);
   EXPECT_EQ(static_cast<float*>(arguments.views.out.data)[0], before);
+}
+
+// A size that does not fit would be read at clamped indices: wrong, and nobody would see it.
+TEST(Attention, CapturedTensorsOfNamedFeaturesMustFitTheCall) {
+  struct Wrong {
+    const char* problem;
+    const char* capture;
+    int dimension;
+    int64_t size;
+    const char* message;
+    bool broadcasts;
+  };
+  for (const Wrong& wrong :
+       {Wrong{"attn b2 h4 sq8 skv12 d8 mask=bool", "mask", 3, 11, "expected bool[2,4,8,12]", true},
+        Wrong{"attn b2 h4 sq8 skv12 d8 bias=f32", "bias", 1, 2, "being [1|batch,1|heads,1|q_len,1|kv_len]", true},
+        Wrong{"attn b2 h4 sq8 skv12 d8 segment_ids", "kv_segments", 1, 8, "`kv_segments`: expected i32[2,12]", false},
+        Wrong{"attn b2 h4 sq8 skv12 d8 segment_ids", "q_segments", 0, 3, "`q_segments`: expected i32[2,8]", true},
+        Wrong{"attn b2 h4 sq8 skv12 d8 key_lengths", "key_lengths", 0, 3, "`key_lengths`: expected i32[2]", true},
+        Wrong{"attn h4 sq8 skv12 d8 cu_seqlens", "cu_seqlens_kv", 0, 4, "`cu_seqlens_kv`: expected i32[5]", false}}) {
+    const Problem problem = problem_of(wrong.problem);
+    Random random(1);
+    OwnedArguments arguments = testing::dense_arguments(problem, random);
+    const Result<Attention> attention = Attention::compile(problem);
+    ASSERT_TRUE(attention.ok());
+    ASSERT_TRUE(attention->run(arguments.views).ok()) << wrong.problem;
+    size_t index = 0;
+    while (problem.captures[index].name != wrong.capture) {
+      ++index;
+    }
+    int64_t& size = arguments.views.captures[index].sizes[wrong.dimension];
+    size = wrong.size;
+    const Status status = attention->run(arguments.views);
+    ASSERT_FALSE(status.ok()) << wrong.problem;
+    EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument);
+    EXPECT_NE(status.error().message.find(wrong.message), std::string::npos) << status.error().message;
+    size = 1;
+    EXPECT_EQ(attention->run(arguments.views).ok(), wrong.broadcasts) << wrong.problem;
+  }
+}
+
+TEST(Attention, SinksOfAllHeadsAreThoseOfEach) {
+  const Problem problem = problem_of("attn b2 h3 s40 d16 sinks=2 lse");
+  const Result<Attention> attention = Attention::compile(problem);
+  ASSERT_TRUE(attention.ok());
+  Random random(1);
+  OwnedArguments arguments = testing::dense_arguments(problem, random);
+  float values[] = {0.5f, -1.0f};
+  TensorView of_each = dense_view(values, DType::kF32, std::vector<int64_t>{3, 2});
+  of_each.strides[0] = 0;
+  const size_t bytes = static_cast<size_t>(arguments.views.out.element_count()) * sizeof(float);
+  std::vector<std::byte> first(bytes);
+  arguments.views.sinks = of_each;
+  ASSERT_TRUE(attention->run(arguments.views).ok());
+  std::memcpy(first.data(), arguments.views.out.data, bytes);
+  arguments.views.sinks = dense_view(values, DType::kF32, std::vector<int64_t>{2});
+  ASSERT_TRUE(attention->run(arguments.views).ok());
+  EXPECT_EQ(std::memcmp(first.data(), arguments.views.out.data, bytes), 0);
+  arguments.views.sinks = dense_view(values, DType::kF32, std::vector<int64_t>{1});
+  const Status status = attention->run(arguments.views);
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("sinks: expected f32[2], got f32[1]"), std::string::npos)
+      << status.error().message;
 }
 
 TEST(Attention, LengthsMayDifferFromTheCompiledProblem) {

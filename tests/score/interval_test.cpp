@@ -27,7 +27,7 @@ std::vector<Op> all_ops() {
 bool is_input(Op op) {
   const TypeRule rule = info(op).rule;
   return rule == TypeRule::kInputF32 || rule == TypeRule::kInputI32 || rule == TypeRule::kConstant ||
-         rule == TypeRule::kLoad;
+         rule == TypeRule::kLoad || rule == TypeRule::kSearch;
 }
 
 // Ops of one or two operands that take this operand type. A conversion gives each type that it can.

@@ -80,6 +80,11 @@ class Generator {
       const size_t capture = below(program_.captures.size());
       Node node{.op = Op::k_load, .type = scalar_type(program_.captures[capture].dtype), .operands = {}};
       node.payload = static_cast<int64_t>(capture);
+      const bool integers = node.type != Type::kF32 && node.type != Type::kI1;
+      if (integers && program_.captures[capture].shape.size() == 1 && below(2) == 0) {
+        node.op = Op::k_search;
+        node.type = Type::kI32;
+      }
       if (pick_all(std::vector<Type>(program_.captures[capture].shape.size(), Type::kI32), node.operands)) {
         push(std::move(node));
       }
@@ -94,7 +99,7 @@ class Generator {
     }
     Node node{.op = op, .type = Type::kI1, .operands = {}};
     const auto result = result_type(op, operands, Type::kI1);
-    const bool is_input = info(op).arity == 0 || op == Op::k_load;
+    const bool is_input = info(op).arity == 0 || reads_capture(op);
     const bool is_excluded =
         std::find(options_.excluded.begin(), options_.excluded.end(), op) != options_.excluded.end();
     if (is_input || is_excluded || !result.ok() || (!options_.floats && *result == Type::kF32)) {

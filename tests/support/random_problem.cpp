@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <stdexcept>
 
 #include "flashlift/builder.h"
+#include "problem/features.h"
 
 namespace flashlift::testing {
 namespace {
@@ -311,6 +313,41 @@ int64_t draw_dim(Random& random) {
   }
 }
 
+// The named features, any of them together, before the problem's own programs.
+void draw_features(Problem& p, Random& random) {
+  const auto once_in = [&](int64_t n) { return draw(random, 0, n - 1) == 0; };
+  problem::Features features;
+  features.causal = once_in(3);
+  features.bottom_right = features.causal && once_in(2);
+  if (once_in(5)) {
+    features.window_left = draw(random, 0, 100);
+    features.window_right = draw(random, 0, 100);
+  }
+  if (once_in(6)) {
+    features.prefix = draw(random, 0, 40);
+  }
+  if (once_in(6)) {
+    features.softcap = static_cast<float>(draw(random, 2, 40));
+  }
+  features.alibi = once_in(6);
+  features.segment_ids = once_in(4);
+  features.cu_seqlens = once_in(3);
+  features.key_lengths = !features.cu_seqlens && once_in(3);
+  if (once_in(4)) {
+    features.mask = one_of(random, {DType::kBool, DType::kI32});
+  }
+  if (once_in(4)) {
+    features.bias = one_of(random, {DType::kF32, DType::kBF16, DType::kF16});
+  }
+  if (p.dtype != DType::kF32 && once_in(5)) {  // in f32, a score that rounds the other way is all of the error there is
+    features.logits = one_of(random, {DType::kBF16, DType::kF16});
+  }
+  const Status applied = problem::apply_features(features, p);
+  if (!applied.ok()) {
+    throw std::logic_error(applied.error().message);
+  }
+}
+
 }  // namespace
 
 Program draw_program(ProgramKind kind, const Problem& sizes, Random& random) {
@@ -343,6 +380,9 @@ Problem draw_problem(Random& random) {
   }
   if (draw(random, 0, 9) < 6) {
     p.mask_mod = draw_program(ProgramKind::kMaskMod, p, random);
+  }
+  if (draw(random, 0, 2) == 0) {
+    draw_features(p, random);
   }
   p.captures = *collect_captures(p.score_mod, p.mask_mod);
   p.sinks = draw(random, 0, 4) == 0 ? draw(random, 1, 3) : 0;

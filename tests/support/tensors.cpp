@@ -1,10 +1,12 @@
 #include "support/tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <numeric>
 
+#include "problem/verify_tensor.h"
 #include "support/half.h"
 
 namespace flashlift::testing {
@@ -52,9 +54,31 @@ void write_element(DType dtype, std::byte* at, Random& random) {
   }
 }
 
-std::vector<int64_t> with_sizes(std::vector<int64_t> shape) {
-  std::replace(shape.begin(), shape.end(), int64_t{-1}, int64_t{7});
-  return shape;
+// Integers from low to high, both included.
+void draw_integers(const TensorView& view, int64_t low, int64_t high, Random& random) {
+  for (int64_t i = 0; i < view.element_count(); ++i) {
+    const int64_t last = view.sizes[view.rank - 1];
+    const int64_t offset =
+        view.rank == 1 ? i * view.strides[0] : i / last * view.strides[0] + i % last * view.strides[1];
+    static_cast<int32_t*>(view.data)[offset] = static_cast<int32_t>(draw(random, low, high));
+  }
+}
+
+constexpr int64_t kAnySizeDrawn = 7;
+constexpr int64_t kPackedSequences = 4;
+
+// Sequences of any length, empty ones too, and sometimes an end that nobody is in.
+void draw_cumulative(const TensorView& view, int64_t length, Random& random) {
+  std::array<int64_t, kPackedSequences + 1> ends{};
+  for (int64_t& end : ends) {
+    end = draw(random, 0, length);
+  }
+  std::sort(ends.begin(), ends.end());
+  ends.front() = 0;
+  ends.back() = draw(random, 0, 3) == 0 ? ends.back() : length;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    static_cast<int32_t*>(view.data)[static_cast<int64_t>(i) * view.strides[0]] = static_cast<int32_t>(ends[i]);
+  }
 }
 
 using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
@@ -68,7 +92,7 @@ void make_pages(const Problem& p, AttentionArguments& views, const MakeTensor& m
   views.v = make(p.dtype, {7, p.kv_heads, p.page_size, p.value_dim}, true);
 }
 
-void make_all(const Problem& p, AttentionArguments& views, const MakeTensor& make) {
+void make_all(const Problem& p, AttentionArguments& views, Random& random, const MakeTensor& make) {
   views.q = make(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}, true);
   if (p.page_size > 0) {
     make_pages(p, views, make);
@@ -78,10 +102,21 @@ void make_all(const Problem& p, AttentionArguments& views, const MakeTensor& mak
   }
   views.out = make(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}, false);
   for (const Capture& capture : p.captures) {
-    views.captures.push_back(make(capture.dtype, with_sizes(capture.shape), true));
+    const bool cumulative = capture.name.starts_with("cu_seqlens");
+    views.captures.push_back(
+        make(capture.dtype, problem::capture_shape(capture, p, kAnySizeDrawn, kPackedSequences + 1), !cumulative));
+    if (cumulative) {
+      draw_cumulative(views.captures.back(), capture.name == "cu_seqlens_q" ? p.q_len : p.kv_len, random);
+    } else if (capture.name == "key_lengths") {
+      draw_integers(views.captures.back(), 0, p.kv_len + 1, random);
+    } else if (capture.name == "q_segments" || capture.name == "kv_segments") {
+      draw_integers(views.captures.back(), 0, 2, random);
+    }
   }
   if (p.sinks > 0) {
-    views.sinks = make(DType::kF32, {p.q_heads, p.sinks}, true);
+    const std::vector<int64_t> of_each_head = {p.q_heads, p.sinks};
+    const bool shared = draw(random, 0, 3) == 0;
+    views.sinks = make(DType::kF32, shared ? std::vector<int64_t>{p.sinks} : of_each_head, true);
   }
   if (p.want_lse) {
     views.lse = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
@@ -157,14 +192,14 @@ TensorView OwnedArguments::strided(DType dtype, const std::vector<int64_t>& shap
 
 OwnedArguments dense_arguments(const Problem& problem, Random& random) {
   OwnedArguments arguments;
-  make_all(problem, arguments.views,
+  make_all(problem, arguments.views, random,
            [&](DType dtype, const std::vector<int64_t>& shape, bool) { return arguments.dense(dtype, shape, random); });
   return arguments;
 }
 
 OwnedArguments strided_arguments(const Problem& problem, Random& random) {
   OwnedArguments arguments;
-  make_all(problem, arguments.views, [&](DType dtype, const std::vector<int64_t>& shape, bool input) {
+  make_all(problem, arguments.views, random, [&](DType dtype, const std::vector<int64_t>& shape, bool input) {
     return arguments.strided(dtype, shape, random, input);
   });
   return arguments;

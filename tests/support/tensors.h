@@ -32,7 +32,8 @@ class OwnedArguments {
 // Fills every element of a view.
 void fill(const TensorView& view, Random& random);
 
-// Dense arguments for a problem, outputs included; `?` sizes of captured tensors become 7.
+// Dense arguments for a problem, outputs included; `?` sizes of captured tensors become 7. Sinks are sometimes shared
+// by all heads, and cumulative lengths rise.
 OwnedArguments dense_arguments(const Problem& problem, Random& random);
 // The same with strides drawn at random.
 OwnedArguments strided_arguments(const Problem& problem, Random& random);

@@ -26,7 +26,7 @@ def attention(
     layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
     "score_mod(...) {...}". captures: the tensors that the programs read, in the order in which they are first
-    named; sinks: f32 [q_heads, n]. Without "scale=..." the scale is 1/sqrt(head_dim).
+    named; sinks: f32 [q_heads, n], or [n] for all heads. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
     """
     register()
@@ -41,7 +41,7 @@ def attention(
     problem = (
         f"attn b{q_sizes['b']} hq{q_sizes['h']} hkv{k_sizes['h']} sq{q_sizes['s']} skv{k_sizes['s']} "
         f"dqk{q_sizes['d']} dv{v_sizes['d']} {_TYPES[q.dtype.name]} "
-        + ("" if sinks is None else f"sinks={sinks.shape[1]} ")
+        + ("" if sinks is None else f"sinks={sinks.shape[-1]} ")
         + features
     )
     shape = tuple((q_sizes | {"d": v_sizes["d"]})[letter] for letter in layout)

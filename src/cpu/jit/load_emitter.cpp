@@ -245,4 +245,38 @@ Value* LoadEmitter::emit(size_t capture, const std::vector<LoadIndex>& indices) 
   return widen(tensor, gather(tensor, offset, indices));
 }
 
+Value* LoadEmitter::search(size_t capture, Value* x) {
+  const Tensor& tensor = tensors_[capture];
+  llvm::Type* wide = x->getType()->getWithNewType(ir_.getInt64Ty());
+  const auto spread = [&](Value* value) {
+    return wide->isVectorTy() ? ir_.CreateVectorSplat(static_cast<unsigned>(lanes_), value) : value;
+  };
+  Value* wanted = ir_.CreateSExt(x, wide);
+  Value* size = tensor.sizes[0];
+  Value* zeros = ir_.CreateBinaryIntrinsic(intrinsic::ctlz, size, ir_.getFalse());
+  Value* largest = ir_.CreateLShr(ir_.getInt64(uint64_t{1} << 63), zeros);
+  llvm::BasicBlock* before = ir_.GetInsertBlock();
+  auto* loop = llvm::BasicBlock::Create(ir_.getContext(), "search", before->getParent());
+  auto* done = llvm::BasicBlock::Create(ir_.getContext(), "found", before->getParent());
+  ir_.CreateBr(loop);
+
+  ir_.SetInsertPoint(loop);
+  llvm::PHINode* step = ir_.CreatePHI(ir_.getInt64Ty(), 2);
+  llvm::PHINode* found = ir_.CreatePHI(wide, 2);
+  Value* next = ir_.CreateAdd(found, spread(step));
+  Value* last = ir_.CreateSub(next, llvm::ConstantInt::get(wide, 1));
+  Value* element = ir_.CreateSExt(emit(capture, {LoadIndex{last, 0}}), wide);
+  Value* taken = ir_.CreateAnd(ir_.CreateICmpSLE(next, spread(size)), ir_.CreateICmpSLE(element, wanted));
+  Value* result = ir_.CreateSelect(taken, next, found);
+  Value* half = ir_.CreateLShr(step, 1);
+  step->addIncoming(largest, before);
+  found->addIncoming(llvm::Constant::getNullValue(wide), before);
+  step->addIncoming(half, ir_.GetInsertBlock());
+  found->addIncoming(result, ir_.GetInsertBlock());
+  ir_.CreateCondBr(ir_.CreateICmpNE(half, ir_.getInt64(0)), loop, done);
+
+  ir_.SetInsertPoint(done);
+  return ir_.CreateTrunc(result, wide->getWithNewType(ir_.getInt32Ty()));
+}
+
 }  // namespace flashlift::cpu

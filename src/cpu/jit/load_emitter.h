@@ -24,6 +24,9 @@ class LoadEmitter {
   // The element(s) at these indices as the scalar type of the capture; a scalar if all indices are uniform. `capture`
   // counts in the order of declare(). May open new basic blocks.
   llvm::Value* emit(size_t capture, const std::vector<LoadIndex>& indices);
+  // How many elements of a 1-D tensor of integers are <= x, as i32, by the steps that ops.def gives. Opens new basic
+  // blocks.
+  llvm::Value* search(size_t capture, llvm::Value* x);
 
   // Adds the lanes of an f32 vector to a tensor of f32 at these indices, of which at least one varies; in the order of
   // the lanes. May open new basic blocks.

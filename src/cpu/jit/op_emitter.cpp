@@ -36,6 +36,7 @@ Value* OpEmitter::emit(const Node& node, Type operand_type, std::span<Value* con
     case TypeRule::kInputI32:
     case TypeRule::kConstant:
     case TypeRule::kLoad:
+    case TypeRule::kSearch:
       break;
   }
   return nullptr;

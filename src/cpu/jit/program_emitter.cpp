@@ -95,6 +95,8 @@ Value* ProgramEmitter::emit_node(ProgramState& state, const Node& node) {
       return constant(node);
     case Op::k_load:
       return loads_.emit(state.captures[static_cast<size_t>(node.payload)], load_indices(state, node));
+    case Op::k_search:
+      return loads_.search(state.captures[static_cast<size_t>(node.payload)], state.values[node.operands[0]]);
     default:
       break;
   }

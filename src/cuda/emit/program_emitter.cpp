@@ -95,6 +95,7 @@ bool has_interval_form(const Program& program, const Node& node) {
     case Op::k_kv_len:
     case Op::k_constant:
     case Op::k_load:
+    case Op::k_search:
     case Op::k_add:
     case Op::k_sub:
     case Op::k_mul:
@@ -258,6 +259,7 @@ class Emitter {
       case TypeRule::kConstant:
         return interval_ ? fmt::format("point({})", constant_text(node)) : constant_text(node);
       case TypeRule::kLoad:
+      case TypeRule::kSearch:
         return load(node);
       case TypeRule::kNumeric:
       case TypeRule::kInteger:
@@ -330,8 +332,9 @@ class Emitter {
     const Capture& capture = program_.captures[static_cast<size_t>(node.payload)];
     const auto found = std::find(problem_.captures.begin(), problem_.captures.end(), capture);
     const std::string indices = operands(node);
-    return fmt::format("{}_load<{}>(params.captures[{}]{}{})", interval_ ? "iv" : "op", element_name(capture.dtype),
-                       found - problem_.captures.begin(), indices.empty() ? "" : ", ", indices);
+    return fmt::format("{}_{}<{}>(params.captures[{}]{}{})", interval_ ? "iv" : "op", info(node.op).name,
+                       element_name(capture.dtype), found - problem_.captures.begin(), indices.empty() ? "" : ", ",
+                       indices);
   }
 
   const Problem& problem_;

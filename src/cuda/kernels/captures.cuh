@@ -89,4 +89,16 @@ FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices..
   return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset));
 }
 
+// See ops.def: the same steps as everywhere.
+template <typename Element, typename Value>
+FL_OP i32 op_search(const CaptureArgument& capture, Value x) {
+  const i32 size = max(capture.sizes[0], 1);
+  i32 found = 0;
+  for (i32 step = 1 << (31 - __clz(size)); step > 0; step /= 2) {
+    const i32 last = found + step - 1;
+    found += last < size && static_cast<i64>(op_load<Element>(capture, last)) <= static_cast<i64>(x) ? step : 0;
+  }
+  return found;
+}
+
 }  // namespace flashlift::cuda

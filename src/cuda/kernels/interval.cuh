@@ -336,4 +336,10 @@ FL_OP typename ScalarInterval<typename Element::Scalar>::type iv_load(const Capt
   return stored_range<typename Element::Scalar>(capture, row, lo, hi, capture.sizes[d - 1]);
 }
 
+// It never falls as x grows.
+template <typename Element, typename Interval>
+FL_OP IntervalI<i32> iv_search(const CaptureArgument& capture, const Interval& x) {
+  return {op_search<Element>(capture, x.lo), op_search<Element>(capture, x.hi)};
+}
+
 }  // namespace flashlift::cuda

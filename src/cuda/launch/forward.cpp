@@ -8,6 +8,7 @@
 #include "cuda/launch/loaded_kernel.h"
 #include "cuda/launch/stream_memory.h"
 #include "cuda/launch/tensor_map.h"
+#include "problem/sinks.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
@@ -140,8 +141,9 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   for (int d = 0; d < 3; ++d) {
     params.lse_strides[d] = arguments.lse ? arguments.lse->strides[d] : 0;
   }
-  for (int d = 0; d < 2; ++d) {
-    params.sink_strides[d] = arguments.sinks ? arguments.sinks->strides[d] : 0;
+  if (arguments.sinks) {
+    params.sink_strides[0] = problem::sink_offset(*arguments.sinks, 1, 0);
+    params.sink_strides[1] = problem::sink_offset(*arguments.sinks, 0, 1);
   }
   params.scale = problem.scale;
   params.batch = static_cast<int>(arguments.q.sizes[0]);

@@ -48,7 +48,7 @@ Result<TensorView> bind_capture(const Buffer& buffer, const Capture& capture) {
   const std::string name = fmt::format("captured tensor {}", capture.name);
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, capture.dtype, name));
   const bool fits = std::equal(buffer.dims.begin(), buffer.dims.end(), capture.shape.begin(), capture.shape.end(),
-                               [](int64_t actual, int64_t expected) { return expected == -1 || actual == expected; });
+                               [](int64_t actual, int64_t expected) { return expected < 0 || actual == expected; });
   if (!fits) {
     return invalid_argument("{} has shape [{}], but the problem says [{}] (-1 is any size)", name,
                             fmt::join(buffer.dims, ","), fmt::join(capture.shape, ","));
@@ -59,9 +59,12 @@ Result<TensorView> bind_capture(const Buffer& buffer, const Capture& capture) {
 Result<TensorView> bind_sinks(const Buffer& buffer, const Problem& problem) {
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kF32, "sinks"));
   const std::array<int64_t, 2> expected = {problem.q_heads, problem.sinks};
-  if (!std::equal(buffer.dims.begin(), buffer.dims.end(), expected.begin(), expected.end())) {
-    return invalid_argument("sinks has shape [{}], expected [{}]: query heads by sinks", fmt::join(buffer.dims, ","),
-                            fmt::join(expected, ","));
+  const auto fits = [&](auto begin) {
+    return std::equal(buffer.dims.begin(), buffer.dims.end(), begin, expected.end());
+  };
+  if (!fits(expected.begin()) && !fits(expected.begin() + 1)) {
+    return invalid_argument("sinks has shape [{}], expected [{}]: query heads by sinks, or [{}] for all heads",
+                            fmt::join(buffer.dims, ","), fmt::join(expected, ","), problem.sinks);
   }
   return dense(buffer, "sinks");
 }

@@ -1,0 +1,114 @@
+"""The named features of a problem against the same written out in numpy."""
+
+import flashlift
+import numpy as np
+import pytest
+import reference
+
+RNG = np.random.default_rng(11)
+Q = RNG.normal(size=(2, 4, 24, 16)).astype(np.float32)
+K, V = (RNG.normal(size=(2, 2, 40, 16)).astype(np.float32) for _ in range(2))
+SHAPE = "attn b2 hq4 hkv2 sq24 skv40 d16"
+ROWS, COLUMNS = np.arange(24)[:, None], np.arange(40)
+
+
+def check(features, captures, mask=None, bias=None, q=Q, k=K, v=V, shape=SHAPE, **more):
+    attention = flashlift.compile(f"{shape} {features}")
+    out = attention(q, k, v, captures=captures, **more)
+    np.testing.assert_allclose(out, reference.attention(q, k, v, mask=mask, bias=bias)[0], atol=2e-6)
+
+
+def test_segment_ids():
+    q_segments = np.repeat(np.int32([0, 1, 2]), 8)[None].repeat(2, axis=0)
+    kv_segments = np.repeat(np.int32([0, 1, 2, 3]), 10)[None]  # one for both batches
+    captures = {"q_segments": q_segments, "kv_segments": kv_segments}
+    check("segment_ids", captures, mask=(q_segments[:, :, None] == kv_segments[:, None])[:, None])
+
+
+def test_key_lengths():
+    lengths = np.int32([7, 33])
+    check("key_lengths", {"key_lengths": lengths}, mask=(lengths[:, None] > COLUMNS)[:, None, None])
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 24, 40), (1, 1, 24, 40), (2, 1, 1, 40)])
+def test_mask_and_bias_broadcast(shape):
+    mask = RNG.random(shape) < 0.7
+    mask[..., 0] = True
+    bias = RNG.normal(size=shape).astype(np.float32)
+    check("mask=bool bias=f32", {"mask": mask, "bias": bias}, mask=mask, bias=bias)
+
+
+@pytest.mark.parametrize("alignment", ["", "causal", "causal=bottom_right"])
+def test_cumulative_lengths_are_the_sequences_alone(alignment):
+    """Packed sequences give what each gives by itself."""
+    cu_q, cu_kv = np.int32([0, 5, 5, 24]), np.int32([0, 12, 13, 40])
+    q, k, v = Q[:1], K[:1], V[:1]
+    packed = flashlift.compile(f"attn hq4 hkv2 sq24 skv40 d16 cu_seqlens {alignment}")
+    out = packed(q, k, v, captures={"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv})
+    for i in range(3):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_kv[i], cu_kv[i + 1])
+        alone = flashlift.compile(
+            f"attn hq4 hkv2 sq{cu_q[i + 1] - cu_q[i]} skv{cu_kv[i + 1] - cu_kv[i]} d16 {alignment}"
+        )
+        expected = alone(*(np.ascontiguousarray(x) for x in (q[:, :, rows], k[:, :, keys], v[:, :, keys])))
+        np.testing.assert_allclose(out[:, :, rows], expected, atol=2e-6)
+
+
+def test_gradients_of_packed_sequences():
+    cu = np.int32([0, 9, 24])
+    q, k, v, d_out = RNG.normal(size=(4, 1, 2, 24, 16)).astype(np.float32)
+    captures = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    packed = flashlift.compile("attn h2 s24 d16 lse cu_seqlens causal")
+    out, lse = packed(q, k, v, captures=captures)
+    gradients = packed.backward(q, k, v, out, d_out, captures=captures, lse=lse)
+    for begin, end in ((0, 9), (9, 24)):
+        alone = flashlift.compile(f"attn h2 s{end - begin} d16 lse causal")
+        part = [np.ascontiguousarray(x[:, :, begin:end]) for x in (q, k, v, out, d_out)]
+        expected = alone.backward(*part, lse=np.ascontiguousarray(lse[:, :, begin:end]))
+        for name in "qkv":
+            np.testing.assert_allclose(getattr(gradients, name)[:, :, begin:end], getattr(expected, name), atol=1e-5)
+
+
+def test_pages_are_the_keys_they_name():
+    pages_of = np.int32([[3, 0, 4, 1], [2, 2, 5, 0]])
+    k_pages, v_pages = (RNG.normal(size=(6, 2, 10, 16)).astype(np.float32) for _ in range(2))
+    k, v = (np.concatenate(list(x[pages_of].swapaxes(0, 1)), axis=2) for x in (k_pages, v_pages))
+    attention = flashlift.compile(f"{SHAPE} page_size=10")
+    out = attention(Q, k_pages, v_pages, page_table=pages_of)
+    np.testing.assert_allclose(out, reference.attention(Q, k, v)[0], atol=2e-6)
+
+
+def test_row_maxima_and_shared_sinks():
+    attention = flashlift.compile(f"{SHAPE} row_max lse sinks=2")
+    sinks = np.float32([0.5, -1.0])
+    out, lse, row_max = attention(Q, K, V, sinks=sinks)
+    scores = Q @ np.repeat(K, 2, axis=1).swapaxes(2, 3) / 4
+    np.testing.assert_allclose(row_max, scores.max(axis=3), atol=2e-6)
+    same = attention(Q, K, V, sinks=np.tile(sinks, (4, 1)))
+    assert np.array_equal(out, same[0])
+    total = np.exp(scores).sum(axis=3) + np.exp(sinks).sum()
+    np.testing.assert_allclose(lse, np.log(total), atol=4e-6)
+
+
+def test_dropout_is_a_function_of_its_seed():
+    attention = flashlift.compile(f"{SHAPE} dropout=0.5")
+    first = attention(Q, K, V, dropout_seed=3)
+    assert np.array_equal(first, attention(Q, K, V, dropout_seed=3))
+    assert not np.array_equal(first, attention(Q, K, V, dropout_seed=4))
+
+
+@pytest.mark.parametrize(
+    ("features", "captures", "message"),
+    [
+        ("mask=bool", {"mask": np.ones((1, 1, 24, 39), bool)}, r"expected bool\[1,1,24,40\]"),
+        ("key_lengths", {"key_lengths": np.int32([1, 2, 3])}, r"expected i32\[2\], being \[1\|batch\], got i32\[3\]"),
+        (
+            "cu_seqlens",
+            {"cu_seqlens_q": np.int32([0, 24]), "cu_seqlens_kv": np.int32([0, 20, 40])},
+            r"`cu_seqlens_kv`: expected i32\[2\]",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_errors(features, captures, message):
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        flashlift.compile(f"{SHAPE} {features}")(Q, K, V, captures=captures)
