@@ -21,6 +21,20 @@ def test_python_runs(root, tmp_path, document):
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
+def test_c_runs(root, tmp_path):
+    blocks = re.findall(r"```c\n(.*?)```", (root / "docs/c.md").read_text(), re.DOTALL)
+    assert blocks
+    libraries = root / "build"
+    for number, block in enumerate(blocks):
+        source, program = tmp_path / f"block{number}.c", tmp_path / f"block{number}"
+        source.write_text(block)
+        command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{root / 'include'}", source, "-o", program]
+        library = [f"-L{libraries}", "-lflashlift", f"-Wl,-rpath,{libraries}"]
+        subprocess.run([*command, *library], check=True)
+        done = subprocess.run([program], timeout=300)
+        assert done.returncode == 0, block
+
+
 def test_readme_cpp_is_the_example(root):
     (block,) = re.findall(r"```cpp\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
     example = re.sub(r"\s+", " ", (root / "examples" / "two_lambdas.cpp").read_text())
