@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak bench build format lint asan fuzz setup system lint-system clean
+.PHONY: help demo test soak bench bench-peers build format lint asan fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -36,6 +36,9 @@ soak: build ## draw SOAK_COUNT (10000) problems forward and as many backward, co
 
 bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py
+
+bench-peers: build ## the same beside ONNX Runtime and OpenVINO, where build/venv has them
+	@$(VENV)/bin/python benchmarks/peers.py
 
 build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python package in build/venv
 	@echo "==> building in $(BUILD)/"

@@ -53,7 +53,7 @@ class Row:
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = parse_arguments("bench.md")
     limits = hardware.measure(BUILD)
     note(f"{limits}\n")
     plain = run_all([case for case in PLAIN if options.only in case.name], plain_contenders, limits, options)
@@ -92,12 +92,12 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(output: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to run each contender of a case [2]")
     parser.add_argument("--only", default="", metavar="WORD", help='only cases whose name holds WORD, such as "bf16"')
-    parser.add_argument("--output", type=Path, default=BUILD / "bench.md", help="where the tables go [build/bench.md]")
+    parser.add_argument("--output", type=Path, default=BUILD / output, help=f"where the tables go [build/{output}]")
     return parser.parse_args()
 
 

@@ -1,0 +1,156 @@
+"""Flashlift beside the attention of inference engines, those of them that are installed, in one process.
+
+    make bench-peers        or        python benchmarks/peers.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
+
+Nothing is installed for it: `pip install onnxruntime onnx openvino` brings what can be compared with.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import bench
+import contenders
+import flashlift
+import hardware
+import ml_dtypes
+import numpy as np
+import torch
+from contenders import Case, Contender, Inputs
+
+Make = Callable[[Case, Inputs, int], Contender | None]
+
+
+def with_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Contender | None:
+    """com.microsoft's MultiHeadAttention: f32, no grouped heads, [batch, length, heads * depth]."""
+    if case.dtype != "f32" or case.groups != case.heads or case.mod not in ("full", "causal"):
+        return None
+    import onnx
+    import onnxruntime
+
+    arrays = {
+        name: np.ascontiguousarray(array.swapaxes(1, 2)).reshape(1, array.shape[2], -1)
+        for name, array in _named(inputs)
+    }
+    helper, f32 = onnx.helper, onnx.TensorProto.FLOAT
+    node = helper.make_node(
+        "MultiHeadAttention",
+        list(arrays),
+        ["out"],
+        domain="com.microsoft",
+        num_heads=case.heads,
+        unidirectional=int(case.mod == "causal"),
+    )
+    tensors = [helper.make_tensor_value_info(name, f32, array.shape) for name, array in arrays.items()]
+    graph = helper.make_graph([node], "attention", tensors, [helper.make_tensor_value_info("out", f32, None)])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    start = time.perf_counter()
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, array in arrays.items():
+        binding.bind_cpu_input(name, array)
+    out = np.empty_like(arrays["q"])
+    binding.bind_output("out", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+
+    run()
+    prepare = time.perf_counter() - start
+    return Contender(
+        "ONNX Runtime", run, 0, 0, prepare, lambda: out.reshape(-1, case.heads, case.depth).swapaxes(0, 1).copy()
+    )
+
+
+def with_openvino(case: Case, inputs: Inputs, threads: int) -> Contender | None:
+    """ScaledDotProductAttention without a key-value state; no grouped heads."""
+    if case.groups != case.heads or case.mod not in ("full", "causal"):
+        return None
+    import openvino
+    from openvino import opset13
+
+    kind = openvino.Type.bf16 if case.dtype == "bf16" else openvino.Type.f32
+    arrays = [array for _, array in _named(inputs)]
+    parameters = [opset13.parameter(list(array.shape), kind) for array in arrays]
+    node = opset13.scaled_dot_product_attention(*parameters, causal=case.mod == "causal")
+    start = time.perf_counter()
+    settings = {
+        "INFERENCE_PRECISION_HINT": case.dtype,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    request = openvino.Core().compile_model(openvino.Model([node], parameters), "CPU", settings).create_infer_request()
+    for i, array in enumerate(arrays):
+        bits = array.view(np.uint16) if case.dtype == "bf16" else array
+        request.set_input_tensor(i, openvino.Tensor(bits, array.shape, kind))
+    request.infer()
+    prepare = time.perf_counter() - start
+
+    def result() -> np.ndarray:
+        tensor = request.get_output_tensor(0)
+        data = np.asarray(tensor.data)  # bf16 comes as if it were f16
+        return (data.view(ml_dtypes.bfloat16) if tensor.element_type == openvino.Type.bf16 else data)[0].astype(
+            np.float32
+        )
+
+    return Contender("OpenVINO", request.infer, 0, 0, prepare, result)
+
+
+# By the module whose presence decides.
+PEERS: dict[str, tuple[str, Make]] = {
+    "onnxruntime": ("ONNX Runtime", with_onnxruntime),
+    "openvino": ("OpenVINO", with_openvino),
+}
+
+
+def _named(inputs: Inputs) -> list[tuple[str, np.ndarray]]:
+    return [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)]
+
+
+def main() -> int:
+    options = bench.parse_arguments("peers.md")
+    present = {module: peer for module, peer in PEERS.items() if importlib.util.find_spec(module)}
+    if not present:
+        print(f"none of these is installed: {', '.join(PEERS)}", file=sys.stderr)
+        return 1
+    limits = hardware.measure(bench.BUILD)
+
+    def make(case: Case, inputs: Inputs, threads: int) -> list[Contender]:
+        found = [contenders.with_flashlift(case, inputs, threads), contenders.with_torch(case, inputs)]
+        others = (peer(case, inputs, threads) for _, peer in present.values())
+        return found + [one for one in others if one is not None]
+
+    cases = [case for case in bench.PLAIN + bench.DECODE if options.only in case.name]
+    rows = bench.run_all(cases, make, limits, options)
+    names = ["torch SDPA", *(name for name, _ in present.values())]
+    decode = {case.name for case in bench.DECODE}
+    text = "\n".join(
+        [
+            f"{limits}.",
+            f"flashlift {flashlift.__version__}, torch {torch.__version__}, {', '.join(present)}.",
+            "As `make bench`; a peer is missing where it has no such attention.",
+            "",
+            *bench.table([row for row in rows if row.case not in decode], names),
+            "",
+            "### One query: GB/s of keys and values",
+            "",
+            *bench.table([row for row in rows if row.case in decode], names, "key_value_gbs"),
+        ]
+    )
+    options.output.write_text(text + "\n")
+    if options.json:
+        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in rows]}, indent=1))
+    else:
+        print(f"\n{text}\n\nAlso in {options.output}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
