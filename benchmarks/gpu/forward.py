@@ -1,6 +1,6 @@
 """Flashlift's forward kernel on a GPU beside its peers, in one process.
 
-    python benchmarks/gpu/forward.py [--suite plain|mods|overhead|all] [--quick] [--json FILE]
+    python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
 
 Peers: cuDNN and FlashAttention-2 through torch, FlexAttention with its Triton backend; whichever is there. Every
 kernel's output is compared with f32 maths first. Rounds go through all kernels in turn, so that a GPU that clocks
@@ -12,8 +12,11 @@ that hold a kept score, as FlexAttention's block mask has them.
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -166,6 +169,64 @@ def report(rows, name, kernels, flops, error, rounds):
     print(f"{name:28s} {figures}   {ratios}   error {error:.1e}{flag}", flush=True)
 
 
+def decode_case(rows, b, kv, page, rounds):
+    """One new token a sequence: what counts is how fast K and V are read."""
+    hq, hkv, d = 32, 8, 128
+    scale = 1 / math.sqrt(d)
+    kv_bytes = 2 * b * hkv * kv * d * 2
+    sets = max(1, (256 << 20) // kv_bytes)  # so many that no cache holds them
+    calls, peers, error = [], [], float("nan")
+    for i in range(sets):
+        q, k, v = inputs(b, hq, hkv, 1, kv, d, d)
+        text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
+        options = {}
+        if page:
+            text += f" page_size={page}"
+            pages = b * kv // page
+            table = torch.randperm(pages, device="cuda", dtype=torch.int32).reshape(b, kv // page)
+            k_pages, v_pages = (torch.empty(pages, hkv, page, d, device="cuda", dtype=q.dtype) for _ in range(2))
+            for paged, tensor in ((k_pages, k), (v_pages, v)):
+                paged[table.long()] = tensor.reshape(b, hkv, kv // page, page, d).transpose(1, 2)
+            run_k, run_v = k_pages, v_pages
+            options["page_table"] = table
+        else:
+            run_k, run_v = k, v
+        attention = flashlift.compile(text, device="cuda")
+        out = torch.full_like(q, float("nan"))
+        calls.append(attention.bind(q, run_k, run_v, out, **options))
+
+        def peer(q=q, k=k, v=v):
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        peers.append(peer)
+        if i == 0:
+            calls[0]()
+            group = torch.arange(hq, device="cuda") // (hq // hkv)
+            scores = torch.einsum("bhqd,bhkd->bhqk", q.float(), k.float()[:, group]) * scale
+            error = relative_error(out, torch.softmax(scores, -1) @ v.float()[:, group])
+
+    def all_of(list_of_calls):
+        def run():
+            for call in list_of_calls:
+                call()
+
+        return run
+
+    kernels = {"flashlift": all_of(calls)}
+    try:
+        peers[0]()
+        kernels["cudnn"] = all_of(peers)
+    except RuntimeError:
+        pass
+    times = median_ms(kernels, rounds)
+    name = f"decode B{b} KV{kv}" + (f" pages of {page}" if page else "")
+    rates = {kernel: kv_bytes * sets / ms / 1e6 for kernel, ms in times.items()}
+    rows.append({"case": name, "error": error, "ms": {k: t / sets for k, t in times.items()}, "gbytes": rates})
+    figures = " ".join(f"{k} {t / sets * 1e3:.1f} us {rates[k]:.0f} GB/s" for k, t in times.items())
+    print(f"{name:32s} {figures}   error {error:.1e}{'' if error < 2e-2 else '  WRONG'}", flush=True)
+
+
 def overhead(rows):
     """Host time of a warmed call, and of the first call of new programs."""
     q, k, v = inputs(1, 8, 8, 128, 128, 64, 64)
@@ -182,22 +243,42 @@ def overhead(rows):
             torch.cuda.synchronize()
         rows.append({"case": f"host time of a warmed call{words}", "us": min(laps)})
         print(f"host time of a warmed call{words}: {min(laps):.1f} us (ctypes included)")
-    for words in (" softcap=17", " alibi causal", " causal window=99"):
+    # In processes of their own: the first compiles, the second finds the machine code on disk.
+    with tempfile.TemporaryDirectory() as cache:
+        for source in ("cold", "from disk"):
+            command = [sys.executable, __file__, "--suite", "first-calls"]
+            child = subprocess.run(
+                command, env={**os.environ, "FLASHLIFT_CACHE_DIR": cache}, capture_output=True, text=True, check=True
+            )
+            for words, ms in json.loads(child.stdout.splitlines()[-1]).items():
+                rows.append({"case": f"first call {source}{words}", "ms": ms})
+                print(f"first call of{words}, {source}: {ms:.1f} ms")
+
+
+def first_calls():
+    """Milliseconds from a problem's text to its first result, where context and compiler are there already."""
+    times = {}
+    for words in (" scale=2", " softcap=17", " alibi causal", " causal window=99"):
+        tensors = inputs(1, 8, 8, 128, 128, 128, 128)
+        torch.cuda.synchronize()
         begin = time.perf_counter()
-        _, _, run = bind(f"attn h8 s128 d128 bf16 out=bf16{words}", *inputs(1, 8, 8, 128, 128, 128, 128))
+        _, _, run = bind(f"attn h8 s128 d128 bf16 out=bf16{words}", *tensors)
         run()
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-        rows.append({"case": f"first call{words}", "ms": seconds * 1e3})
-        print(f"first call of{words}: {seconds * 1e3:.0f} ms")
+        times[words] = (time.perf_counter() - begin) * 1e3
+    del times[" scale=2"]  # it found out where the driver and the compiler are
+    print(json.dumps(times))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="all", choices=["plain", "mods", "overhead", "all"])
+    parser.add_argument("--suite", default="all", choices=["plain", "mods", "decode", "overhead", "first-calls", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
+    if arguments.suite == "first-calls":
+        first_calls()
+        return
     rows = []
     rounds = 10 if arguments.quick else 20
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version())
@@ -213,11 +294,17 @@ def main():
         s = 8192
         for case in mod_cases(s):
             report(rows, *mod_case(case, s), rounds)
+    if arguments.suite in ("decode", "all"):
+        for b, kv in ((1, 8192), (16, 8192), (1, 131072), (16, 32768), (64, 4096)):
+            for page in (0, 16):
+                decode_case(rows, b, kv, page, rounds)
     if arguments.suite in ("overhead", "all"):
         overhead(rows)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "rows": rows}, file, indent=1)
+            json.dump(
+                {"device": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "rows": rows}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 #include "runtime/cuda_attention.h"
 
+#include <array>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "cuda/compile/cubin_cache.h"
+#include "cuda/emit/program_emitter.h"
 #include "cuda/launch/forward.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/simplified.h"
@@ -34,71 +37,81 @@ std::string device_reason(const cuda::Device& device, cuda::KernelKind kind) {
                      device.architecture % 10, hopper ? "9.0" : "8.0 or newer");
 }
 
-// What the kernels have not learnt yet; empty if nothing is asked of them that they cannot do.
-std::string feature_reason(const Problem& problem) {
-  if (problem.dropout > 0) {
-    return "dropout is not implemented for CUDA yet: run it on the CPU, or leave it out";
-  }
-  if (problem.want_row_max) {
-    return "row_max is not implemented for CUDA yet: run it on the CPU, or ask for lse";
-  }
-  if (problem.page_size > 0) {
-    return "paged keys and values are not implemented for CUDA yet: run it on the CPU, or gather the pages first";
-  }
-  return {};
+// Rows that share keys and values, up to which reading these is what a call costs.
+constexpr int64_t kFewRows = 64;
+
+bool has_few_rows(const Problem& problem, int64_t q_len) {
+  return q_len * (problem.q_heads / problem.kv_heads) <= kFewRows;
 }
 
+// Kinds in the order of preference.
+std::span<const cuda::KernelKind> kinds_for(bool few_rows) {
+  using enum cuda::KernelKind;
+  static constexpr std::array kAll{kDecode, kHopper, kPortable};
+  return std::span(kAll).subspan(few_rows ? 0 : 1);
+}
+
+// One kernel of each kind that was asked for. Which one suits, and which one can read the strides, is known when a call
+// comes: the one for the problem's own lengths is compiled at once, others by the first call that needs them.
 class CudaAttention : public Attention::Implementation {
  public:
-  CudaAttention(const Problem& given, const Problem& compiled, const cuda::Device& device, cuda::Forward forward,
-                bool may_fall_back)
-      : given_(given),
-        compiled_(compiled),
-        device_(device),
-        forward_(std::move(forward)),
-        may_fall_back_(may_fall_back) {}
+  CudaAttention(const Problem& given, const Problem& compiled, const cuda::Device& device, std::string only)
+      : given_(given), compiled_(compiled), device_(device), only_(std::move(only)) {}
 
   const Problem& problem() const override { return given_; }
 
   Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
     auto* const stream = static_cast<cuda::CuStream>(options.stream);
-    Status status = forward_.run(arguments, stream);
-    if (status.ok() || status.error().kind != ErrorKind::kUnsupported || !may_fall_back_) {
-      return status;
+    std::string reasons;
+    for (const cuda::KernelKind kind : kinds(arguments.q.sizes[2])) {
+      const Result<const cuda::Forward*> kernel = get(kind);
+      Status status = kernel.ok() ? (*kernel)->run(arguments, stream) : Status(kernel.error());
+      if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
+        return status;
+      }
+      reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", to_string(kind), status.error().message);
     }
-    // Strides are known only now. The portable kernel takes any; it is compiled by the first call that needs it.
-    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Forward* portable, fallback(status.error().message));
-    return portable->run(arguments, stream);
+    return unsupported("no CUDA implementation takes this call: {}", reasons);
   }
 
-  // Scheduler counters and bounds of captured tensors only; they stay with the kernel.
+  // Counters, bounds of captured tensors and what parts of a row give only; they stay with the kernel.
   int64_t workspace_bytes(int /*concurrency*/) const override { return 0; }
-  Result<std::string> code() const override { return forward_.code(); }
+  Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
+
+  // Those to try for calls with so many queries.
+  std::span<const cuda::KernelKind> kinds(int64_t q_len) const {
+    return kinds_for(only_.empty() ? has_few_rows(compiled_, q_len) : only_ == to_string(cuda::KernelKind::kDecode));
+  }
+
+  // The kernel of a kind; compiled if it has not been. Errors: kUnsupported with the reason why it takes no call.
+  Result<const cuda::Forward*> get(cuda::KernelKind kind) const {
+    const std::lock_guard lock(mutex_);
+    std::optional<Result<cuda::Forward>>& kernel = kernels_[static_cast<size_t>(kind)];
+    if (!kernel) {
+      const std::string reason = refusal(kind);
+      kernel.emplace(reason.empty() ? cuda::Forward::compile(compiled_, device_, kind, compile_kernel)
+                                    : unsupported("{}", reason));
+      log(LogLevel::kInfo, "{}: {}", to_string(kind),
+          kernel->ok() ? cuda::describe((*kernel)->config()) : kernel->error().message);
+    }
+    if (!kernel->ok()) {
+      return kernel->error();
+    }
+    return &**kernel;
+  }
 
  private:
-  Result<const cuda::Forward*> fallback(const std::string& reason) const {
-    const std::lock_guard lock(mutex_);
-    if (!fallback_) {
-      log(LogLevel::kWarning, "{}: {}; such calls run on {}", name, reason,
-          cuda::to_string(cuda::KernelKind::kPortable));
-      Result<cuda::Forward> compiled =
-          cuda::Forward::compile(compiled_, device_, cuda::KernelKind::kPortable, compile_kernel);
-      if (!compiled.ok()) {
-        return unsupported("{}: {}; {}: {}", name, reason, cuda::to_string(cuda::KernelKind::kPortable),
-                           compiled.error().message);
-      }
-      fallback_.emplace(*std::move(compiled));
-    }
-    return &*fallback_;
+  std::string refusal(cuda::KernelKind kind) const {
+    return only_.empty() || only_ == to_string(kind) ? device_reason(device_, kind)
+                                                     : "another implementation was asked for by name";
   }
 
   Problem given_;
   Problem compiled_;
   cuda::Device device_;
-  cuda::Forward forward_;
-  bool may_fall_back_;
+  std::string only_;  // the implementation that was asked for by name, or nothing
   mutable std::mutex mutex_;
-  mutable std::optional<cuda::Forward> fallback_;
+  mutable std::array<std::optional<Result<cuda::Forward>>, cuda::kKernelKinds> kernels_;
 };
 
 }  // namespace
@@ -106,41 +119,21 @@ class CudaAttention : public Attention::Implementation {
 Result<std::shared_ptr<const Attention::Implementation>> compile_cuda(const Problem& problem,
                                                                       const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
-  const Problem compiled = simplified(problem);
-  std::vector<Consideration> considerations;
+  auto attention = std::make_shared<CudaAttention>(problem, simplified(problem), device, options.implementation);
   std::string reasons;
-  for (const cuda::KernelKind kind : {cuda::KernelKind::kHopper, cuda::KernelKind::kPortable}) {
-    const std::string name = cuda::to_string(kind);
-    std::string reason;
-    if (!options.implementation.empty() && options.implementation != name) {
-      reason = "another implementation was asked for by name";
-    } else {
-      reason = device_reason(device, kind);
+  for (const cuda::KernelKind kind : attention->kinds(problem.q_len)) {
+    const std::string name = to_string(kind);
+    const Result<const cuda::Forward*> kernel = attention->get(kind);
+    if (kernel.ok()) {
+      attention->considerations.push_back({name, true, cuda::describe((*kernel)->config())});
+      attention->name = name;
+      return std::shared_ptr<const Attention::Implementation>(std::move(attention));
     }
-    if (reason.empty()) {
-      reason = feature_reason(compiled);
+    if (kernel.error().kind != ErrorKind::kUnsupported) {
+      return kernel.error();  // a defect or a missing compiler is no reason to run something slower
     }
-    if (reason.empty()) {
-      Result<cuda::Forward> forward = cuda::Forward::compile(compiled, device, kind, compile_kernel);
-      if (forward.ok()) {
-        considerations.push_back({name, true, cuda::describe(forward->config())});
-        log(LogLevel::kInfo, "{}: {}", name, considerations.back().reason);
-        // One asked for by name runs or says why not.
-        const bool may_fall_back = kind != cuda::KernelKind::kPortable && options.implementation.empty();
-        auto implementation =
-            std::make_shared<CudaAttention>(problem, compiled, device, *std::move(forward), may_fall_back);
-        implementation->name = name;
-        implementation->considerations = std::move(considerations);
-        return std::shared_ptr<const Attention::Implementation>(std::move(implementation));
-      }
-      if (forward.error().kind != ErrorKind::kUnsupported) {
-        return forward.error();  // a defect or a missing compiler is no reason to run something slower
-      }
-      reason = forward.error().message;
-    }
-    log(LogLevel::kDebug, "{} rejected: {}", name, reason);
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name, reason);
-    considerations.push_back({name, false, reason});
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name, kernel.error().message);
+    attention->considerations.push_back({name, false, kernel.error().message});
   }
   return unsupported("no CUDA implementation takes this problem: {}", reasons);
 }

@@ -75,7 +75,10 @@ std::string random_score_mod(Draw& draw) {
        "%3 }",
        " score_mod() { %0 = tanh score; %1 = mul %0, 3.0; %2 = sub kv, q; %3 = lt %2, 40; %4 = select %3, %1, -inf; "
        "return %4 }",
-       " score_mod(s: f32[?,?,?]) { %0 = load s[b, h, kv]; %1 = mul score, %0; %2 = sigmoid %1; return %2 }"});
+       " score_mod(s: f32[?,?,?]) { %0 = load s[b, h, kv]; %1 = mul score, %0; %2 = sigmoid %1; return %2 }",
+       " score_mod(g: i32[?]) { %0 = load g[q]; %1 = load g[kv]; %2 = eq %0, %1; %3 = select %2, 0.0, -inf; %4 = "
+       "add score, %3; return %4 }",
+       " score_mod() { %0 = rem q, 3; %1 = lt kv, %0; %2 = select %1, score, -1e30; return %2 }"});
 }
 
 std::string random_mask_mod(Draw& draw) {
@@ -91,11 +94,14 @@ std::string random_mask_mod(Draw& draw) {
 
 std::string random_problem(Draw& draw, bool any_dtype) {
   const int64_t kv_heads = draw.between(1, 3);
+  const int64_t page = draw.one_in(5) ? draw.of<int64_t>({1, 5, 8, 16, 64, 128}) : 0;
   std::string text = "attn b" + std::to_string(draw.between(1, 3)) + " hq" +
                      std::to_string(kv_heads * draw.between(1, 4)) + " hkv" + std::to_string(kv_heads);
   const int64_t longest = draw.of<int64_t>({20, 150, 400});
-  text += " sq" + std::to_string(draw.between(1, longest)) + " skv" +
-          std::to_string(draw.one_in(12) ? 0 : draw.between(1, longest));
+  const int64_t kv_len = draw.one_in(12) ? 0 : draw.between(1, longest);
+  text += " sq" + std::to_string(draw.one_in(5) ? draw.between(1, 8) : draw.between(1, longest)) + " skv" +
+          std::to_string(page > 0 ? (kv_len + page - 1) / page * page : kv_len);
+  text += page > 0 ? " page_size=" + std::to_string(page) : "";
   const int64_t dim = draw.of<int64_t>({64, 128, 64, 128, 96, 192, 256, 8 * draw.between(1, 32)});
   text += draw.one_in(4) ? " dqk" + std::to_string(dim) + " dv" + std::to_string(8 * draw.between(1, 32))
                          : " d" + std::to_string(dim);
@@ -107,6 +113,7 @@ std::string random_problem(Draw& draw, bool any_dtype) {
   text += draw.of<const char*>(
       {"", " lse", " sinks=2 lse", " empty_rows=uniform lse", " empty_rows=nan", " unnormalized lse"});
   text += draw.of<const char*>({"", "", "", "", " scale=0.3", " scale=-0.2"});
+  text += draw.of<const char*>({"", "", "", "", " row_max", " dropout=0.3"});
   text += draw.one_in(3) ? random_score_mod(draw) : "";
   text += draw.one_in(3) ? random_mask_mod(draw) : "";
   return text;
@@ -192,6 +199,24 @@ TEST(Device, ValuesThatAreNotFiniteStayWithTheKeysThatKeepThem) {
         }
       }
       expect_right(*problem, host, implementation);
+    }
+  }
+}
+
+// Rows of one huge constant are rows of equal scores, and an infinite score makes its row NaN.
+TEST(Device, HugeAndInfiniteScores) {
+  for (const char* implementation : {"", "cuda_sm80"}) {
+    for (const char* features :
+         {"score_mod() { %0 = lt kv, q; %1 = select %0, score, -1e30; return %1 }",
+          "score_mod() { %0 = gt q, 40; %1 = select %0, -3.4028235e38, score; return %1 }",
+          "score_mod() { %0 = add score, 1e20; return %0 }", "scale=1e6", "scale=1e30 sinks=1",
+          "score_mod() { %0 = eq kv, 130; %1 = select %0, inf, score; return %1 }",
+          "score_mod() { %0 = eq kv, q; %1 = select %0, nan, score; return %1 }",
+          "unnormalized score_mod() { %0 = lt kv, 200; %1 = select %0, -1e30, -2e30; return %1 }"}) {
+      for (const char* dtype : {" f32 ", " bf16 "}) {
+        expect_agreement("attn b2 h2 sq90 skv300 d64 lse row_max" + std::string(dtype) + features, 5, implementation,
+                         false);
+      }
     }
   }
 }

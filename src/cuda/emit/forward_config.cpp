@@ -1,6 +1,9 @@
 #include "cuda/emit/forward_config.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
 
 #include "support/error.h"
 #include "support/rounding.h"
@@ -11,7 +14,30 @@ namespace {
 constexpr int64_t kHopperSharedBytes = 232448;  // what one block may have
 constexpr int64_t kHopperBookkeeping = 1024;    // barriers and the like
 constexpr int kHopperStages = 2;
+constexpr int kSwizzledRows = 8;
 constexpr int64_t kPortableSharedBytes = 101376;  // of sm_86, 89 and 120; sm_80, 90 and 100 have more
+
+// May it give -inf for a finite score? Overflow aside.
+bool may_mask(const Program& score_mod) {
+  return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [](const Node& node) {
+    switch (node.op) {
+      case Op::k_constant:
+        return node.type == Type::kF32 && !std::isfinite(std::bit_cast<float>(static_cast<uint32_t>(node.payload)));
+      case Op::k_load:
+        return node.type == Type::kF32;
+      case Op::k_div:
+      case Op::k_log:
+      case Op::k_log2:
+      case Op::k_log1p:
+      case Op::k_rsqrt:
+      case Op::k_pow:
+      case Op::k_bitcast_f32:
+        return node.type == Type::kF32;
+      default:
+        return false;
+    }
+  });
+}
 
 ForwardConfig common_config(const Problem& problem) {
   ForwardConfig config;
@@ -25,8 +51,12 @@ ForwardConfig common_config(const Problem& problem) {
   // f32 scores are scaled first, so that nothing is lost in the exponent.
   config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
   config.has_mask_mod = problem.mask_mod.has_value();
+  config.redo_all = problem.dropout > 0 || (problem.score_mod && may_mask(*problem.score_mod));
   config.has_sinks = problem.sinks > 0;
   config.want_lse = problem.want_lse;
+  config.want_row_max = problem.want_row_max;
+  config.dropout = problem.dropout > 0;
+  config.page_size = static_cast<int>(problem.page_size);
   config.normalize = problem.normalize;
   config.empty_rows = problem.empty_rows;
   config.captures = static_cast<int>(problem.captures.size());
@@ -43,7 +73,10 @@ int64_t portable_shared_bytes(const ForwardConfig& config) {
   const auto element = static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t qk_row = config.head_dim_padded * element + 16;
   const int64_t v_row = config.value_dim_padded * element + 16;
-  const int64_t probabilities = config.dtype == DType::kF32 ? config.q_tile * (config.kv_tile * element + 16) : 0;
+  const bool split = config.kind == KernelKind::kDecode;  // each warp has all rows, and 16 keys
+  const int64_t probability_rows = config.threads / 32 * 16;
+  const int64_t probability_keys = split ? 16 : config.kv_tile;
+  const int64_t probabilities = config.dtype == DType::kF32 ? probability_rows * (probability_keys * element + 16) : 0;
   return config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) + probabilities;
 }
 
@@ -63,6 +96,8 @@ void set_warpgroups(ForwardConfig& config, int consumers) {
 
 const char* to_string(KernelKind kind) {
   switch (kind) {
+    case KernelKind::kDecode:
+      return "cuda_decode";
     case KernelKind::kHopper:
       return "cuda_sm90";
     case KernelKind::kPortable:
@@ -79,13 +114,13 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   config.kind = KernelKind::kHopper;
   config.architecture = 90;
   config.stages = kHopperStages;
-  config.vector_output = problem.out_dtype != DType::kF32 && problem.value_dim % 8 == 0;
+  config.vector_output = problem.value_dim % 8 == 0;
   // Tiles measured on an H200; docs/lessons.md has the figures. Three consumer warpgroups hide more latency where their
   // registers suffice; otherwise two, with as many keys at a time as registers and shared memory allow.
   // Under a mask, 192 rows of a short sequence compute much that is masked.
   const bool narrow_rows = config.has_mask_mod && problem.q_len <= 2048;
   const int widest = std::max(config.head_dim_padded, config.value_dim_padded);
-  if (widest <= 96 && !(widest <= 64 && narrow_rows)) {
+  if (widest <= 96 && !(widest <= 64 && narrow_rows) && !config.dropout) {
     set_warpgroups(config, 3);
     config.kv_tile = config.value_dim_padded <= 64 && config.head_dim_padded <= 64 ? 128 : 112;
     config.ping_pong = true;
@@ -94,16 +129,46 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
     const bool has_mods = config.has_score_mod || config.has_mask_mod;
     for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
       config.kv_tile = kv_tile;
-      const bool narrow = has_mods && kv_tile > 128;  // finer tiles skip more, and programs need registers
-      if (!narrow && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
+      const bool narrow = has_mods && kv_tile > 128;     // finer tiles skip more, and programs need registers
+      const bool torn = config.dropout && kv_tile % 64;  // random numbers come for 64 keys at a time
+      if (!narrow && !torn && hopper_live_registers(config) <= 196 &&
+          hopper_shared_bytes(config) <= kHopperSharedBytes) {
         break;
       }
     }
     // Under a mask the warpgroups do better left alone, unless the products are long.
     config.ping_pong = !has_mods || config.value_dim_padded > 128;
   }
+  config.page_piece = std::gcd(config.page_size, config.kv_tile);
+  if (config.page_piece % kSwizzledRows != 0) {
+    return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",
+                       kSwizzledRows, config.page_size);
+  }
   config.shared_bytes = hopper_shared_bytes(config);
   return config;
+}
+
+Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture) {
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kDecode;
+  config.architecture = architecture;
+  config.q_tile = 16;
+  struct Tiles {
+    int kv_tile, stages;
+  };
+  // Two blocks on a multiprocessor where it has the memory: one reads while the other puts shares together.
+  const bool large = architecture == 90 || architecture == 100;
+  const int64_t available = large ? kHopperSharedBytes / 2 - kHopperBookkeeping : kPortableSharedBytes;
+  for (const Tiles tiles : {Tiles{64, 3}, Tiles{64, 2}, Tiles{32, 3}, Tiles{32, 2}, Tiles{16, 3}, Tiles{16, 2}}) {
+    config.kv_tile = tiles.kv_tile;
+    config.stages = tiles.stages;
+    config.threads = 2 * tiles.kv_tile;
+    config.shared_bytes = portable_shared_bytes(config);
+    if (config.shared_bytes <= available) {
+      return config;
+    }
+  }
+  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
 }
 
 Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture) {
@@ -119,7 +184,8 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     config.stages = tiles.stages;
     config.threads = 2 * tiles.q_tile;
     config.shared_bytes = portable_shared_bytes(config);
-    if (config.shared_bytes <= kPortableSharedBytes) {
+    const bool spills = config.dropout && tiles.kv_tile > 32 && config.value_dim_padded > 64;
+    if (!spills && config.shared_bytes <= kPortableSharedBytes) {
       return config;
     }
   }
@@ -154,14 +220,20 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("SHARED_BYTES", config.shared_bytes);
   define("HAS_SCORE_MOD", config.has_score_mod);
   define("HAS_MASK_MOD", config.has_mask_mod);
+  define("REDO_ALL", config.redo_all);
   define("HAS_SINKS", config.has_sinks);
   define("WANT_LSE", config.want_lse);
+  define("WANT_ROW_MAX", config.want_row_max);
+  define("DROPOUT", config.dropout);
+  define("PAGE_SIZE", config.page_size);
+  define("SPLIT", config.kind == KernelKind::kDecode);
   define("NORMALIZE", config.normalize);
   define("EMPTY_NAN", config.empty_rows == EmptyRows::kNan);
   define("EMPTY_UNIFORM", config.empty_rows == EmptyRows::kUniform);
   define("CAPTURE_COUNT", config.captures);
   if (config.kind == KernelKind::kHopper) {
     define("PING_PONG", config.ping_pong);
+    define("PAGE_PIECE", config.page_piece);
     define("PRODUCER_REGISTERS", config.producer_registers);
     define("CONSUMER_REGISTERS", config.consumer_registers);
   }

@@ -9,8 +9,9 @@
 
 namespace flashlift::cuda {
 
-enum class KernelKind : uint8_t { kHopper, kPortable };
-const char* to_string(KernelKind kind);  // "cuda_sm90", "cuda_sm80"
+enum class KernelKind : uint8_t { kDecode, kHopper, kPortable };
+inline constexpr size_t kKernelKinds = 3;
+const char* to_string(KernelKind kind);  // "cuda_decode", "cuda_sm90", "cuda_sm80"
 
 struct ForwardConfig {
   KernelKind kind = KernelKind::kPortable;
@@ -37,8 +38,13 @@ struct ForwardConfig {
 
   bool has_score_mod = false;
   bool has_mask_mod = false;
+  bool redo_all = false;  // keys of any tile may take no part: see kernels/redo.cuh
   bool has_sinks = false;
   bool want_lse = false;
+  bool want_row_max = false;
+  bool dropout = false;
+  int page_size = 0;
+  int page_piece = 0;  // Hopper: keys of a page that one copy brings
   bool normalize = true;
   EmptyRows empty_rows = EmptyRows::kZero;
   int captures = 0;
@@ -46,6 +52,9 @@ struct ForwardConfig {
 
 // The Hopper kernel's configuration. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_hopper_config(const Problem& problem);
+// That of the kernel for few queries, for an architecture of at least 80. Takes any problem, though it is slow with
+// many queries. Errors: kUnsupported with the reason.
+Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture);
 // The portable kernel's, for an architecture of at least 80. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture);
 

@@ -29,7 +29,17 @@ std::string KernelSource::fingerprint() const {
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config) {
   const bool hopper = config.kind == KernelKind::kHopper;
   KernelSource source;
-  source.name = hopper ? "sm90_forward.cu" : "sm80_forward.cu";
+  switch (config.kind) {
+    case KernelKind::kDecode:
+      source.name = "sm80_decode.cu";
+      break;
+    case KernelKind::kHopper:
+      source.name = "sm90_forward.cu";
+      break;
+    case KernelKind::kPortable:
+      source.name = "sm80_forward.cu";
+      break;
+  }
   for (const EmbeddedSource& file : embedded_sources()) {
     if (file.name == source.name) {
       source.text = file.text;

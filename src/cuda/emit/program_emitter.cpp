@@ -207,8 +207,12 @@ class Emitter {
       }
     }
     const bool score_mod = program_.kind == ProgramKind::kScoreMod;
-    text_ += fmt::format("  return v{}{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result,
-                         interval_ ? ".possible" : "");
+    if (interval_) {
+      text_ += score_mod ? fmt::format("  return surely_masked(v{});\n", program_.result)
+                         : fmt::format("  return v{}.possible;\n", program_.result);
+    } else {
+      text_ += fmt::format("  return v{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result);
+    }
     return std::move(text_);
   }
 
@@ -253,7 +257,7 @@ class Emitter {
     }
     switch (info(node.op).rule) {
       case TypeRule::kInputF32:
-        return interval_ ? "everything_f()" : "score";
+        return interval_ ? "anything_finite()" : "score";
       case TypeRule::kInputI32:
         return input(node.op);
       case TypeRule::kConstant:
@@ -282,7 +286,7 @@ class Emitter {
     if (!interval_) {
       return name;
     }
-    const bool ranged = op == Op::k_q || op == Op::k_kv;
+    const bool ranged = op == Op::k_h || op == Op::k_q || op == Op::k_kv;
     return ranged ? fmt::format("range({0}_first, {0}_last)", name) : fmt::format("point({})", name);
   }
 
@@ -344,14 +348,32 @@ class Emitter {
   std::string text_;
 };
 
-}  // namespace
+// May a score_mod mask, by -inf? Only then are its intervals worth evaluating.
+bool masks(const std::optional<Program>& score_mod) {
+  return score_mod && std::any_of(score_mod->nodes.begin(), score_mod->nodes.end(), [](const Node& node) {
+           return node.op == Op::k_constant && node.type == Type::kF32 &&
+                  std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == -INFINITY;
+         });
+}
 
-std::vector<size_t> bounded_captures(const Problem& problem) {
-  std::vector<size_t> bounded;
-  if (!problem.mask_mod) {
-    return bounded;
+// Does it load anything at a position that moves with the keys?
+bool loads_by_key(const std::optional<Program>& score_mod) {
+  if (!score_mod) {
+    return false;
   }
-  const Program& program = *problem.mask_mod;
+  std::vector<bool> moves(score_mod->nodes.size());
+  for (size_t i = 0; i < score_mod->nodes.size(); ++i) {
+    const Node& node = score_mod->nodes[i];
+    moves[i] = node.op == Op::k_kv ||
+               std::any_of(node.operands.begin(), node.operands.end(), [&](ValueId id) { return moves[id]; });
+    if (reads_capture(node.op) && moves[i]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void add_bounded_captures(const Problem& problem, const Program& program, std::vector<size_t>& bounded) {
   std::vector<bool> moves(program.nodes.size());  // with q or kv
   for (size_t i = 0; i < program.nodes.size(); ++i) {
     const Node& node = program.nodes[i];
@@ -366,6 +388,18 @@ std::vector<size_t> bounded_captures(const Problem& problem) {
     if (!is_float(capture.dtype) && std::find(bounded.begin(), bounded.end(), index) == bounded.end()) {
       bounded.push_back(index);
     }
+  }
+}
+
+}  // namespace
+
+std::vector<size_t> bounded_captures(const Problem& problem) {
+  std::vector<size_t> bounded;
+  if (problem.mask_mod) {
+    add_bounded_captures(problem, *problem.mask_mod, bounded);
+  }
+  if (masks(problem.score_mod)) {
+    add_bounded_captures(problem, *problem.score_mod, bounded);
   }
   return bounded;
 }
@@ -385,13 +419,18 @@ std::string emit_programs(const Problem& problem) {
     text += fmt::format("#define FL_SCORE_UNIT 1.0f\n\n{} float score_mod({}) {{ return raw * params.scale; }}\n\n",
                         qualifiers, score_parameters);
   }
+  const char* tile_parameters =
+      "int b, int h_first, int h_last, int q_first, int q_last, int kv_first, int kv_last, const ForwardParams& params";
+  text += fmt::format("#define FL_SCORE_LOADS {:d}\n", loads_by_key(problem.score_mod));
+  text += fmt::format("#define FL_SCORE_MASKS {:d}\n\n", masks(problem.score_mod));
+  if (masks(problem.score_mod)) {
+    text += fmt::format("{} bool score_is_masked({}) {{\n", qualifiers, tile_parameters);
+    text += Emitter(problem, *problem.score_mod, true).body() + "}\n\n";
+  }
   if (problem.mask_mod) {
     text += fmt::format("{} bool mask_mod(int b, int h, int q, int kv, const ForwardParams& params) {{\n", qualifiers);
     text += Emitter(problem, *problem.mask_mod, false).body() + "}\n\n";
-    text += fmt::format(
-        "{} int mask_interval(int b, int h, int q_first, int q_last, int kv_first, int kv_last,\n"
-        "    const ForwardParams& params) {{\n",
-        qualifiers);
+    text += fmt::format("{} int mask_interval({}) {{\n", qualifiers, tile_parameters);
     text += Emitter(problem, *problem.mask_mod, true).body() + "}\n\n";
   }
   for (const size_t index : bounded_captures(problem)) {

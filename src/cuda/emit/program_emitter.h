@@ -11,13 +11,15 @@ namespace flashlift::cuda {
 // Text of the header program.cuh for a problem whose programs are verified and simplified:
 //   score_mod(raw, b, h, q, kv_first, key, params): the score of key kv_first + key from its unscaled product, divided
 //   by FL_SCORE_UNIT; and mask_mod(b, h, q, kv, params), where the problem has one,
-//   mask_interval(b, h, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
-//   kMayBeFalse | kMayBeTrue, and
+//   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
+//   kMayBeFalse | kMayBeTrue,
+//   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
+//   score_is_masked(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, and
 //   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
 std::string emit_programs(const Problem& problem);
 
-// Captured tensors (as indices into problem.captures) whose block bounds let the mask be decided for whole tiles:
-// integers or bool, read by the mask at a position along their last dimension.
+// Captured tensors (as indices into problem.captures) whose block bounds let masks be decided for whole tiles: integers
+// or bool, read at a position along their last dimension by the mask_mod, or by a score_mod that masks.
 std::vector<size_t> bounded_captures(const Problem& problem);
 
 }  // namespace flashlift::cuda

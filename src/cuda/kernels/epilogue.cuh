@@ -4,8 +4,9 @@
 // contiguous bytes, any strides will do, and Q's shared memory is free for the next tile while this one is written.
 #pragma once
 
-#include "forward_params.h"
-#include "softmax.cuh"
+#include "dropout.cuh"
+#include "keys.cuh"
+#include "mods.cuh"
 
 namespace flashlift::cuda {
 
@@ -46,39 +47,56 @@ __device__ __forceinline__ void store_global_if(bool condition, void* address, c
       : "memory");
 }
 
+#define FL_NAN __int_as_float(0x7fc00000)
+
+__device__ __forceinline__ void store_global_if(bool condition, float* address, float x, float y) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.f32 [%0], {%1, %2};\n}\n" ::"l"(address), "f"(x),
+               "f"(y), "r"(static_cast<int>(condition))
+               : "memory");
+}
+
 struct RowResult {
   float scale;  // what the accumulator is multiplied by
   float lse;
-  bool empty;   // no key and no sink
+  float maximum;  // the largest score
+  bool empty;     // no key and no sink
 };
 
 // Sums the row over its four threads and takes the sinks in.
-__device__ __forceinline__ RowResult finish_row(const ForwardParams& params, const RowState& state, int r, float factor,
-                                                int h) {
+__device__ __forceinline__ RowResult finish_row(const ForwardParams& params, const RowState& state, int r, int h) {
   float sum = quad_sum(state.sum[r]);
-  float maximum = state.maximum[r] * factor;  // in the exponential's unit from here on
-  float scale = 1.0f;
+  bool nan = sum != sum;
+  RowResult result;
+  const float keys_maximum = state.maximum[r] * score_unit(params);
+  result.maximum = nan ? FL_NAN : keys_maximum;
+  float maximum = keys_maximum;
+  float weight = 1.0f;  // of the keys, beside the sinks
 #if FL_HAS_SINKS
-  const float keys_maximum = maximum;
+  const float* sinks = params.sinks + h * params.sink_strides[0];
   for (int i = 0; i < params.sinks_per_head; ++i) {
-    const float sink = params.sinks[h * params.sink_strides[0] + i * params.sink_strides[1]] * kExponentUnit;
-    const float larger = fmaxf(maximum, sink);
-    if (larger > -FL_INFINITY) {
-      sum = sum * exponential(maximum - larger) + exponential(sink - larger);
-      maximum = larger;
+    const float sink = sinks[i * params.sink_strides[1]];
+    nan |= sink != sink;
+    maximum = fmaxf(maximum, sink);
+  }
+  if (fabsf(maximum) < FL_INFINITY) {
+    weight = exponential((keys_maximum - maximum) * kExponentUnit);
+    sum *= weight;
+    for (int i = 0; i < params.sinks_per_head; ++i) {
+      sum += exponential((sinks[i * params.sink_strides[1]] - maximum) * kExponentUnit);
     }
   }
-  scale = keys_maximum == -FL_INFINITY ? 0.0f : exponential(keys_maximum - maximum);
 #endif
-  RowResult result;
-  result.empty = sum == 0.0f;
+  result.empty = maximum == -FL_INFINITY && !nan;
+  const float empty_lse = FL_EMPTY_NAN ? FL_NAN : -FL_INFINITY;
+  result.lse = result.empty ? empty_lse : (nan ? FL_NAN : maximum + logf(sum));
 #if FL_NORMALIZE
-  result.scale = result.empty ? 0.0f : scale / sum;
-#else
-  result.scale = result.empty ? 0.0f : scale;
+  weight /= sum;
 #endif
-  const float empty_lse = FL_EMPTY_NAN ? __int_as_float(0x7fc00000) : -FL_INFINITY;
-  result.lse = result.empty ? empty_lse : maximum / kExponentUnit + logf(sum);
+  // What softmax itself gives for an infinite score, inf - inf, is NaN.
+  result.scale = nan || maximum == FL_INFINITY ? FL_NAN : weight * params.dropout_factor;
+  if (result.empty) {
+    result.scale = 0.0f;
+  }
   return result;
 }
 
@@ -90,15 +108,15 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
 #pragma unroll 1
   for (int column = threadIdx.x % 4; column < FL_VALUE_DIM; column += 4) {
 #if FL_EMPTY_NAN
-    const float value = __int_as_float(0x7fc00000);
+    const float value = FL_NAN;
 #else
-    const InputElement* v = static_cast<const InputElement*>(params.v) + b * params.v_strides.batch +
-                            (h / params.group) * params.v_strides.head + column * params.v_strides.column;
     float value = 0.0f;
 #pragma unroll 1
     for (int kv = 0; kv < params.kv_len; ++kv) {
-      value += to_float(v[kv * params.v_strides.row]);
+      const InputElement* v = key_row(params.v, params.v_strides, params, b, h / params.group, kv);
+      value += keeps_key(b, h, row, kv, params) ? to_float(v[column * params.v_strides.column]) : 0.0f;
     }
+    value *= params.dropout_factor;
 #if FL_NORMALIZE
     value = params.kv_len > 0 ? value / static_cast<float>(params.kv_len) : 0.0f;
 #endif
@@ -116,7 +134,14 @@ __device__ __forceinline__ void store_row(const float (&accumulator)[kCount], co
   OutElement* out = static_cast<OutElement*>(params.out) + b * params.out_strides.batch +
                     h * params.out_strides.head + row * params.out_strides.row;
   const bool inside = row < params.q_len;
-#if FL_OUT_VECTOR
+#if FL_OUT_VECTOR && FL_OUT_F32
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    const int column = 8 * j + 2 * (lane % 4);
+    store_global_if(inside && column < FL_VALUE_DIM, out + column, accumulator[4 * j + 2 * r],
+                    accumulator[4 * j + 2 * r + 1]);
+  }
+#elif FL_OUT_VECTOR
   // Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the 8 columns of j = t, by
   // transposing a 4 x 4 matrix across the quad. No branches: predicated stores keep the warp together.
   const bool odd = lane & 1;
@@ -158,32 +183,41 @@ __device__ __forceinline__ void store_row(const float (&accumulator)[kCount], co
 #endif
 }
 
-// Rows `row` and `row + 8` of the thread.
+__device__ __forceinline__ void store_statistic(float* values, const long long (&strides)[3], int b, int h, int row,
+                                                float value) {
+  values[b * strides[0] + h * strides[1] + row * strides[2]] = value;
+}
+
 template <int kCount>
 __device__ __forceinline__ void write_output(float (&accumulator)[kCount], const RowState& state,
-                                             const ForwardParams& params, float factor, int b, int h, int row) {
+                                             const ForwardParams& params, const Rows& rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const RowResult result = finish_row(params, state, r, factor, h);
+    const int b = rows.b;
+    const int h = rows.h[r];
+    const int row = rows.q[r];
+    const RowResult result = finish_row(params, state, r, h);
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       accumulator[4 * j + 2 * r] *= result.scale;
       accumulator[4 * j + 2 * r + 1] *= result.scale;
     }
-    store_row(accumulator, params, r, b, h, row + 8 * r);
+    store_row(accumulator, params, r, b, h, row);
 #if FL_EMPTY_NAN || FL_EMPTY_UNIFORM
     __syncwarp();  // the row's other threads have written their part of it
-    if (result.empty && row + 8 * r < params.q_len) {
-      fill_empty_row(params, b, h, row + 8 * r);
+    if (result.empty && row < params.q_len) {
+      fill_empty_row(params, b, h, row);
     }
     __syncwarp();
 #endif
+    if (threadIdx.x % 4 == 0 && row < params.q_len) {
 #if FL_WANT_LSE
-    if (threadIdx.x % 4 == 0 && row + 8 * r < params.q_len) {
-      params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + (row + 8 * r) * params.lse_strides[2]] =
-          result.lse;
-    }
+      store_statistic(params.lse, params.lse_strides, b, h, row, result.lse);
 #endif
+#if FL_WANT_ROW_MAX
+      store_statistic(params.row_max, params.row_max_strides, b, h, row, result.maximum);
+#endif
+    }
   }
 }
 

@@ -43,15 +43,21 @@ struct ForwardParams {
   const void* v;
   void* out;
   float* lse;          // null unless wanted
+  float* row_max;      // null unless wanted
   const float* sinks;  // null unless the problem has sinks
-  int* scheduler;      // sm_90 only: {next tile, finished blocks}, both zero before and after every launch
+  // Zero before and after every launch. sm_90: {next tile, finished blocks}; decode: finished splits of each unit.
+  int* counters;
+  float* partials;        // decode only: what the splits of a unit found
+  const int* page_table;  // null unless k and v are paged
 
   Strides q_strides;
   Strides k_strides;
   Strides v_strides;
   Strides out_strides;
   long long lse_strides[3];
+  long long row_max_strides[3];
   long long sink_strides[2];
+  long long page_table_strides[2];
 
   float scale;
   int batch;
@@ -68,6 +74,17 @@ struct ForwardParams {
   int vector_k;
   int vector_v;
   int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
+
+  // A key stays in a row if its random word is at least the threshold.
+  unsigned dropout_seed[2];  // low, high
+  unsigned dropout_threshold;
+  float dropout_factor;  // 1 without dropout
+
+  int zero;  // which the compiler does not know
+
+  int pages;  // that there are, if k and v are paged
+
+  int splits;  // decode only: blocks among which the keys of a unit are divided
 
 #if FL_CAPTURE_COUNT > 0
   CaptureArgument captures[FL_CAPTURE_COUNT];

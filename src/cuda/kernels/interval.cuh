@@ -31,6 +31,9 @@ FL_OP IntervalI<T> everything_i() {
   return {kLowest<T>, ~kLowest<T>};
 }
 FL_OP IntervalF everything_f() { return {-FL_INFINITY, FL_INFINITY, true}; }
+// What is known of a score before its score_mod: it counts as finite, so that -inf added to it masks.
+FL_OP IntervalF anything_finite() { return {-3.4028235e38f, 3.4028235e38f, false}; }
+FL_OP bool surely_masked(const IntervalF& x) { return x.hi == -FL_INFINITY && x.lo == -FL_INFINITY && !x.nan; }
 
 FL_OP IntervalB point(bool x) { return {x ? kMayBeTrue : kMayBeFalse}; }
 FL_OP IntervalI<i32> point(i32 x) { return {x, x}; }
@@ -137,12 +140,12 @@ FL_OP IntervalI<T> iv_ushr(IntervalI<T> x, IntervalI<T> y) {
   return x.lo >= 0 ? iv_shr(x, y) : everything_i<T>();
 }
 
-// f32, rounded outwards: any order of evaluation, contracted or not, stays inside. Infinite bounds would meet inf - inf
-// and 0 * inf; they give up.
+// f32, rounded outwards: any order of evaluation, contracted or not, stays inside. Products of infinite bounds would
+// meet 0 * inf; they give up.
 FL_OP bool finite(const IntervalF& x) { return op_is_finite(x.lo) && op_is_finite(x.hi); }
 FL_OP IntervalF iv_add(IntervalF x, IntervalF y) {
-  return finite(x) && finite(y) ? IntervalF{__fadd_rd(x.lo, y.lo), __fadd_ru(x.hi, y.hi), x.nan || y.nan}
-                                : everything_f();
+  const bool opposite = (x.lo == -FL_INFINITY && y.hi == FL_INFINITY) || (x.hi == FL_INFINITY && y.lo == -FL_INFINITY);
+  return opposite ? everything_f() : IntervalF{__fadd_rd(x.lo, y.lo), __fadd_ru(x.hi, y.hi), x.nan || y.nan};
 }
 FL_OP IntervalF iv_neg(IntervalF x) { return {-x.hi, -x.lo, x.nan}; }
 FL_OP IntervalF iv_sub(IntervalF x, IntervalF y) { return iv_add(x, iv_neg(y)); }

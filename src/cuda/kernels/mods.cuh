@@ -8,26 +8,31 @@
 
 namespace flashlift::cuda {
 
-// What the scores have to be multiplied by in the exponent: a score_mod sees scaled scores and may leave a last constant
-// factor to the softmax (FL_SCORE_UNIT); without one, the scale is folded into the softmax.
-__device__ __forceinline__ float score_factor(const ForwardParams& params) {
+// What the softmax's scores have to be multiplied by: a score_mod sees scaled scores and may leave a last constant factor
+// to the softmax (FL_SCORE_UNIT); without one, the scale is folded into the softmax.
+__device__ __forceinline__ float score_unit(const ForwardParams& params) {
 #if FL_HAS_SCORE_MOD
-  return FL_SCORE_UNIT * kExponentUnit;
+  return FL_SCORE_UNIT;
 #else
-  return params.scale * kExponentUnit;
+  return params.scale;
 #endif
 }
 
-// `q` is the thread's first row, `kv` its first column.
+// The same in the exponent.
+__device__ __forceinline__ float score_factor(const ForwardParams& params) {
+  return score_unit(params) * kExponentUnit;
+}
+
+// `kv` is the thread's first column.
 template <int kCount>
-__device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, int b, int h, int q,
+__device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                 int kv) {
 #if FL_HAS_SCORE_MOD
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      s[4 * j + e] = score_mod(s[4 * j + e], b, h, q + (e / 2) * 8, kv, 8 * j + e % 2, params);
+      s[4 * j + e] = score_mod(s[4 * j + e], rows.b, rows.h[e / 2], rows.q[e / 2], kv, 8 * j + e % 2, params);
     }
   }
 #endif
@@ -35,7 +40,7 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
 
 // Only for tiles that the mask or the end of the keys cuts through.
 template <int kCount>
-__device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const ForwardParams& params, int b, int h, int q,
+__device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                int kv) {
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
@@ -44,7 +49,7 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
       const int column = kv + 8 * j + e % 2;
       bool keep = column < params.kv_len;
 #if FL_HAS_MASK_MOD
-      keep = keep && mask_mod(b, h, q + (e / 2) * 8, column, params);
+      keep = keep && mask_mod(rows.b, rows.h[e / 2], rows.q[e / 2], column, params);
 #endif
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
     }

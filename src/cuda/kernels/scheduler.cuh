@@ -7,11 +7,24 @@
 
 namespace flashlift::cuda {
 
+// Are there tiles to be skipped?
+#define FL_FINDS_VISITS (FL_HAS_MASK_MOD || FL_SCORE_MASKS)
+
 struct QueryTile {
   int b;
-  int h;
-  int row;  // first query
+  int h, last_h;
+  int row, last_row;                // queries
+  int first_kv_tile, end_kv_tile;  // of those that the block looks at
 };
+
+__device__ __forceinline__ int kv_tile_count(const ForwardParams& params) {
+  return (params.kv_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
+}
+
+// Of FL_BLOCK_M queries and all keys.
+__device__ __forceinline__ QueryTile tile_at(const ForwardParams& params, int b, int h, int row) {
+  return {b, h, h, row, min(row + FL_BLOCK_M, params.q_len) - 1, 0, kv_tile_count(params)};
+}
 
 // Tiles are numbered so that heads whose keys and values fit the L2 cache together are neighbours, and that within
 // such a section the late queries come first: under a causal mask those are the long tiles, and starting them first
@@ -24,25 +37,27 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardParams& params, int
   const int heads = min(params.heads_per_section, params.batch * params.q_heads - first_head);
   const int tile = within / heads;
   const int head = first_head + within - tile * heads;
-  QueryTile result;
-  result.b = head / params.q_heads;
-  result.h = head - result.b * params.q_heads;
-  result.row = (params.q_tiles - 1 - tile) * FL_BLOCK_M;
-  return result;
+  const int b = head / params.q_heads;
+  return tile_at(params, b, head - b * params.q_heads, (params.q_tiles - 1 - tile) * FL_BLOCK_M);
 }
 
 enum TileKind { kTileSkipped = 0, kTilePartial = 1, kTileFull = 2 };
 
 __device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
   const int kv = kv_tile * FL_BLOCK_N;
-  if (kv >= params.kv_len) {
+  if (kv_tile >= tile.end_kv_tile) {
     return kTileSkipped;
   }
   const int kv_last = min(kv + FL_BLOCK_N, params.kv_len) - 1;
   bool full = kv_last - kv == FL_BLOCK_N - 1;
+#if FL_SCORE_MASKS
+  if (score_is_masked(tile.b, tile.h, tile.last_h, tile.row, tile.last_row, kv, kv_last, params)) {
+    return kTileSkipped;
+  }
+#endif
 #if FL_HAS_MASK_MOD
-  const int q_last = min(tile.row + FL_BLOCK_M, params.q_len) - 1;
-  const int possible = mask_interval(tile.b, tile.h, tile.row, q_last, kv, kv_last, params);
+  const int possible =
+      mask_interval(tile.b, tile.h, tile.last_h, tile.row, tile.last_row, kv, kv_last, params);
   if ((possible & kMayBeTrue) == 0) {
     return kTileSkipped;
   }
@@ -51,7 +66,7 @@ __device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const
   return full ? kTileFull : kTilePartial;
 }
 
-// Lane c remembers which of the tiles 32c to 32c + 31 are visited: one pass over the mask for up to 1024 tiles. Beyond
+// Lane c remembers which of the tiles 32c to 32c + 31 (from the first on) are visited: one pass over the mask for up to 1024 tiles. Beyond
 // that the mask is evaluated again, which costs little beside so many keys.
 constexpr int kRememberedTiles = 1024;
 
@@ -64,13 +79,13 @@ struct Visits {
 
 // A warp classifies 32 key tiles at a time.
 __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const QueryTile& tile) {
-  const int kv_tiles = (params.kv_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
+  const int kv_tiles = tile.end_kv_tile - tile.first_kv_tile;
   Visits visits;
-#if FL_HAS_MASK_MOD
+#if FL_FINDS_VISITS
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < kv_tiles; first += 32) {
-    const TileKind kind = tile_kind(params, tile, first + lane);
+    const TileKind kind = tile_kind(params, tile, tile.first_kv_tile + first + lane);
     const u32 partial = __ballot_sync(0xffffffff, kind == kTilePartial);
     const u32 full = __ballot_sync(0xffffffff, kind == kTileFull);
     visits.partial += __popc(partial);
@@ -79,7 +94,7 @@ __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const
     visits.full_bits = lane == first / 32 ? full : visits.full_bits;
   }
 #else
-  visits.full = params.kv_len / FL_BLOCK_N;
+  visits.full = min(params.kv_len / FL_BLOCK_N, tile.end_kv_tile) - tile.first_kv_tile;
   visits.partial = kv_tiles - visits.full;
 #endif
   return visits;
@@ -95,23 +110,23 @@ class VisitIterator {
 
   // The next tile, or -1. Called by whole warps.
   __device__ __forceinline__ int next() {
-#if FL_HAS_MASK_MOD
+#if FL_FINDS_VISITS
     if (partial_left_ == 0 && full_left_ == 0) {
       return -1;
     }
     while (hits_ == 0) {
       first_ -= 32;
       const bool partial = partial_left_ > 0;
-      if (params_.kv_len <= kRememberedTiles * FL_BLOCK_N) {
+      if (tile_.end_kv_tile - tile_.first_kv_tile <= kRememberedTiles) {
         hits_ = __shfl_sync(0xffffffff, partial ? visits_.partial_bits : visits_.full_bits, first_ / 32);
       } else {
-        const TileKind kind = tile_kind(params_, tile_, first_ + static_cast<int>(threadIdx.x % 32));
+        const TileKind kind = tile_kind(params_, tile_, tile_.first_kv_tile + first_ + static_cast<int>(threadIdx.x % 32));
         hits_ = __ballot_sync(0xffffffff, kind == (partial ? kTilePartial : kTileFull));
       }
     }
     const int bit = 31 - __clz(hits_);
     hits_ ^= 1u << bit;
-    const int kv_tile = first_ + bit;
+    const int kv_tile = tile_.first_kv_tile + first_ + bit;
     if (partial_left_ > 0) {
       if (--partial_left_ == 0) {
         restart();
@@ -121,16 +136,16 @@ class VisitIterator {
     }
     return kv_tile;
 #else
-    return --first_;
+    return tile_.first_kv_tile + --first_;
 #endif
   }
 
  private:
   // Latest keys first: under a causal mask those are the partial ones.
   __device__ __forceinline__ void restart() {
-    const int kv_tiles = (params_.kv_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
+    const int kv_tiles = tile_.end_kv_tile - tile_.first_kv_tile;
     hits_ = 0;
-    first_ = FL_HAS_MASK_MOD ? (kv_tiles + 31) / 32 * 32 : kv_tiles;
+    first_ = FL_FINDS_VISITS ? (kv_tiles + 31) / 32 * 32 : kv_tiles;
   }
 
   const ForwardParams& params_;

@@ -1,21 +1,11 @@
 // The portable forward kernel: any GPU from sm_80 on, any strides, f32 too. One block a query tile, 16 rows a warp,
 // keys and values double-buffered by asynchronous copies.
 #include "epilogue.cuh"
-#include "mods.cuh"
+#include "redo.cuh"
 #include "scheduler.cuh"
 #include "sm80_products.cuh"
 
 namespace flashlift::cuda {
-
-__device__ __forceinline__ void load_keys(InputElement* k, InputElement* v, const ForwardParams& params,
-                                          const QueryTile& tile, int kv_tile) {
-  const int row = kv_tile * FL_BLOCK_N;
-  const int head = tile.h / params.group;
-  load_tile<FL_BLOCK_N, FL_QK_DIM, kQkRow>(k, params.k, params.k_strides, tile.b, head, row, params.kv_len, FL_HEAD_DIM,
-                                           params.vector_k);
-  load_tile<FL_BLOCK_N, FL_V_DIM, kVRow>(v, params.v, params.v_strides, tile.b, head, row, params.kv_len, FL_VALUE_DIM,
-                                         params.vector_v);
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     flashlift_forward(const __grid_constant__ ForwardParams params) {
@@ -28,7 +18,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const QueryTile tile = query_tile(params, blockIdx.x);
   const float factor = score_factor(params);
   const int lane = threadIdx.x % 32;
-  const int row = tile.row + threadIdx.x / 32 * 16 + lane / 4;
+  const int warp_row = threadIdx.x / 32 * 16;
+  const int row = tile.row + warp_row + lane / 4;
+  const Rows rows{tile.b, {tile.h, tile.h}, {row, row + 8}};
 
   RowState state;
   float output[FL_V_DIM / 2];
@@ -43,10 +35,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int visits = found.partial + found.full;
   int kv_tile = 0;
   if (visits > 0) {
-    load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, params.q, params.q_strides, tile.b, tile.h, tile.row, params.q_len,
-                                             FL_HEAD_DIM, params.vector_q);
+    const auto q_row = [&](int row) { return query_row(params, tile.b, tile.h, row); };
+    load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, q_row, params.q_strides.column, tile.row, params.q_len, FL_HEAD_DIM,
+                                             params.vector_q);
     kv_tile = iterator.next();
-    load_keys(k, v, params, tile, kv_tile);
+    load_keys(k, v, params, tile.b, tile.h / params.group, kv_tile);
   }
   copy_commit();
 #pragma unroll 1
@@ -56,34 +49,39 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (kStages > 1 && i + 1 < visits) {
       next_tile = iterator.next();
       const int next_stage = (i + 1) % kStages;
-      load_keys(k + next_stage * kKElements, v + next_stage * kVElements, params, tile, next_tile);
+      load_keys(k + next_stage * kKElements, v + next_stage * kVElements, params, tile.b, tile.h / params.group,
+                next_tile);
     }
     copy_commit();
     copy_wait<1>();
     __syncthreads();
 
     float scores[FL_BLOCK_N / 2];
-    multiply_scores(scores, q, k + stage * kKElements);
+    multiply_scores(scores, q + warp_row * kQkRow, k + stage * kKElements);
     const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
-    apply_score_mod(scores, params, tile.b, tile.h, row, kv);
+    apply_score_mod(scores, params, rows, kv);
     if (i < found.partial) {
-      apply_mask_mod(scores, params, tile.b, tile.h, row, kv);
+      apply_mask_mod(scores, params, rows, kv);
     }
-    float alpha[2];
-    if (online_softmax<true>(scores, state, factor, alpha)) {
-      rescale_rows(output, alpha);
+    TileSoftmax softmax = update_maxima(scores, state, factor);
+    if (take_exponentials(scores, state, factor, softmax)) {
+      rescale_rows(output, softmax.alpha);
     }
-    multiply_output(output, scores, v + stage * kVElements, shared_p);
+    drop_out(scores, params, rows, kv);
+    multiply_output(output, scores, v + stage * kVElements, shared_p + warp_row * kPRow);
     __syncthreads();
     if (kStages == 1 && i + 1 < visits) {
       next_tile = iterator.next();
-      load_keys(k, v, params, tile, next_tile);
+      load_keys(k, v, params, tile.b, tile.h / params.group, next_tile);
       copy_commit();
       copy_wait<0>();
     }
     kv_tile = next_tile;
+    if (i + 1 == (FL_REDO_ALL ? visits : found.partial)) {
+      redo_nonfinite<FL_BLOCK_N>(output, state, params, tile, rows, 0);
+    }
   }
-  write_output(output, state, params, factor, tile.b, tile.h, row);
+  write_output(output, state, params, rows);
 }
 
 }  // namespace flashlift::cuda

@@ -1,5 +1,5 @@
-// The two products of the portable forward kernel for one warp, from shared memory into registers (layout:
-// softmax.cuh).
+// The two products of the portable kernels for one warp, from shared memory into registers (layout: softmax.cuh): 16 rows
+// of Q from `q` on, and as many keys from `k` and `v` on as the scores are for.
 #pragma once
 
 #include "sm80_tiles.cuh"
@@ -10,12 +10,13 @@ namespace flashlift::cuda {
 #if FL_INPUT_F32
 
 // f32 on the FMA units. Three products in TF32 would be faster and lose two bits; rounding to one TF32 loses thirteen.
-__device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], const float* q, const float* k) {
+template <int kCount>
+__device__ __forceinline__ void multiply_scores(float (&s)[kCount], const float* q, const float* k) {
   const int lane = threadIdx.x % 32;
-  const float* rows = q + (threadIdx.x / 32 * 16 + lane / 4) * kQkRow;
+  const float* rows = q + lane / 4 * kQkRow;
   const float* keys = k + lane % 4 * 2 * kQkRow;
 #pragma unroll
-  for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     s[i] = 0.0f;
   }
 #pragma unroll 1
@@ -24,7 +25,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], cons
     x[0] = *reinterpret_cast<const float4*>(rows + d);
     x[1] = *reinterpret_cast<const float4*>(rows + 8 * kQkRow + d);
 #pragma unroll
-    for (int j = 0; j < FL_BLOCK_N / 8; ++j) {
+    for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float4 y = *reinterpret_cast<const float4*>(keys + (8 * j + c) * kQkRow + d);
@@ -41,12 +42,14 @@ __device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], cons
   }
 }
 
-__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[FL_BLOCK_N / 2],
+// `shared_p` is the warp's.
+template <int kCount>
+__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[kCount],
                                                 const float* v, float* shared_p) {
   const int lane = threadIdx.x % 32;
-  float* rows = shared_p + (threadIdx.x / 32 * 16 + lane / 4) * kPRow;
+  float* rows = shared_p + lane / 4 * kPRow;
 #pragma unroll
-  for (int j = 0; j < FL_BLOCK_N / 8; ++j) {
+  for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       *reinterpret_cast<float2*>(rows + 8 * r * kPRow + 8 * j + lane % 4 * 2) =
@@ -55,7 +58,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], c
   }
   __syncwarp();
 #pragma unroll 2
-  for (int kv = 0; kv < FL_BLOCK_N; ++kv) {
+  for (int kv = 0; kv < 2 * kCount; ++kv) {
     const float x[2] = {rows[kv], rows[8 * kPRow + kv]};
     const float* values = v + kv * kVRow + lane % 4 * 2;
 #pragma unroll
@@ -73,15 +76,14 @@ __device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], c
 
 #else
 
-__device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], const InputElement* q,
-                                                const InputElement* k) {
+template <int kCount>
+__device__ __forceinline__ void multiply_scores(float (&s)[kCount], const InputElement* q, const InputElement* k) {
   const int lane = threadIdx.x % 32;
   // A: rows 0-7, rows 8-15, then the same eight columns on. B: keys 0-7, their next columns, keys 8-15, likewise.
-  const u32 q_address =
-      shared_address(q + (threadIdx.x / 32 * 16 + lane % 16) * kQkRow + lane / 16 * 8);
+  const u32 q_address = shared_address(q + lane % 16 * kQkRow + lane / 16 * 8);
   const u32 k_address = shared_address(k + (lane / 16 * 8 + lane % 8) * kQkRow + lane / 8 % 2 * 8);
 #pragma unroll
-  for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     s[i] = 0.0f;
   }
 #pragma unroll
@@ -89,7 +91,7 @@ __device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], cons
     u32 a[4];
     load_matrices(a, q_address + step * 32);
 #pragma unroll
-    for (int pair = 0; pair < FL_BLOCK_N / 16; ++pair) {
+    for (int pair = 0; pair < kCount / 8; ++pair) {
       u32 b[4];
       load_matrices(b, k_address + pair * 16 * kQkRow * 2 + step * 32);
       multiply_add(s + 8 * pair, a, b[0], b[1]);
@@ -98,14 +100,15 @@ __device__ __forceinline__ void multiply_scores(float (&s)[FL_BLOCK_N / 2], cons
   }
 }
 
-__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[FL_BLOCK_N / 2],
+template <int kCount>
+__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[kCount],
                                                 const InputElement* v, float*) {
   const int lane = threadIdx.x % 32;
   const u32 v_address = shared_address(v + lane % 16 * kVRow + lane / 16 * 8);
-  u32 packed[FL_BLOCK_N / 4];
+  u32 packed[kCount / 2];
   pack_probabilities(p, packed);
 #pragma unroll
-  for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
+  for (int step = 0; step < kCount / 8; ++step) {
     const u32 a[4] = {packed[4 * step], packed[4 * step + 1], packed[4 * step + 2], packed[4 * step + 3]};
 #pragma unroll
     for (int pair = 0; pair < FL_V_DIM / 16; ++pair) {

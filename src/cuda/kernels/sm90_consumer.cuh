@@ -6,7 +6,7 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "mods.cuh"
+#include "redo.cuh"
 #include "sm90_pipeline.cuh"
 #include "softmax.cuh"
 #include "wgmma.cuh"
@@ -31,7 +31,17 @@ struct Consumer {
   RowState state;
 
   int b, h, row;  // row: this thread's first
-  int partial;
+  int masked_left;  // tiles to come that the mask cuts through; negative after them
+
+  // To be called when the accumulator holds all tiles but those to come.
+  __device__ __forceinline__ void redo_if_nonfinite() {
+    if (FL_REDO_ALL || masked_left == 0) {
+      const int tile_row = row - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4 - 64 * warpgroup;
+      redo_nonfinite<FL_BLOCK_N>(output, state, params, tile_at(params, b, h, tile_row), rows(), 0);
+    }
+  }
+
+  __device__ __forceinline__ Rows rows() const { return {b, {h, h}, {row, row + 8}}; }
 
   __device__ __forceinline__ void wait_turn() {
 #if FL_PING_PONG
@@ -47,7 +57,7 @@ struct Consumer {
 
   __device__ __forceinline__ void issue_scores() {
     const u64 q = descriptor_k_major(shared.q + warpgroup * kQBytes);
-    const u64 k = descriptor_k_major(shared.k + k_ring.stage * kKBytes);
+    const u64 k = descriptor_k_major(shared.k + k_ring.stage() * kKBytes);
 #pragma unroll
     for (int step = 0; step < FL_QK_DIM / 16; ++step) {
       // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
@@ -59,7 +69,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_output() {
-    const u64 v = descriptor_n_major(shared.v + v_ring.stage * kVBytes, kKvBoxBytes);
+    const u64 v = descriptor_n_major(shared.v + v_ring.stage() * kVBytes, kKvBoxBytes);
 #pragma unroll
     for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
       // 16 keys are 16 rows of 128 bytes.
@@ -70,49 +80,55 @@ struct Consumer {
   }
 
   __device__ __forceinline__ int kv_of_stage() const {
-    return load_shared(shared.kv_tile + 4 * k_ring.stage) * FL_BLOCK_N + threadIdx.x % 4 * 2;
+    return load_shared_once(shared.kv_tile + 4 * k_ring.stage()) * FL_BLOCK_N + threadIdx.x % 4 * 2;
   }
 
   __device__ __forceinline__ void apply_mods(int kv, bool partial) {
-    apply_score_mod(scores, params, b, h, row, kv);
+#if FL_SCORE_LOADS
+    // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses, between
+    // the products, which then start late.
+    kv |= __float_as_int(scores[0]) & params.zero;
+#endif
+    apply_score_mod(scores, params, rows(), kv);
     if (partial) {
-      apply_mask_mod(scores, params, b, h, row, kv);
+      apply_mask_mod(scores, params, rows(), kv);
     }
   }
 
   // Scores of the next tile, output of the last one.
-  template <bool kPartial>
-  __device__ __forceinline__ void next_tile(float factor, bool last) {
-    barrier_wait(shared.k_full + 8 * k_ring.stage, k_ring.phase);
+  __device__ __forceinline__ void next_tile(float factor, bool masked, bool last) {
+    barrier_wait(shared.k_full + 8 * k_ring.stage(), k_ring.phase());
     wait_turn();
     pin(scores);
     pin(probabilities);
     pin(output);
     wgmma_fence();
     issue_scores();
-    barrier_wait(shared.v_full + 8 * v_ring.stage, v_ring.phase);
+    barrier_wait(shared.v_full + 8 * v_ring.stage(), v_ring.phase());
     wgmma_fence();
     issue_output();
     pass_turn();
     const int kv = kv_of_stage();
     wgmma_wait<1>();
     pin(scores);
-    release(shared.k_empty + 8 * k_ring.stage);
+    release(shared.k_empty + 8 * k_ring.stage());
     if (last) {
       release(shared.q_empty + 8 * warpgroup);
     }
     k_ring.advance();
-    apply_mods(kv, kPartial);
-    float alpha[2];
-    const bool rescale = online_softmax<kPartial || FL_HAS_SCORE_MOD>(scores, state, factor, alpha);
+    apply_mods(kv, masked);
+    TileSoftmax tile = update_maxima(scores, state, factor);
+    // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
     wgmma_wait<0>();
     pin(output);
-    release(shared.v_empty + 8 * v_ring.stage);
+    release(shared.v_empty + 8 * v_ring.stage());
     v_ring.advance();
+    const bool rescale = take_exponentials(scores, state, factor, tile);
+    drop_out(scores, params, rows(), kv);
     pin(probabilities);
     pack_probabilities(scores, probabilities);
     if (rescale) {
-      rescale_rows(output, alpha);
+      rescale_rows(output, tile.alpha);
     }
   }
 
@@ -124,7 +140,7 @@ struct Consumer {
   // new tile: they then work on whatever is in shared memory, and the result is dropped.
   __device__ __forceinline__ int change_tile(bool pending, float factor) {
     if (pending) {
-      barrier_wait(shared.v_full + 8 * v_ring.stage, v_ring.phase);
+      barrier_wait(shared.v_full + 8 * v_ring.stage(), v_ring.phase());
     }
     pin(probabilities);
     pin(output);
@@ -133,9 +149,9 @@ struct Consumer {
     barrier_wait(shared.q_full + 8 * warpgroup, q_phase);
     q_phase ^= 1;
     const u32 fields = shared.tile_fields + 4 * kFieldCount * warpgroup;
-    const int visits = load_shared(fields + 4 * kFieldVisits);
+    const int visits = load_shared_once(fields + 4 * kFieldVisits);
     if (visits > 0) {
-      barrier_wait(shared.k_full + 8 * k_ring.stage, k_ring.phase);
+      barrier_wait(shared.k_full + 8 * k_ring.stage(), k_ring.phase());
     }
     wait_turn();
     pin(scores);
@@ -145,14 +161,16 @@ struct Consumer {
     wgmma_wait<1>();
     pin(output);
     if (pending) {
-      release(shared.v_empty + 8 * v_ring.stage);
+      release(shared.v_empty + 8 * v_ring.stage());
       v_ring.advance();
-      write_output(output, state, params, factor, b, h, row);
+      redo_if_nonfinite();
+      write_output(output, state, params, rows());
     }
-    partial = load_shared(fields + 4 * kFieldPartial);
-    b = load_shared(fields + 4 * kFieldBatch);
-    h = load_shared(fields + 4 * kFieldHead);
-    row = load_shared(fields + 4 * kFieldRow) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int partial = load_shared_once(fields + 4 * kFieldPartial);
+    masked_left = partial - 1;
+    b = load_shared_once(fields + 4 * kFieldBatch);
+    h = load_shared_once(fields + 4 * kFieldHead);
+    row = load_shared_once(fields + 4 * kFieldRow) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     state = RowState();
 #pragma unroll
     for (int i = 0; i < FL_V_DIM / 2; ++i) {
@@ -165,11 +183,12 @@ struct Consumer {
       release(shared.q_empty + 8 * warpgroup);
     }
     if (visits > 0) {
-      release(shared.k_empty + 8 * k_ring.stage);
+      release(shared.k_empty + 8 * k_ring.stage());
       k_ring.advance();
       apply_mods(kv, partial > 0);
-      float alpha[2];
-      online_softmax<true>(scores, state, factor, alpha);
+      TileSoftmax tile = update_maxima(scores, state, factor);
+      take_exponentials(scores, state, factor, tile);
+      drop_out(scores, params, rows(), kv);
     }
     pack_probabilities(scores, probabilities);
     return visits;
@@ -189,18 +208,16 @@ struct Consumer {
         break;
       }
       pending = visits > 0;
-#if FL_HAS_MASK_MOD
 #pragma unroll 1
-      for (int i = 1; i < partial; ++i) {
-        next_tile<true>(factor, i + 1 == visits);
-      }
+      for (int left = visits - 1; left > 0; --left) {
+        next_tile(factor, FL_HAS_MASK_MOD && masked_left > 0, left == 1);
+#if FL_HAS_MASK_MOD && !FL_REDO_ALL
+        redo_if_nonfinite();
 #endif
-#pragma unroll 1
-      for (int i = max(partial, 1); i < visits; ++i) {
-        next_tile<false>(factor, i + 1 == visits);
+        --masked_left;
       }
       if (!pending) {
-        write_output(output, state, params, factor, b, h, row);
+        write_output(output, state, params, rows());
       }
     }
 #if FL_PING_PONG

@@ -54,17 +54,14 @@ constexpr u32 kSharedBytes =
     kConsumers * (kQBytes + 16 + 4 * kFieldCount) + kStages * (kKBytes + kVBytes + 32 + 4);
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
-// Position in a ring of stages.
+// Position in a ring of stages. One register.
 struct RingPosition {
-  int stage = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
+  u32 count = 0;
+  __device__ __forceinline__ u32 stage() const { return count % kStages; }
+  __device__ __forceinline__ u32 phase() const { return count / kStages % 2; }
+  __device__ __forceinline__ void advance() { ++count; }
 };
+static_assert((kStages & (kStages - 1)) == 0, "the count wraps around to the stage after the last");
 
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   constexpr int kConsumerWarps = 4 * kConsumers;

@@ -2,10 +2,17 @@
 // copies running ahead of the consumers.
 #pragma once
 
+#include "keys.cuh"
 #include "scheduler.cuh"
 #include "sm90_pipeline.cuh"
 
 namespace flashlift::cuda {
+
+// Keys that one copy brings: all of a tile, or a piece that lies in one page.
+constexpr int kPieceKeys = FL_PAGE_SIZE > 0 ? FL_PAGE_PIECE : FL_BLOCK_N;
+constexpr int kPieces = FL_BLOCK_N / kPieceKeys;
+static_assert(kPieces <= 32 && kPieceKeys % 8 == 0, "a lane a piece, whole swizzled groups of rows");
+constexpr int kNoPage = 1 << 30;  // beyond all pages: such copies read zeros
 
 struct Producer {
   const ForwardParams& params;
@@ -45,30 +52,49 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_k(const QueryTile& tile, int kv_tile) {
-    barrier_wait(shared.k_empty + 8 * ring.stage, ring.phase ^ 1);
+    barrier_wait(shared.k_empty + 8 * ring.stage(), ring.phase() ^ 1);
+    const u32 barrier = shared.k_full + 8 * ring.stage();
     if (leads()) {
-      const u32 barrier = shared.k_full + 8 * ring.stage;
-      store_shared(shared.kv_tile + 4 * ring.stage, kv_tile);
+      store_shared(shared.kv_tile + 4 * ring.stage(), kv_tile);
       barrier_arrive_expect(barrier, kKBytes);
+    }
+    load_keys<kQkBoxes>(shared.k + ring.stage() * kKBytes, params.k_map, barrier, tile, kv_tile);
+  }
+
+  // Pages are read in pieces, a lane each; without pages the leader reads all.
+  template <int kBoxes>
+  __device__ __forceinline__ void load_keys(u32 destination, const TensorMap& map, u32 barrier, const QueryTile& tile,
+                                            int kv_tile) {
+#if FL_PAGE_SIZE
+    const int piece = threadIdx.x % 32;
+    const int kv = kv_tile * FL_BLOCK_N + piece * kPieceKeys;
+    __syncwarp();  // the barrier expects these bytes by now
+    if (piece < kPieces) {
+      const int page = kv < params.kv_len ? page_of_key(params, tile.b, kv) : kNoPage;
 #pragma unroll
-      for (int box = 0; box < kQkBoxes; ++box) {
-        load_box(shared.k + ring.stage * kKBytes + box * kKvBoxBytes, params.k_map, barrier, box * 64,
-                 kv_tile * FL_BLOCK_N, tile.h / params.group, tile.b);
+      for (int box = 0; box < kBoxes; ++box) {
+        load_box(destination + box * kKvBoxBytes + piece * kPieceKeys * 128, map, barrier, box * 64, row_of_key(kv),
+                 tile.h / params.group, page);
       }
     }
+#else
+    if (leads()) {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        load_box(destination + box * kKvBoxBytes, map, barrier, box * 64, kv_tile * FL_BLOCK_N, tile.h / params.group,
+                 tile.b);
+      }
+    }
+#endif
   }
 
   __device__ __forceinline__ void load_v(const QueryTile& tile, int kv_tile, const RingPosition& at) {
-    barrier_wait(shared.v_empty + 8 * at.stage, at.phase ^ 1);
+    barrier_wait(shared.v_empty + 8 * at.stage(), at.phase() ^ 1);
+    const u32 barrier = shared.v_full + 8 * at.stage();
     if (leads()) {
-      const u32 barrier = shared.v_full + 8 * at.stage;
       barrier_arrive_expect(barrier, kVBytes);
-#pragma unroll
-      for (int box = 0; box < kVBoxes; ++box) {
-        load_box(shared.v + at.stage * kVBytes + box * kKvBoxBytes, params.v_map, barrier, box * 64,
-                 kv_tile * FL_BLOCK_N, tile.h / params.group, tile.b);
-      }
     }
+    load_keys<kVBoxes>(shared.v + at.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
   }
 
   // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1).
@@ -103,18 +129,18 @@ struct Producer {
     while (index < params.total_tiles) {
       int next = 0;
       if (leads()) {
-        next = gridDim.x + atomicAdd(params.scheduler, 1);
+        next = gridDim.x + atomicAdd(params.counters, 1);
       }
       load_tile(query_tile(params, index));
       index = __shfl_sync(0xffffffff, next, 0);
     }
-    load_q({0, 0, 0}, 0, kNoMoreTiles);
+    load_q(QueryTile(), 0, kNoMoreTiles);
     if (leads()) {
       // The last block leaves the counters at zero for the next launch.
       __threadfence();
-      if (atomicAdd(params.scheduler + 1, 1) == gridDim.x - 1) {
-        params.scheduler[0] = 0;
-        params.scheduler[1] = 0;
+      if (atomicAdd(params.counters + 1, 1) == gridDim.x - 1) {
+        params.counters[0] = 0;
+        params.counters[1] = 0;
       }
     }
   }

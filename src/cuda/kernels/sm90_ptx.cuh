@@ -46,6 +46,16 @@ __device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, 
       : "memory");
 }
 
+// The lane that later tells the producer that its warp has read reads for all of it: so racecheck can follow the order,
+// which it does not through __syncwarp.
+__device__ __forceinline__ int load_shared_once(u32 address) {
+  int value = 0;
+  if (threadIdx.x % 32 == 0) {
+    value = load_shared(address);
+  }
+  return __shfl_sync(0xffffffff, value, 0);
+}
+
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -10,8 +10,8 @@ namespace flashlift::cuda {
 
 // How far, in powers of two, the running maximum may lag behind the true one before the accumulators are rescaled: the
 // largest p is then 2^8, which both 16-bit types hold, and most tiles need no rescaling. Without normalisation the
-// output is relative to the true maximum, so it may not lag.
-#if FL_NORMALIZE
+// output is relative to the true maximum, and row maxima are the true ones, so it may not lag.
+#if FL_NORMALIZE && !FL_WANT_ROW_MAX
 constexpr float kRescaleThreshold = FL_INPUT_F32 ? 0.0f : 8.0f;
 #else
 constexpr float kRescaleThreshold = 0.0f;
@@ -19,11 +19,17 @@ constexpr float kRescaleThreshold = 0.0f;
 
 // The softmax's exponential and the unit its arguments come in: powers of two by the special-function unit for 16-bit
 // problems, natural and accurate for f32. A product of score and log2(e) would cost f32 problems their last bits.
+//
+// kLargestOffset: up to which size of the maximum, in that unit, scores are scaled and shifted by one multiply-add. Its
+// offset is rounded, to 2^-12 at the limit, which cancels within a tile only: tiles of one row may have different ones.
+// f32 scores are not scaled, and their difference from the maximum is exact.
 #if FL_INPUT_F32
 constexpr float kExponentUnit = 1.0f;
+constexpr float kLargestOffset = 3.4028235e38f;
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 #else
 constexpr float kExponentUnit = kLog2e;
+constexpr float kLargestOffset = 4096.0f;
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 #endif
 
@@ -37,16 +43,40 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// The thread's two rows.
+struct Rows {
+  int b;
+  int h[2];
+  int q[2];
+};
+
 struct RowState {
   float maximum[2] = {-FL_INFINITY, -FL_INFINITY};  // in units of the scores
   float sum[2] = {0.0f, 0.0f};                  // of this thread's columns only
 };
 
-// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the state up to date. `alpha` is what each
-// row's accumulator has to be multiplied by; the result says whether any row of the warp needs that.
-// kMaybeEmpty: a row may have no finite score so far.
-template <bool kMaybeEmpty, int kCount>
-__device__ __forceinline__ bool online_softmax(float (&s)[kCount], RowState& state, float factor, float (&alpha)[2]) {
+// For rows whose maximum is infinite or too large for one multiply-add: rows without a key so far, rows masked by a large
+// constant, and those whose scores overflowed.
+template <int kCount>
+__device__ __forceinline__ void subtract_maximum(float (&s)[kCount], const float (&maximum)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float m = maximum[i / 2 % 2];
+    s[i] -= fabsf(m) < FL_INFINITY ? m : 0.0f;
+  }
+}
+
+// What the exponentials of a tile need to know: its first half.
+struct TileSoftmax {
+  float alpha[2];   // what each row's accumulator has to be multiplied by
+  float offset[2];  // p = exponential(factor * s + offset), unless the maximum is large
+  bool rescale;     // does any row of the thread need that
+  bool large;
+};
+
+// Brings the maxima up to date.
+template <int kCount>
+__device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], RowState& state, float factor) {
   float largest[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -59,19 +89,30 @@ __device__ __forceinline__ bool online_softmax(float (&s)[kCount], RowState& sta
       largest[r][1] = fmaxf(largest[r][1], s[4 * j + 2 * r + 1]);
     }
   }
-  float offset[2];
-  bool rescale = false;
+  TileSoftmax tile;
+  tile.rescale = false;
+  tile.large = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float maximum = fmaxf(state.maximum[r], quad_max(fmaxf(largest[r][0], largest[r][1])));
     const bool grown = (maximum - state.maximum[r]) * factor > kRescaleThreshold;
-    alpha[r] = grown ? exponential((state.maximum[r] - maximum) * factor) : 1.0f;
+    tile.alpha[r] = grown ? exponential((state.maximum[r] - maximum) * factor) : 1.0f;
     state.maximum[r] = grown ? maximum : state.maximum[r];
-    rescale |= grown;
-    offset[r] = -state.maximum[r] * factor;
-    if (kMaybeEmpty) {
-      offset[r] = state.maximum[r] == -FL_INFINITY ? 0.0f : offset[r];
-    }
+    tile.rescale |= grown;
+    tile.offset[r] = -state.maximum[r] * factor;
+    tile.large |= !(fabsf(tile.offset[r]) <= kLargestOffset);
+  }
+  return tile;
+}
+
+// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date. Says whether any
+// row of the warp has to be rescaled.
+template <int kCount>
+__device__ __forceinline__ bool take_exponentials(float (&s)[kCount], RowState& state, float factor,
+                                                  TileSoftmax& tile) {
+  if (__any_sync(0xffffffff, tile.large)) {
+    subtract_maximum(s, state.maximum);
+    tile.offset[0] = tile.offset[1] = 0.0f;
   }
   float partial[2][2] = {};
 #pragma unroll
@@ -80,16 +121,16 @@ __device__ __forceinline__ bool online_softmax(float (&s)[kCount], RowState& sta
     for (int e = 0; e < 4; ++e) {
       const int r = e / 2;
       float& x = s[4 * j + e];
-      x = fmaf(x, factor, offset[r]);
+      x = fmaf(x, factor, tile.offset[r]);
       x = exponential(x);
       partial[r][e % 2] += x;
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    state.sum[r] = fmaf(state.sum[r], alpha[r], partial[r][0] + partial[r][1]);
+    state.sum[r] = fmaf(state.sum[r], tile.alpha[r], partial[r][0] + partial[r][1]);
   }
-  return __any_sync(0xffffffff, rescale);
+  return __any_sync(0xffffffff, tile.rescale);
 }
 
 template <int kCount>

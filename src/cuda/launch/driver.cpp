@@ -41,6 +41,8 @@ Result<const Driver*> load() {
   find(driver->cuStreamGetId, "cuStreamGetId");
   find(driver->cuStreamIsCapturing, "cuStreamIsCapturing");
   find(driver->cuStreamSynchronize, "cuStreamSynchronize");
+  find(driver->cuStreamCreate, "cuStreamCreate");
+  find(driver->cuStreamDestroy, "cuStreamDestroy_v2");
   find(driver->cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   find(driver->cuMemAlloc, "cuMemAlloc_v2");
   find(driver->cuMemFree, "cuMemFree_v2");

@@ -29,6 +29,7 @@ enum CuDeviceAttribute : int {
 };
 enum CuFunctionAttribute : int { kMaxDynamicSharedBytes = 8 };
 enum CuCaptureMode : int { kCaptureRelaxed = 2 };
+enum CuStreamFlags : unsigned { kStreamNonBlocking = 1 };
 
 struct Driver {
   // Null members: the driver lacks them. Names are the driver's.
@@ -49,6 +50,8 @@ struct Driver {
   CuResult (*cuStreamGetId)(CuStream, unsigned long long*) = nullptr;
   CuResult (*cuStreamIsCapturing)(CuStream, int*) = nullptr;
   CuResult (*cuStreamSynchronize)(CuStream) = nullptr;
+  CuResult (*cuStreamCreate)(CuStream*, unsigned) = nullptr;
+  CuResult (*cuStreamDestroy)(CuStream) = nullptr;
   CuResult (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
   CuResult (*cuMemAlloc)(CuPointer*, size_t) = nullptr;
   CuResult (*cuMemFree)(CuPointer) = nullptr;

@@ -1,6 +1,7 @@
 #include "cuda/launch/forward.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/emit/kernel_source.h"
 #include "cuda/emit/program_emitter.h"
@@ -17,6 +18,8 @@ namespace {
 
 constexpr int kBoundsThreads = 256;
 constexpr int64_t kBoundsEntryBytes = 2 * sizeof(int64_t);
+constexpr int64_t kHopperCounters = 2;
+constexpr int64_t kFloatBytes = sizeof(float);
 
 Strides strides_of(const TensorView& view) {
   return {view.strides[0], view.strides[1], view.strides[2], view.strides[3]};
@@ -37,6 +40,40 @@ int heads_per_section(const ForwardParams& params, const ForwardConfig& config, 
   const int64_t fitting = std::max<int64_t>(l2_bytes / std::max<int64_t>(bytes, 1), 1);
   const int64_t sections = divide_up(groups, fitting);
   return static_cast<int>(divide_up(groups, sections) * params.group);
+}
+
+Result<ForwardConfig> choose_config(const Problem& problem, KernelKind kind, int architecture) {
+  switch (kind) {
+    case KernelKind::kDecode:
+      return choose_decode_config(problem, architecture);
+    case KernelKind::kHopper:
+      return choose_hopper_config(problem);
+    case KernelKind::kPortable:
+      break;
+  }
+  return choose_portable_config(problem, architecture);
+}
+
+// Among how many blocks the keys of a unit are divided: enough to fill all multiprocessors, no more than have work, and
+// so that the last wave of blocks is as full as can be. More of them means more to put together.
+int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
+  constexpr int64_t kLeastTiles = 2;  // of a split
+  constexpr int64_t kMostSplits = 128;
+  constexpr double kGoodEnough = 0.9;
+  const int64_t most = std::clamp<int64_t>(tiles / kLeastTiles, 1, kMostSplits);
+  const auto efficiency = [&](int64_t splits) {
+    const double waves = static_cast<double>(units * splits) / static_cast<double>(slots);
+    return waves / std::ceil(waves);
+  };
+  double best = 0;
+  for (int64_t splits = 1; splits <= most; ++splits) {
+    best = std::max(best, efficiency(splits));
+  }
+  int64_t splits = 1;
+  while (splits < most && efficiency(splits) < kGoodEnough * best) {
+    ++splits;
+  }
+  return static_cast<int>(splits);
 }
 
 // Rows that 16-byte copies can read.
@@ -88,6 +125,7 @@ struct Forward::State {
   Status compute_bounds(const AttentionArguments& arguments, ForwardParams& params, CuPointer memory_of_bounds,
                         CuStream stream) const;
   int64_t bounds_bytes(const AttentionArguments& arguments) const;
+  int64_t partial_bytes(const ForwardParams& params) const;
 
   const Driver& driver;
   Device device;
@@ -109,9 +147,7 @@ Result<Forward> Forward::compile(const Problem& problem, const Device& device, K
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
   auto state = std::make_shared<State>(*driver, device);
   state->problem = problem;
-  FLASHLIFT_ASSIGN_OR_RETURN(state->config, kind == KernelKind::kHopper
-                                                ? choose_hopper_config(problem)
-                                                : choose_portable_config(problem, device.architecture));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->config, choose_config(problem, kind, device.architecture));
   const KernelSource source = forward_source(problem, state->config);
   state->code = emit_programs(problem);
   FLASHLIFT_ASSIGN_OR_RETURN(const auto cubin, compile_kernel(source));
@@ -133,6 +169,8 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   params.v = arguments.v.data;
   params.out = arguments.out.data;
   params.lse = arguments.lse ? static_cast<float*>(arguments.lse->data) : nullptr;
+  params.row_max = arguments.row_max ? static_cast<float*>(arguments.row_max->data) : nullptr;
+  params.page_table = arguments.page_table ? static_cast<const int*>(arguments.page_table->data) : nullptr;
   params.sinks = arguments.sinks ? static_cast<const float*>(arguments.sinks->data) : nullptr;
   params.q_strides = strides_of(arguments.q);
   params.k_strides = strides_of(arguments.k);
@@ -140,21 +178,39 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   params.out_strides = strides_of(arguments.out);
   for (int d = 0; d < 3; ++d) {
     params.lse_strides[d] = arguments.lse ? arguments.lse->strides[d] : 0;
+    params.row_max_strides[d] = arguments.row_max ? arguments.row_max->strides[d] : 0;
   }
   if (arguments.sinks) {
     params.sink_strides[0] = problem::sink_offset(*arguments.sinks, 1, 0);
     params.sink_strides[1] = problem::sink_offset(*arguments.sinks, 0, 1);
   }
+  for (int d = 0; d < 2; ++d) {
+    params.page_table_strides[d] = arguments.page_table ? arguments.page_table->strides[d] : 0;
+  }
+  params.zero = 0;
+  params.pages = static_cast<int>(arguments.k.sizes[0]);
+  const double rate = problem.dropout;
+  params.dropout_seed[0] = static_cast<uint32_t>(arguments.dropout_seed);
+  params.dropout_seed[1] = static_cast<uint32_t>(arguments.dropout_seed >> 32);
+  params.dropout_threshold = static_cast<uint32_t>(std::llround(std::ldexp(rate, 32)));
+  params.dropout_factor = static_cast<float>(1.0 / (1.0 - rate));
   params.scale = problem.scale;
   params.batch = static_cast<int>(arguments.q.sizes[0]);
   params.q_heads = static_cast<int>(problem.q_heads);
   params.kv_heads = static_cast<int>(problem.kv_heads);
   params.group = params.q_heads / params.kv_heads;
   params.q_len = static_cast<int>(arguments.q.sizes[2]);
-  params.kv_len = static_cast<int>(arguments.k.sizes[2]);
+  params.kv_len = static_cast<int>(kv_length(problem, arguments));
   params.sinks_per_head = static_cast<int>(problem.sinks);
-  params.q_tiles = static_cast<int>(divide_up(params.q_len, config.q_tile));
-  const int64_t total = int64_t{params.q_tiles} * params.batch * params.q_heads;
+  const bool decode = config.kind == KernelKind::kDecode;  // its tiles are of all rows that share keys
+  const int64_t rows = int64_t{params.q_len} * (decode ? params.group : 1);
+  params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
+  int64_t total = int64_t{params.q_tiles} * params.batch * (decode ? params.kv_heads : params.q_heads);
+  if (decode) {
+    const int64_t slots = device.multiprocessors * std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
+    params.splits = choose_splits(total, divide_up(params.kv_len, config.kv_tile), slots);
+    total *= params.splits;
+  }
   if (total > INT32_MAX / 2) {
     return unsupported("{} query tiles are more than one launch numbers; split the batch", total);
   }
@@ -180,14 +236,21 @@ Status Forward::State::encode_maps(const AttentionArguments& arguments, ForwardP
   }
   TensorView k = arguments.k;
   TensorView v = arguments.v;
-  if (k.sizes[2] == 0) {  // never read, but a descriptor needs a tensor
+  if (k.element_count() == 0) {  // never read, but a descriptor needs a tensor
     k = v = arguments.q;
   }
   constexpr int kWarpgroupRows = 64;
   FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows));
-  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, config.kv_tile));
-  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, config.kv_tile));
+  const int keys = config.page_size > 0 ? config.page_piece : config.kv_tile;
+  FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys));
+  FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys));
   return {};
+}
+
+int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
+  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/sm80_decode.cu
+  const bool split = config.kind == KernelKind::kDecode && params.splits > 1;
+  return split ? int64_t{params.total_tiles} * config.q_tile * (config.value_dim_padded + kPadding) * kFloatBytes : 0;
 }
 
 int64_t Forward::State::bounds_bytes(const AttentionArguments& arguments) const {
@@ -225,11 +288,17 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
                              CurrentContext::of(state.driver, stream, state.device.handle));
   ForwardParams params;  // not cleared: the kernel reads only what prepare() sets
   FLASHLIFT_RETURN_IF_ERROR(state.prepare(arguments, params));
-  FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory, state.memory.get(stream, state.bounds_bytes(arguments)));
-  params.scheduler = reinterpret_cast<int*>(memory.scheduler);
-  FLASHLIFT_RETURN_IF_ERROR(state.compute_bounds(arguments, params, memory.bounds, stream));
-  void* parameters[] = {&params};
   const ForwardConfig& config = state.config;
+  const int64_t partial_bytes = state.partial_bytes(params);
+  const int64_t counters = config.kind == KernelKind::kDecode ? params.total_tiles / params.splits : kHopperCounters;
+  FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
+                             state.memory.get(stream, counters * static_cast<int64_t>(sizeof(int32_t)),
+                                              partial_bytes + state.bounds_bytes(arguments)));
+  params.counters = reinterpret_cast<int*>(memory.counters);
+  params.partials = reinterpret_cast<float*>(memory.scratch);
+  const CuPointer bounds = memory.scratch + static_cast<CuPointer>(partial_bytes);
+  FLASHLIFT_RETURN_IF_ERROR(state.compute_bounds(arguments, params, bounds, stream));
+  void* parameters[] = {&params};
   const int grid = config.kind == KernelKind::kHopper ? std::min(params.total_tiles, state.device.multiprocessors)
                                                       : params.total_tiles;
   return state.driver.check(state.driver.cuLaunchKernel(

@@ -1,9 +1,12 @@
 #include "cuda/launch/stream_memory.h"
 
+#include <algorithm>
+
 namespace flashlift::cuda {
 namespace {
 
-constexpr int64_t kSchedulerBytes = 2 * sizeof(int32_t);
+constexpr int64_t kPieceAlignment = 256;
+constexpr int64_t kChunkBytes = 64 * 1024;
 
 }  // namespace
 
@@ -14,53 +17,78 @@ StreamMemoryPool::~StreamMemoryPool() {
   }
 }
 
-// Allocating is not part of the work being captured, so it must not be refused because some stream is capturing.
-Status StreamMemoryPool::allocate(CuPointer& pointer, int64_t bytes) {
-  int mode = kCaptureRelaxed;
-  driver_.cuThreadExchangeStreamCaptureMode(&mode);
-  const Status status = driver_.check(driver_.cuMemAlloc(&pointer, static_cast<size_t>(bytes)), "cuMemAlloc");
-  driver_.cuThreadExchangeStreamCaptureMode(&mode);
-  if (status.ok()) {
-    allocations_.push_back(pointer);
+// On a stream of its own and waited for: the caller's may be capturing, and what it captures runs again and again.
+Result<CuPointer> StreamMemoryPool::allocate_zeroed(int64_t bytes) const {
+  CuPointer pointer = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuMemAlloc(&pointer, static_cast<size_t>(bytes)), "cuMemAlloc"));
+  CuStream stream = nullptr;
+  CuResult result = driver_.cuStreamCreate(&stream, kStreamNonBlocking);
+  if (result == 0) {
+    result = driver_.cuMemsetD8Async(pointer, 0, static_cast<size_t>(bytes), stream);
+    const CuResult finished = driver_.cuStreamSynchronize(stream);
+    result = result == 0 ? finished : result;
+    driver_.cuStreamDestroy(stream);
   }
-  return status;
+  if (result != 0) {
+    driver_.cuMemFree(pointer);
+    return driver_.check(result, "cuMemsetD8Async").error();
+  }
+  return pointer;
 }
 
-Status StreamMemoryPool::create(CuStream stream, int64_t bounds_bytes, StreamMemory& memory) {
-  if (memory.scheduler == 0) {
-    FLASHLIFT_RETURN_IF_ERROR(allocate(memory.scheduler, kSchedulerBytes));
-    // On the caller's stream, so ordered before the launch; in a graph it becomes a node.
-    FLASHLIFT_RETURN_IF_ERROR(
-        driver_.check(driver_.cuMemsetD8Async(memory.scheduler, 0, kSchedulerBytes, stream), "cuMemsetD8Async"));
+Result<CuPointer> StreamMemoryPool::cut(uint64_t context, int64_t bytes) {
+  bytes = (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  Chunk& chunk = chunks_[context];
+  if (chunk.left < bytes) {
+    const int64_t size = std::max(bytes, kChunkBytes);
+    // Allocating is not part of work being captured, so it must not be refused because some stream is capturing.
+    int mode = kCaptureRelaxed;
+    driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    const Result<CuPointer> memory = allocate_zeroed(size);
+    driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    if (!memory.ok()) {
+      return memory.error();
+    }
+    allocations_.push_back(*memory);
+    chunk = {*memory, size};
   }
-  if (memory.bounds_bytes < bounds_bytes) {
-    // The old memory stays until the pool goes: an earlier launch may still read it.
-    FLASHLIFT_RETURN_IF_ERROR(allocate(memory.bounds, bounds_bytes));
-    memory.bounds_bytes = bounds_bytes;
+  const CuPointer piece = chunk.begin;
+  chunk.begin += static_cast<CuPointer>(bytes);
+  chunk.left -= bytes;
+  return piece;
+}
+
+// Pieces that became too small stay until the pool goes: an earlier launch may still use them.
+Status StreamMemoryPool::enlarge(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes, StreamMemory& memory) {
+  if (memory.counter_bytes < counter_bytes) {
+    FLASHLIFT_ASSIGN_OR_RETURN(memory.counters, cut(context, counter_bytes));
+    memory.counter_bytes = counter_bytes;
+  }
+  if (memory.scratch_bytes < scratch_bytes) {
+    FLASHLIFT_ASSIGN_OR_RETURN(memory.scratch, cut(context, scratch_bytes));
+    memory.scratch_bytes = scratch_bytes;
   }
   return {};
 }
 
-Result<StreamMemory> StreamMemoryPool::get(CuStream stream, int64_t bounds_bytes) {
+Result<StreamMemory> StreamMemoryPool::get(CuStream stream, int64_t counter_bytes, int64_t scratch_bytes) {
   int capturing = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamIsCapturing(stream, &capturing), "cuStreamIsCapturing"));
+  CuContext context = nullptr;
+  unsigned long long context_id = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetCurrent(&context), "cuCtxGetCurrent"));
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetId(context, &context_id), "cuCtxGetId"));
   const std::lock_guard lock(mutex_);
   if (capturing != 0) {
     StreamMemory memory;
-    FLASHLIFT_RETURN_IF_ERROR(create(stream, bounds_bytes, memory));
+    FLASHLIFT_RETURN_IF_ERROR(enlarge(context_id, counter_bytes, scratch_bytes, memory));
     return memory;
   }
-  Key key{};
-  CuContext context = nullptr;
-  unsigned long long id = 0;
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetCurrent(&context), "cuCtxGetCurrent"));
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetId(context, &id), "cuCtxGetId"));
-  key.context = id;
   // An id, not the handle: a destroyed stream's handle can come back while its last launch still runs.
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamGetId(stream, &id), "cuStreamGetId"));
-  key.stream = id;
-  StreamMemory& memory = streams_[key];
-  FLASHLIFT_RETURN_IF_ERROR(create(stream, bounds_bytes, memory));
+  unsigned long long stream_id = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamGetId(stream, &stream_id), "cuStreamGetId"));
+  StreamMemory& memory = streams_[Key{context_id, stream_id}];
+  FLASHLIFT_RETURN_IF_ERROR(enlarge(context_id, counter_bytes, scratch_bytes, memory));
   return memory;
 }
 

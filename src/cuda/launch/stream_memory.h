@@ -13,9 +13,10 @@
 namespace flashlift::cuda {
 
 struct StreamMemory {
-  CuPointer scheduler = 0;  // two zeroed ints, zero again after every launch
-  CuPointer bounds = 0;     // of captured tensors
-  int64_t bounds_bytes = 0;
+  CuPointer counters = 0;  // zeroed ints, zero again after every launch
+  int64_t counter_bytes = 0;
+  CuPointer scratch = 0;  // of unknown content
+  int64_t scratch_bytes = 0;
 };
 
 // Belongs to one compiled kernel. Safe to call from any thread.
@@ -26,10 +27,10 @@ class StreamMemoryPool {
   StreamMemoryPool(const StreamMemoryPool&) = delete;
   StreamMemoryPool& operator=(const StreamMemoryPool&) = delete;
 
-  // The stream's memory in the current context, with at least `bounds_bytes` for bounds. Allocates only when a stream
-  // is new or needs more. A launch being captured into a graph gets memory of its own, kept for good: when and beside
-  // what the graph will run is not known.
-  Result<StreamMemory> get(CuStream stream, int64_t bounds_bytes);
+  // The stream's memory in the current context, with at least so many bytes. Pieces are cut from chunks, so that only
+  // a first call allocates, or one that needs more than any before. A launch being captured into a graph gets pieces of
+  // its own, kept for good: when and beside what the graph will run is not known.
+  Result<StreamMemory> get(CuStream stream, int64_t counter_bytes, int64_t scratch_bytes);
 
  private:
   struct Key {
@@ -37,13 +38,19 @@ class StreamMemoryPool {
     uint64_t stream;
     auto operator<=>(const Key&) const = default;
   };
+  struct Chunk {
+    CuPointer begin = 0;
+    int64_t left = 0;
+  };
 
-  Status allocate(CuPointer& pointer, int64_t bytes);
-  Status create(CuStream stream, int64_t bounds_bytes, StreamMemory& memory);
+  Status enlarge(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes, StreamMemory& memory);
+  Result<CuPointer> cut(uint64_t context, int64_t bytes);
+  Result<CuPointer> allocate_zeroed(int64_t bytes) const;
 
   const Driver& driver_;
   std::mutex mutex_;
   std::map<Key, StreamMemory> streams_;
+  std::map<uint64_t, Chunk> chunks_;  // by context
   std::vector<CuPointer> allocations_;
 };
 

@@ -1,0 +1,140 @@
+// Infinities and NaN in V.
+//
+// A masked key's value takes no part, whatever it is, but its product with a probability of 0 is NaN if the value is
+// infinite or NaN. To look at V before each product costs 7 % (docs/lessons.md). To look at the output costs nothing,
+// since nothing makes an accumulator finite again: once after the tiles that the mask cuts through, which come first. If
+// it is not finite, which is rare, these tiles are multiplied again with care. FL_REDO_ALL is for problems whose other
+// tiles mask too, by score_mod or dropout: there it is all tiles, after the last one.
+#pragma once
+
+#include "dropout.cuh"
+#include "keys.cuh"
+#include "mods.cuh"
+#include "scheduler.cuh"
+
+namespace flashlift::cuda {
+
+constexpr int kRedoKeys = 8;  // at a time
+
+__device__ __forceinline__ bool warp_has_nonfinite(const float (&accumulator)[FL_V_DIM / 2]) {
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < FL_V_DIM / 2; ++i) {
+    sums[i % 4] += accumulator[i];
+  }
+  // (Finite values whose sum overflows cost a needless repetition.)
+  return __any_sync(0xffffffff, !(fabsf((sums[0] + sums[1]) + (sums[2] + sums[3])) < FL_INFINITY));
+}
+
+// Scores of kRedoKeys keys from `kv` on (layout: softmax.cuh), masked.
+__device__ __forceinline__ void redo_scores(float (&s)[kRedoKeys / 2], const ForwardParams& params, const Rows& rows,
+                                            int kv) {
+  const InputElement* q[2];
+  const InputElement* k[2];
+  const int column = kv + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = min(rows.q[r], params.q_len - 1);  // rows beyond are dropped, but must not be read
+    q[r] = query_row(params, rows.b, rows.h[r], row);
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int key = min(column + c, params.kv_len - 1);
+    k[c] = key_row(params.k, params.k_strides, params, rows.b, rows.h[0] / params.group, key);
+  }
+#pragma unroll
+  for (int i = 0; i < kRedoKeys / 2; ++i) {
+    s[i] = 0.0f;
+  }
+#pragma unroll 1
+  for (int d = 0; d < FL_HEAD_DIM; ++d) {
+#pragma unroll
+    for (int i = 0; i < kRedoKeys / 2; ++i) {
+      s[i] = fmaf(to_float(q[i / 2][d * params.q_strides.column]), to_float(k[i % 2][d * params.k_strides.column]), s[i]);
+    }
+  }
+  apply_score_mod(s, params, rows, column);
+  apply_mask_mod(s, params, rows, column);
+}
+
+// Adds what these keys give to the thread's rows, relative to the present maximum: `sums` are of columns 8j + 2t and
+// 8j + 2t + 1 of the one row and then the other, for each j. A key that was dropped or masked has probability 0 here;
+// one whose probability underflowed counts as masked.
+__device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const RowState& state,
+                                          const ForwardParams& params, const Rows& rows, int kv) {
+  float p[kRedoKeys / 2];
+  redo_scores(p, params, rows, kv);
+  const int column = kv + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kRedoKeys / 2; ++i) {
+    const int r = i / 2;
+    const bool keep = p[i] != -FL_INFINITY && keeps_key(rows.b, rows.h[r], rows.q[r], column + i % 2, params);
+    p[i] = keep ? exponential((p[i] - state.maximum[r]) * score_factor(params)) : 0.0f;
+  }
+#pragma unroll 1
+  for (int key = 0; key < kRedoKeys && kv + key < params.kv_len; ++key) {
+    const int owner = threadIdx.x % 32 / 4 * 4 + key / 2;
+    float weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      weight[r] = __shfl_sync(0xffffffff, key % 2 != 0 ? p[2 * r + 1] : p[2 * r], owner);
+    }
+    const InputElement* v = key_row(params.v, params.v_strides, params, rows.b, rows.h[0] / params.group, kv + key);
+#pragma unroll 1
+    for (int i = 0; i < FL_V_DIM / 4; ++i) {
+      const int value_column = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const float x = value_column < FL_VALUE_DIM ? to_float(v[value_column * params.v_strides.column]) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[i / 2 * 4 + 2 * r + i % 2] += weight[r] != 0.0f ? weight[r] * x : 0.0f;
+      }
+    }
+  }
+}
+
+// Multiplies a warp's tiles again, those that the mask cuts through or all. Of each tile its keys are the kKeys from
+// `first_key` on. Small code counts, not speed: the sums are in local memory, so that no loop is unrolled.
+template <int kKeys>
+__device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], const RowState& state,
+                                           const ForwardParams& params, const QueryTile& tile, const Rows& rows,
+                                           int first_key) {
+  float sums[FL_V_DIM / 2];
+#pragma unroll 1
+  for (int i = 0; i < FL_V_DIM / 2; ++i) {
+    sums[i] = 0.0f;
+  }
+#pragma unroll 1
+  for (int first = tile.first_kv_tile; first < tile.end_kv_tile; first += 32) {
+    const int kv_tile = first + static_cast<int>(threadIdx.x % 32);
+    u32 hits = __ballot_sync(0xffffffff, FL_REDO_ALL ? kv_tile < tile.end_kv_tile
+                                                     : tile_kind(params, tile, kv_tile) == kTilePartial);
+#pragma unroll 1
+    for (; hits != 0; hits &= hits - 1) {
+      const int kv = (first + __ffs(hits) - 1) * FL_BLOCK_N + first_key;
+#pragma unroll 1
+      for (int key = 0; key < kKeys; key += kRedoKeys) {
+        redo_keys(sums, state, params, rows, kv + key);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < FL_V_DIM / 2; ++i) {
+    if (i % 8 == 0) {
+      asm volatile("" ::: "memory");  // some loads at a time: all of them take registers that are not there
+    }
+    accumulator[i] = sums[i];
+  }
+}
+
+template <int kKeys>
+__device__ __forceinline__ void redo_nonfinite(float (&accumulator)[FL_V_DIM / 2], const RowState& state,
+                                               const ForwardParams& params, const QueryTile& tile, const Rows& rows,
+                                               int first_key) {
+#if FL_REDO_ALL || FL_HAS_MASK_MOD
+  if (warp_has_nonfinite(accumulator)) {
+    redo_tiles<kKeys>(accumulator, state, params, tile, rows, first_key);
+  }
+#endif
+}
+
+}  // namespace flashlift::cuda

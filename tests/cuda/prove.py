@@ -1,0 +1,90 @@
+"""Proves a build on a machine with a GPU: random problems against the oracle, and compute-sanitizer.
+
+    python tests/cuda/prove.py build/bin/cuda_device_test [--problems N] [--jobs N] [--seed N] [--sanitize TOOL ...]
+
+--problems counts all of them: those of the chosen kernel, of the portable one, and whatever a problem's description
+allows, a third each. The oracle takes longer than the GPU, so they are split over processes. --sanitize runs few small
+problems under each named tool of compute-sanitizer. The exit status is 0 if nothing failed.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+
+RANDOM = "Device.*Agree*"
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+
+
+def start(command, **environment):
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def prove_random(test, problems, jobs, seed):
+    """The failures' text, and how many problems ran."""
+    each = -(-problems // (3 * jobs))
+    processes = [
+        start(
+            [test, "--gtest_brief=1"],
+            FLASHLIFT_TEST_PROBLEMS=str(each),
+            FLASHLIFT_TEST_SEED=str(seed + each * job),
+            GTEST_FILTER=RANDOM if job > 0 else "Device.*",  # the fixed problems once
+        )
+        for job in range(jobs)
+    ]
+    failed = []
+    for process in processes:
+        output = process.communicate()[0]
+        if process.returncode != 0:
+            failed.append(output)
+    return failed, 3 * each * jobs
+
+
+def sanitize(test, tools):
+    """(tool, passed, output) of each tool; they run beside each other."""
+    command = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "5"]
+    processes = {
+        tool: start(
+            [*command, "--tool", tool, test, "--gtest_brief=1"],
+            FLASHLIFT_TEST_PROBLEMS="2",
+            GTEST_FILTER=f"{RANDOM}:Device.*NotFinite*:Device.Huge*-Device.Fixed*" if tool == "memcheck" else RANDOM,
+        )
+        for tool in tools
+    }
+    for tool, process in processes.items():
+        output = process.communicate()[0]
+        yield tool, process.returncode == 0, output
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("test", help="the program cuda_device_test")
+    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sanitize", nargs="*", default=[], choices=TOOLS)
+    arguments = parser.parse_args()
+    passed = True
+    if arguments.problems > 0:
+        begin = time.perf_counter()
+        failed, count = prove_random(arguments.test, arguments.problems, arguments.jobs, arguments.seed)
+        for output in failed:
+            print(output)
+        seconds = time.perf_counter() - begin
+        print(f"{count} random problems in {seconds:.0f} s: {len(failed)} of {arguments.jobs} processes found failures")
+        passed = not failed
+    for tool, clean, output in sanitize(arguments.test, arguments.sanitize):
+        summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
+        print(f"{tool}: {'clean' if clean else 'NOT CLEAN'} {' '.join(summary)}")
+        if not clean:
+            print(output[-4000:])
+        passed = passed and clean
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
