@@ -11,7 +11,9 @@ namespace {
 class Cache : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / "flashlift_cubin_cache";
+    // Of its own, since tests may run beside each other.
+    const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("flashlift_cubin_cache_" + test);
     std::filesystem::remove_all(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
