@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak bench bench-peers build format lint asan fuzz setup system lint-system clean
+.PHONY: help demo test soak bench bench-peers build format lint asan tsan fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -51,6 +51,12 @@ asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 	@cmake --build build-asan -- $(NINJA_FLAGS)
 	@ctest --test-dir build-asan --output-on-failure --no-tests=error -j$(JOBS)
 
+# oneTBB is not instrumented, and its waits look like races: these tests bring threads of their own.
+tsan: setup ## run the tests of threads, caches and determinism under ThreadSanitizer
+	@scripts/configure.sh tsan build-tsan $(VENV)
+	@cmake --build build-tsan --target concurrency_test -- $(NINJA_FLAGS)
+	@build-tsan/bin/concurrency_test
+
 FUZZ_SECONDS ?= 60
 fuzz: setup ## run each fuzzer for FUZZ_SECONDS (60)
 	@scripts/configure.sh fuzz build-fuzz $(VENV)
@@ -65,7 +71,7 @@ lint: lint-system build ## check format, layer order and clang-tidy
 
 clean: ## remove the builds, but keep the Python environment
 	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv ! -name setup -exec rm -rf {} +
-	@rm -rf build-debug build-asan build-fuzz
+	@rm -rf build-debug build-asan build-tsan build-fuzz
 
 # --- set-up ---
 

@@ -5,9 +5,9 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "runtime/kernel_cache.h"
+#include "runtime/program_key.h"
 #include "runtime/simplified.h"
 #include "runtime/tbb_executor.h"
-#include "score/canonical.h"
 #include "support/error.h"
 #include "support/log.h"
 
@@ -22,18 +22,6 @@ KernelCache<cpu::CompiledScore>& score_cache() {
   return *cache;
 }
 
-// Everything the generated code depends on: programs, the order and types of the captured tensors, instruction set.
-std::string score_key(const Problem& problem, cpu::Isa isa) {
-  std::string key = cpu::to_string(isa);
-  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
-    key += program->has_value() ? "\n" + print_one_line(**program) : "\n-";
-  }
-  for (const Capture& capture : problem.captures) {  // also those that a program no longer reads: they are counted
-    key += "\n" + capture.name;
-  }
-  return key;
-}
-
 KernelCache<cpu::CompiledGradient>& gradient_cache() {
   static auto* cache = new KernelCache<cpu::CompiledGradient>(kCachedPrograms);
   return *cache;
@@ -41,7 +29,7 @@ KernelCache<cpu::CompiledGradient>& gradient_cache() {
 
 Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Problem& problem, cpu::Isa isa,
                                                                       const std::vector<bool>& wanted) {
-  std::string key = score_key(problem, isa) + "\n";
+  std::string key = program_key(problem, isa) + "\n";
   for (const bool one : wanted) {
     key += one ? '1' : '0';
   }
@@ -121,7 +109,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
     if (reason.empty()) {
       const Problem compiled = simplified(problem);
       cpu::Forward::ScoreCompiler compile_score = [&](const Problem& p, cpu::Isa i) {
-        return score_cache().get(score_key(p, i), [&] { return cpu::compile_score(p, i); });
+        return score_cache().get(program_key(p, i), [&] { return cpu::compile_score(p, i); });
       };
       FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward,
                                  cpu::Forward::compile(compiled, cpu::tile_kernels(isa), compile_score));

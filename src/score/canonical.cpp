@@ -14,7 +14,7 @@ constexpr ValueId kUnseen = ~ValueId{0};
 
 }  // namespace
 
-Program canonicalize(const Program& program) {
+Program canonicalize(const Program& program, std::vector<std::string>* names) {
   const Program source = simplify(program);
   Program result{.kind = source.kind, .captures = {}, .nodes = {}, .result = 0};
   std::vector<ValueId> renamed(source.nodes.size(), kUnseen);
@@ -42,6 +42,9 @@ Program canonicalize(const Program& program) {
       if (index < 0) {
         index = static_cast<int64_t>(result.captures.size());
         result.captures.push_back(source.captures[copy.payload]);
+        if (names != nullptr) {
+          names->push_back(result.captures.back().name);
+        }
         result.captures.back().name = fmt::format("c{}", index);
       }
       copy.payload = index;

@@ -1,0 +1,120 @@
+// Many threads on one attention, or on the first calls of it. `make tsan` runs these under ThreadSanitizer.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "flashlift/attention.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+class Threads : public Executor {
+ public:
+  explicit Threads(int count) : count_(count) {}
+  int concurrency() const override { return count_; }
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    std::vector<std::jthread> threads;
+    for (int64_t i = 0; i < count; ++i) {
+      threads.emplace_back([&body, i] { body(i); });
+    }
+  }
+
+ private:
+  int count_;
+};
+
+// Runs another call on the waiting thread first, as a pool may that takes whatever work there is.
+class NestingThreads : public Threads {
+ public:
+  NestingThreads(int count, std::function<void()> other) : Threads(count), other_(std::move(other)) {}
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    other_();
+    Threads::parallel_for(count, body);
+  }
+
+ private:
+  std::function<void()> other_;
+};
+
+Problem problem_of(const char* text) {
+  Result<Problem> problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << problem.error().message;
+  return *std::move(problem);
+}
+
+using Bits = std::vector<std::vector<std::byte>>;
+
+// Everything that a forward and a backward call write.
+Bits run(const Problem& problem, Executor& executor) {
+  const Result<Attention> attention = Attention::compile(problem);
+  EXPECT_TRUE(attention.ok()) << attention.error().message;
+  testing::Random random(1);
+  testing::OwnedArguments memory = testing::dense_arguments(problem, random);
+  std::vector<TensorView> written = {memory.views.out};
+  const auto like = [&](const TensorView& view) {
+    written.push_back(memory.dense(view.dtype, {view.shape().begin(), view.shape().end()}, random));
+    return written.back();
+  };
+  BackwardArguments backward;
+  backward.d_out = like(memory.views.out);
+  backward.d_q = like(memory.views.q);
+  backward.d_k = like(memory.views.k);
+  backward.d_v = like(memory.views.v);
+  for (const TensorView& capture : memory.views.captures) {
+    backward.d_captures.emplace_back();
+    if (is_float(capture.dtype)) {
+      backward.d_captures.back() = like(capture);
+    }
+  }
+  backward.forward = memory.views;
+  EXPECT_TRUE(attention->run(memory.views, {.executor = &executor}).ok());
+  EXPECT_TRUE(attention->run_backward(backward, {.executor = &executor}).ok());
+  Bits bits;
+  for (const TensorView& view : written) {
+    const auto* from = static_cast<const std::byte*>(view.data);
+    bits.emplace_back(from, from + static_cast<size_t>(view.element_count()) * size_in_bytes(view.dtype));
+  }
+  return bits;
+}
+
+constexpr const char* kProblems[] = {
+    "attn hq4 hkv2 s300 d16 causal softcap=20 lse",
+    "attn b2 h2 s300 d16 cu_seqlens causal bias=f32 lse",
+    "attn hq8 hkv2 sq2 skv3000 d16 window=2000 lse",
+    "attn h2 s300 d16 dropout=0.2 lse score_mod(table: f32[64]) { %0 = sub kv, q; %1 = load table[%0]; "
+    "%2 = add score, %1; return %2 }",
+};
+
+// Each problem is new to the process when its threads begin: they compile it at the same time too.
+TEST(Concurrency, CallsOnManyThreadsGiveTheBitsOfOne) {
+  for (const char* text : kProblems) {
+    const Problem problem = problem_of(text);
+    std::vector<Bits> results(4);
+    {
+      std::vector<std::jthread> callers;
+      for (size_t i = 0; i < results.size(); ++i) {
+        callers.emplace_back([&, i] {
+          Threads executor(1 + static_cast<int>(i));
+          results[i] = run(problem, executor);
+        });
+      }
+    }
+    for (size_t i = 1; i < results.size(); ++i) {
+      EXPECT_EQ(results[i], results[0]) << text << ", " << i + 1 << " threads";
+    }
+  }
+}
+
+TEST(Concurrency, AThreadThatWaitsMayRunOtherCalls) {
+  const Problem problem = problem_of(kProblems[0]);
+  const Problem other = problem_of("attn h3 s500 d32 segment_ids lse");
+  Threads one(1);
+  const Bits alone = run(problem, one);
+  const Bits other_alone = run(other, one);
+  NestingThreads nesting(3, [&] { EXPECT_EQ(run(other, one), other_alone); });
+  EXPECT_EQ(run(problem, nesting), alone);
+}
+
+}  // namespace
+}  // namespace flashlift
