@@ -255,6 +255,16 @@ def new_tensors(length):
     return lambda score, b, h, q, kv: score + table[b, h.new_zeros(h.shape), q, kv]
 
 
+torch.library.define("flashlift_tests::cap", "(Tensor x) -> Tensor")
+torch.library.impl("flashlift_tests::cap", "CompositeExplicitAutograd", lambda x: 5 * torch.tanh(x / 5))
+
+
+def vectors(combine):
+    """Operations on rows that indices choose."""
+    table = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(4))
+    return lambda score, b, h, q, kv: score + combine(table[h, q], table[h, kv])
+
+
 @pytest.mark.parametrize(
     "score_mod, mask_mod",
     [
@@ -266,8 +276,13 @@ def new_tensors(length):
         (lambda score, b, h, q, kv: score - q // (1 + kv), None),
         (lambda score, b, h, q, kv: torch.where(((q / 8 - kv / 8).abs() <= 2) | (q % 8 == 3), score, -math.inf), None),
         (torch_mods.nested_indexing(40, 40), None),
+        (vectors(torch.dot), None),
+        (vectors(lambda x, y: -torch.linalg.vector_norm(x - y)), None),
+        (lambda score, b, h, q, kv: torch.nn.functional.mish(score) + torch.nn.functional.selu(score), None),
+        (lambda score, b, h, q, kv: torch.nn.functional.hardswish(score) + torch.nn.functional.celu(score), None),
+        (lambda score, b, h, q, kv: torch.ops.flashlift_tests.cap(score), None),
     ],
-    ids=["object", "partial", "function", "new_tensor", "trigonometric", "integer", "true_division", "nested"],
+    ids="object partial function new_tensor trigonometric integer true_division nested dot norm mish hardswish own".split(),
 )
 @torch.no_grad()
 def test_mods_of_every_kind(score_mod, mask_mod):

@@ -191,6 +191,7 @@ class Tracer(TorchDispatchMode):
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self.depends_on_sizes = False
+        self._open: set[Any] = set()  # operations that are being taken apart
         self._capture_of: dict[int, Value] = {}
         self._sizes: dict[int | SizeOf, Value] = {}
         self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
@@ -284,11 +285,33 @@ class Tracer(TorchDispatchMode):
             self.depends_on_sizes = True
         result = translate(self, func, args, kwargs)
         if result is NotImplemented:
-            with self:
-                result = func.decompose(*args, **kwargs)
+            result = self._decompose(func, args, kwargs)
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
         return result
+
+    def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
+        from torch._decomp import decomposition_table  # a large module that few mods need
+
+        if func in self._open:  # PyTorch's rules for what is elementary lead back to it
+            return NotImplemented
+        self._open.add(func)
+        try:
+            with self:
+                result = func.decompose(*args, **kwargs)
+                if result is NotImplemented and func in decomposition_table:
+                    return decomposition_table[func](*args, **kwargs)
+                composite = torch._C.DispatchKey.CompositeExplicitAutograd
+                if (
+                    result is NotImplemented
+                    and func.namespace != "aten"
+                    and func.has_kernel_for_dispatch_key(composite)
+                ):
+                    return func._op_dk(composite, *args, **kwargs)  # somebody's own operation, written in others
+            return result
+        finally:
+            self._open.discard(func)
 
     def _run_now(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
