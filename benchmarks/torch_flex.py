@@ -1,14 +1,17 @@
-"""flashlift.torch.flex_attention beside PyTorch's compiled flex_attention on the CPU, in one process, interleaved.
+"""flashlift.torch.flex_attention beside PyTorch's compiled flex_attention, in one process, interleaved.
 
     python benchmarks/torch_flex.py [--mods NAME...] [--dtypes float32 bfloat16] [--length 2048] [--json FILE]
+    python benchmarks/torch_flex.py --device cuda --dtypes bfloat16 --heads 32 --length 8192 --depth 128
 
 For each mod: milliseconds (the best of some), their ratio, and the first call of each. TorchDynamo's state is fresh for
 every mod: past eight masks in one process, PyTorch's silently runs the unfused maths. Then: kernels compiled for 100 mods
-and for 100 lengths, and what masking documents of 131,072 tokens costs before the kernel runs.
+and for 100 lengths. Last, documents of 131,072 tokens: a call of one tile of queries, which is what comes before the work
+(the mask's ids are new each time), the whole call, and the growth of the process's memory.
 """
 
 import argparse
 import json
+import resource
 import time
 
 import torch
@@ -25,10 +28,10 @@ def window(size):
     return and_masks(causal, lambda b, h, q, kv: q - kv < size)
 
 
-def mods(length, heads):
-    documents = torch.arange(length) * 8 // length
-    slopes = torch.exp2(-torch.arange(1, heads + 1) * 8.0 / heads)
-    table = torch.randn(heads, 2 * length)
+def mods(length, heads, device):
+    documents = torch.arange(length, device=device) * 8 // length
+    slopes = torch.exp2(-torch.arange(1, heads + 1, device=device) * 8.0 / heads)
+    table = torch.randn(heads, 2 * length, device=device)
 
     def same_document(b, h, q, kv):
         return documents[q] == documents[kv]
@@ -48,6 +51,8 @@ def mods(length, heads):
 def once(call):
     start = time.perf_counter()
     call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return (time.perf_counter() - start) * 1e3
 
 
@@ -56,10 +61,10 @@ def compare(name, mod, dtype, options):
     torch._dynamo.reset()
     score_mod, mask_mod = mod
     shape = 1, options.heads, options.length, options.depth
-    q, k, v = (torch.randn(shape).to(dtype) for _ in range(3))
+    q, k, v = (torch.randn(shape, device=options.device).to(dtype) for _ in range(3))
     block_mask = None
     if mask_mod is not None:
-        block_mask = create_block_mask(mask_mod, None, None, options.length, options.length, device="cpu")
+        block_mask = create_block_mask(mask_mod, None, None, options.length, options.length, device=options.device)
     compiled = torch.compile(torch_flex_attention)
     calls = {
         "flashlift": lambda: flex_attention(q, k, v, score_mod, mask_mod=mask_mod),
@@ -97,16 +102,26 @@ def biased(i, length):
 
 @torch.no_grad()
 def long_documents(length=131072, count=1024):
-    """From the ids to the first result, whose few keys a query make the kernel itself short."""
-    ids = torch.arange(length) * count // length
-    mask_mod = and_masks(causal, lambda b, h, q, kv: ids[q] == ids[kv])
+    def attend(queries):
+        ids = torch.arange(length) * count // length
+        mask_mod = and_masks(causal, lambda b, h, q, kv: ids[q] == ids[kv])
+        return once(lambda: flex_attention(q[:, :, :queries], k, v, mask_mod=mask_mod))
+
     q, k, v = torch.randn(3, 1, 1, length, 16)
-    flex_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64], mask_mod=mask_mod)  # compiled before
-    return min(once(lambda: flex_attention(q, k, v, mask_mod=mask_mod)) for _ in range(3))
+    compiling = attend(64)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    whole = min(attend(length) for _ in range(5))
+    return {
+        "documents_131072_setup_ms": min(attend(64) for _ in range(20)),
+        "documents_131072_ms": whole,
+        "documents_131072_compiling_ms": compiling,
+        "documents_131072_growth_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mods", nargs="*")
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     for name, value in (("heads", 8), ("length", 2048), ("depth", 64), ("repeats", 5)):
@@ -115,7 +130,7 @@ def main():
     options = parser.parse_args()
     rows = []
     print(f"{'':14} {'dtype':9} {'flashlift':>10} {'torch':>10} {'ratio':>7}   first call: flashlift, torch")
-    for name, mod in mods(options.length, options.heads).items():
+    for name, mod in mods(options.length, options.heads, options.device).items():
         for dtype in options.dtypes:
             if options.mods is None or name in options.mods:
                 row = compare(name, mod, getattr(torch, dtype), options)
@@ -123,13 +138,13 @@ def main():
                 times = f"{row['flashlift_ms']:7.1f} ms {row['torch_ms']:7.1f} ms {row['ratio']:6.1f}×"
                 first = f"{row['flashlift_first_ms']:.0f} ms, {row['torch_first_ms']:.0f} ms"
                 print(f"{name:14} {dtype:9} {times}   {first}", flush=True)
-    found = {
-        "kernels_for_100_mods": compiled_kernels(capped_window, [64] * 100),
-        "kernels_for_100_lengths": compiled_kernels(biased, range(20, 120)),
-        "documents_131072_ms": long_documents(),
-    }
+    found = {}
+    if options.device == "cpu":
+        found["kernels_for_100_mods"] = compiled_kernels(capped_window, [64] * 100)
+        found["kernels_for_100_lengths"] = compiled_kernels(biased, range(20, 120))
+        found |= long_documents()
     for name, value in found.items():
-        print(f"{name}: {value:.0f}")
+        print(f"{name}: {value:.1f}")
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"options": vars(options), "rows": rows, **found}, file, indent=1)

@@ -21,10 +21,6 @@ SHAPES = {
 }
 
 
-# Which bucket a distance is in hangs on the last bit of a logarithm: the backward computes it in float64 so far.
-FORWARD_ONLY = {"t5_buckets"}
-
-
 @pytest.fixture(autouse=True)
 def differentiable_indexing(monkeypatch):
     """PyTorch's own indexing under vmap has no gradient for bias[h][q]; ours, in its place in the reference, has."""
@@ -81,7 +77,7 @@ def check(ours, golden, eager, names="qkv"):
 
 
 @pytest.mark.parametrize("dtype", SHAPES, ids=str)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in FORWARD_ONLY])
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients(name, dtype):
     inputs = tensors(dtype, SHAPES[dtype])
     mods = torch_mods.cases(SHAPES[dtype][0], SHAPES[dtype][3], SHAPES[dtype][4])[name]

@@ -430,6 +430,31 @@ def test_row_of_a_mask_for_decoding():
         close(attend(query, keys, values, block_mask=row), expected)
 
 
+def test_packed_sequences():
+    ends = torch.tensor([0, 17, 17, 40, 58]), torch.tensor([0, 9, 30, 64, 70])
+    inputs = random(1, 4, 60, 8), random(1, 4, 75, 8), random(1, 4, 75, 8)
+
+    def packed(q, k, v):
+        return flex_attention(q, k, v, torch_mods.relative_scaled, cu_seqlens=ends)
+
+    def one_by_one(q, k, v):
+        parts = []
+        for (q0, q1), (k0, k1) in zip(*(one.unfold(0, 2, 1).tolist() for one in ends), strict=True):
+            score_mod = lambda score, b, h, i, j: score + ((i + q0) - (j + k0)) * 0.01  # noqa: B023, E731
+            if q1 > q0:
+                parts.append(unfused(q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1], score_mod)[0])
+        return torch.cat([*parts, torch.zeros(1, 4, 2, 8)], dim=2)
+
+    expected = gradients(one_by_one, inputs)
+    for attend in (packed, compiled(packed)):
+        close(gradients(attend, inputs), expected, 1e-4)
+    alone = flex_attention(inputs[0], inputs[0], inputs[0], mask_mod=torch_mods.causal, cu_seqlens=ends[0].int())
+    close(alone[:, :, 40], inputs[0][:, :, 40])
+    for wrong in (ends[0].float(), ends[0][None], (ends[0], ends[1][:3])):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            flex_attention(*inputs, cu_seqlens=wrong)
+
+
 @pytest.mark.parametrize("name", ["noop", "alibi", "full_bias"])
 @torch.no_grad()
 def test_paged_attention(name):

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flashlift.torch import _checks
-from flashlift.torch._block_mask import mask_mod_of
+from flashlift.torch._block_mask import mask_mod_of, mask_mod_of_sequences
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._native import call
 from flashlift.torch._program import Bounds
@@ -33,6 +33,7 @@ def flex_attention(
     return_aux: AuxRequest | None = None,
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
     dropout_p: float = 0,  # not 0.0: under dynamic=True Dynamo makes an input of a float, finds it is none, and begins anew
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool = True,
@@ -47,6 +48,9 @@ def flex_attention(
     block_mask: a BlockMask of PyTorch's. Its mask_mod is what counts; where it has none (cut out of another, or made
     of block lists) its lists count. mask_mod gives a mask without any block mask, and is applied on top of one.
     sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
+    cu_seqlens: sequences packed one after the other in a batch of 1, that do not see each other. Integers [sequences + 1]
+    that begin with 0 and rise: where each begins, and the last ends. A pair of them where keys have other lengths than
+    queries. Mods count positions in the whole, as they do without it.
     dropout_p leaves each key out of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of
     one, says which; None draws it from torch's generator, so that torch.manual_seed and checkpointing have their way.
     deterministic: the bits are the same in each run in any case; there is nothing faster to have for False.
@@ -71,6 +75,8 @@ def flex_attention(
     if block_mask is not None:
         mask_mod = _both(mask_mod_of(block_mask), mask_mod)
         _checks.check_block_mask(query, key, block_mask)
+    if cu_seqlens is not None:
+        mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
     seed = _seed(dropout_p, dropout_seed, query)
     aux = return_aux or AuxRequest(lse=return_lse)
     if torch.compiler.is_dynamo_compiling():

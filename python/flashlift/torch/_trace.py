@@ -178,6 +178,12 @@ def _is_indexing(func: Any) -> bool:
 class Tracer(TorchDispatchMode):
     """The state of one trace. Traced tensors are ordinary ones (filled with ones), known by their identity."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """True would have PyTorch wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
+        Dynamo leaves frames alone under a mode as it is."""
+        return False
+
     def __init__(self, leaves: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.builder = Builder()
