@@ -34,6 +34,12 @@ MODS = [
     for dtype in ("f32", "bf16")
     for mod in ("causal", "ALiBi", "softcap 30", "window 256", "4 documents")
 ]
+BACKWARD = [
+    Case(heads, length, depth, dtype, mod=mod, backward=True)
+    for dtype in ("f32", "bf16")
+    for heads, length, depth, _ in SHAPES[1:3]
+    for mod in ("full", "causal")
+]
 DECODE = [Case(32, 16384, 128, dtype, 8, queries=1) for dtype in ("f32", "bf16")]
 
 
@@ -59,6 +65,7 @@ def main() -> int:
     plain = run_all([case for case in PLAIN if options.only in case.name], plain_contenders, limits, options)
     mods = run_all([case for case in MODS if options.only in case.name], mod_contenders, limits, options)
     decode = run_all([case for case in DECODE if options.only in case.name], decode_contenders, limits, options)
+    backward = run_all([case for case in BACKWARD if options.only in case.name], backward_contenders, limits, options)
     text = "\n".join(
         [
             f"{limits}.",
@@ -81,12 +88,16 @@ def main() -> int:
             "### One query: GB/s of keys and values",
             "",
             *table(decode, ["torch SDPA"], "key_value_gbs"),
+            "",
+            "### Backward: five products a score",
+            "",
+            *table(backward, ["torch SDPA"]),
         ]
     )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text + "\n")
     if options.json:
-        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods + decode]}, indent=1))
+        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods + decode + backward]}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
     return 0
@@ -118,6 +129,10 @@ def mod_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[
 
 def decode_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[Contender]:
     return [contenders.with_flashlift(case, inputs, threads), contenders.with_torch(case, inputs)]
+
+
+def backward_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> list[Contender]:
+    return [contenders.with_flashlift_backward(case, inputs, threads), contenders.with_torch_backward(case, inputs)]
 
 
 def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: argparse.Namespace) -> list[Row]:

@@ -30,6 +30,7 @@ class Case:
     kv_heads: int = 0  # 0: as many as heads
     mod: str = "full"
     queries: int = 0  # 0: as many as keys
+    backward: bool = False  # the gradients of q, k and v, from the output and its gradient
 
     @property
     def groups(self) -> int:
@@ -39,19 +40,21 @@ class Case:
     def name(self) -> str:
         heads = f"H{self.heads}" if self.groups == self.heads else f"H{self.heads}/{self.groups}"
         lengths = f"S{self.length}" if not self.queries else f"Sq{self.queries} Skv{self.length}"
-        return f"{self.dtype} {heads} {lengths} D{self.depth} {self.mod}"
+        return f"{self.dtype} {heads} {lengths} D{self.depth} {self.mod}{' backward' if self.backward else ''}"
 
     @property
     def problem(self) -> str:
         lengths = f"sq{self.queries or self.length} skv{self.length}"
         sizes = f"attn b1 hq{self.heads} hkv{self.groups} {lengths} d{self.depth} {self.dtype}"
-        return f"{sizes} {MODS[self.mod].flashlift}".strip()
+        saved = "out=f32 lse" if self.backward else ""  # as flashlift.torch saves for a backward
+        return " ".join(f"{sizes} {saved} {MODS[self.mod].flashlift}".split())
 
     @property
     def flops(self) -> float:
         """Of the scores that are kept, so that a masked problem is not flattered."""
         kept = float(self.queries) * self.length if self.queries else MODS[self.mod].kept(self.length)
-        return 4.0 * self.heads * self.depth * kept
+        products = 5 if self.backward else 2
+        return 2.0 * products * self.heads * self.depth * kept
 
     @property
     def key_value_bytes(self) -> int:
@@ -116,12 +119,19 @@ class Inputs:
         random = np.random.default_rng(1)
         kind = ml_dtypes.bfloat16 if case.dtype == "bf16" else np.float32
         keys = (1, case.groups, case.length, case.depth)
-        shapes = [(1, case.heads, case.queries or case.length, case.depth), keys, keys]
-        self.q, self.k, self.v = (random.normal(size=shape).astype(np.float32).astype(kind) for shape in shapes)
+        queries = (1, case.heads, case.queries or case.length, case.depth)
+        shapes = [queries, keys, keys, queries]
+        self.q, self.k, self.v, self.d_out = (
+            random.normal(size=shape).astype(np.float32).astype(kind) for shape in shapes
+        )
 
     def torch(self) -> list[torch.Tensor]:
-        kind = torch.bfloat16 if self.q.dtype != np.float32 else torch.float32
-        return [torch.tensor(array.astype(np.float32)).to(kind) for array in (self.q, self.k, self.v)]
+        return [_torch_tensor(array) for array in (self.q, self.k, self.v)]
+
+
+def _torch_tensor(array: np.ndarray) -> torch.Tensor:
+    kind = torch.bfloat16 if array.dtype != np.float32 else torch.float32
+    return torch.tensor(array.astype(np.float32)).to(kind)
 
 
 def with_flashlift(case: Case, inputs: Inputs, threads: int) -> Contender:
@@ -133,6 +143,35 @@ def with_flashlift(case: Case, inputs: Inputs, threads: int) -> Contender:
     prepare = time.perf_counter() - start
     workspace = attention.workspace_bytes(threads)
     return Contender("Flashlift", run, workspace, 0, prepare, lambda: out[0].astype(np.float32))
+
+
+def with_flashlift_backward(case: Case, inputs: Inputs, threads: int) -> Contender:
+    start = time.perf_counter()
+    attention = flashlift.compile(case.problem)
+    out, lse = attention(inputs.q, inputs.k, inputs.v)
+    gradients = [np.empty_like(array) for array in (inputs.q, inputs.k, inputs.v)]
+    arrays = (inputs.q, inputs.k, inputs.v, out, inputs.d_out.astype(np.float32))
+    run = attention.bind_backward(*arrays, lse=lse, d_q=gradients[0], d_k=gradients[1], d_v=gradients[2])
+    run()
+    prepare = time.perf_counter() - start
+    workspace = attention.backward_workspace_bytes(threads)
+    return Contender("Flashlift", run, workspace, 0, prepare, lambda: gradients[0][0].astype(np.float32))
+
+
+def with_torch_backward(case: Case, inputs: Inputs) -> Contender:
+    start = time.perf_counter()
+    given = [tensor.requires_grad_() for tensor in inputs.torch()]
+    out = F.scaled_dot_product_attention(*given, is_causal=case.mod == "causal", enable_gqa=case.groups != case.heads)
+    d_out = _torch_tensor(inputs.d_out)
+    latest = {}
+
+    def run() -> None:
+        latest["gradients"] = torch.autograd.grad(out, given, d_out, retain_graph=True)
+
+    run()
+    prepare = time.perf_counter() - start
+    size = sum(gradient.nbytes for gradient in latest["gradients"])
+    return Contender("torch SDPA", run, 0, size, prepare, lambda: latest["gradients"][0][0].float().numpy())
 
 
 def with_torch(case: Case, inputs: Inputs) -> Contender:

@@ -38,8 +38,8 @@ Outcome run_bench(const Options& options) {
   for (size_t i = 0; i < problems.size(); ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problems[i]));
     FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problems[i], compile_options));
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs.arguments()));
-    FLASHLIFT_ASSIGN_OR_RETURN(const Measurement m, measure(compiled, inputs.arguments(), *target, options.seconds));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs));
+    FLASHLIFT_ASSIGN_OR_RETURN(const Measurement m, measure(compiled, inputs, *target, options.seconds));
     results.push_back(to_json(compiled.attention, options.device.device, m));
     table.add({options.problems[i], compiled.attention.implementation(), fmt::format("{:.3f}", m.ms),
                fmt::format("{:.1f}", m.gflops), format_bytes(m.workspace_bytes)});
@@ -60,6 +60,7 @@ void add_bench(CLI::App& app, Outcome& outcome) {
   command->add_option("PROBLEMS", options->problems, "The problems, in one line each; see below")->required();
   options->device.add_to(*command);
   options->data.add_to(*command);
+  options->data.add_backward_to(*command);
   command->add_option("--seconds", options->seconds, "How long to time each")
       ->check(CLI::Range(0.0, 3600.0))
       ->option_text("FLOAT [1]");

@@ -169,6 +169,36 @@ Result<Inputs> Inputs::draw_captures(const Problem& problem, uint64_t seed) {
   return inputs;
 }
 
+Status Inputs::add_gradients(const Problem& p, uint64_t seed) {
+  FLASHLIFT_RETURN_IF_ERROR(verify_backward(p));
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(2 * tensor_bytes(p) + 3 * capture_bytes(p)));
+  BackwardArguments& backward = backward_.emplace();
+  backward.forward = arguments_;
+  const auto like = [&](const TensorView& tensor, DType dtype) {
+    TensorView gradient = tensor;
+    gradient.dtype = dtype;
+    gradient.data = allocate(dtype, {tensor.shape().begin(), tensor.shape().end()}).data;
+    return gradient;  // drawn tensors fill their memory, in whatever order
+  };
+  uint64_t stream = 0x200;
+  backward.d_out = like(arguments_.out, p.out_dtype);
+  fill(backward.d_out, p, Random(seed, stream++));
+  if (arguments_.lse) {
+    backward.d_lse = like(*arguments_.lse, DType::kF32);
+    fill(*backward.d_lse, p, Random(seed, stream++));
+  }
+  backward.d_q = like(arguments_.q, p.dtype);
+  backward.d_k = like(arguments_.k, p.dtype);
+  backward.d_v = like(arguments_.v, p.dtype);
+  for (const TensorView& capture : arguments_.captures) {
+    backward.d_captures.push_back(is_float(capture.dtype) ? std::optional(like(capture, DType::kF32)) : std::nullopt);
+  }
+  if (arguments_.sinks) {
+    backward.d_sinks = like(*arguments_.sinks, DType::kF32);
+  }
+  return {};
+}
+
 Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(tensor_bytes(p) + capture_bytes(p)));
   Inputs inputs;

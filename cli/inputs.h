@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "flashlift/backward.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cli {
@@ -22,7 +24,13 @@ class Inputs {
   // Only the captured tensors, with the numbers that draw() gives them: what a mask needs.
   static Result<Inputs> draw_captures(const Problem& problem, uint64_t seed);
 
+  // Adds a gradient for each output, from the standard normal distribution, and room for those of all inputs.
+  // Errors: a problem without a backward; more memory than this machine has.
+  Status add_gradients(const Problem& problem, uint64_t seed);
+
   const AttentionArguments& arguments() const { return arguments_; }
+  // Of a backward call; null without add_gradients().
+  const BackwardArguments* backward() const { return backward_ ? &*backward_ : nullptr; }
 
  private:
   void add_captures(const Problem& problem, uint64_t seed);
@@ -30,6 +38,7 @@ class Inputs {
 
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
   AttentionArguments arguments_;
+  std::optional<BackwardArguments> backward_;
 };
 
 }  // namespace flashlift::cli

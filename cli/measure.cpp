@@ -33,20 +33,21 @@ Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& 
   return CompiledAttention{std::move(attention), milliseconds_since(start)};
 }
 
-Result<double> count_flops(const Problem& problem, const AttentionArguments& arguments) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, arguments.captures, 128, 128));
+Result<double> count_flops(const Problem& problem, const Inputs& inputs) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, inputs.arguments().captures, 128, 128));
   const auto visited = static_cast<double>(tiles.full + tiles.partial);
   const double fraction = visited / std::max(1.0, visited + static_cast<double>(tiles.skipped));
+  const int64_t multiply_adds = inputs.backward() != nullptr ? 3 * problem.head_dim + 2 * problem.value_dim
+                                                             : problem.head_dim + problem.value_dim;
   return 2.0 * fraction * static_cast<double>(problem.batch * problem.q_heads) * static_cast<double>(problem.q_len) *
-         static_cast<double>(problem.kv_len) * static_cast<double>(problem.head_dim + problem.value_dim);
+         static_cast<double>(problem.kv_len) * static_cast<double>(multiply_adds);
 }
 
-Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, Target& target,
-                            double seconds) {
+Result<Measurement> measure(const CompiledAttention& compiled, const Inputs& inputs, Target& target, double seconds) {
   constexpr int kLeastCalls = 3;
   constexpr int kMostCalls = 10000;
   const Attention& attention = compiled.attention;
-  FLASHLIFT_ASSIGN_OR_RETURN(const double flops, count_flops(attention.problem(), arguments));
+  FLASHLIFT_ASSIGN_OR_RETURN(const double flops, count_flops(attention.problem(), inputs));
   FLASHLIFT_RETURN_IF_ERROR(target.time(attention));
 
   std::vector<double> times;
@@ -63,7 +64,9 @@ Result<Measurement> measure(const CompiledAttention& compiled, const AttentionAr
   measurement.ms = times[times.size() / 2];
   measurement.calls = static_cast<int>(times.size());
   measurement.gflops = flops / measurement.ms * 1e-6;
-  measurement.workspace_bytes = attention.workspace_bytes(default_concurrency());
+  measurement.backward = inputs.backward() != nullptr;
+  measurement.workspace_bytes = measurement.backward ? attention.backward_workspace_bytes(default_concurrency())
+                                                     : attention.workspace_bytes(default_concurrency());
   return measurement;
 }
 
@@ -71,7 +74,7 @@ Json to_json(const Attention& attention, const std::string& device, const Measur
   return {{"problem", print(attention.problem())},
           {"device", device},
           {"implementation", attention.implementation()},
-          {"direction", "forward"},
+          {"direction", measurement.backward ? "backward" : "forward"},
           {"ms", measurement.ms},
           {"gflops", measurement.gflops},
           {"workspace_bytes", measurement.workspace_bytes},

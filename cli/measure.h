@@ -22,16 +22,16 @@ struct Measurement {
   int calls = 0;
   double gflops = 0;
   int64_t workspace_bytes = 0;
+  bool backward = false;
 };
 
 // Floating point operations of one call: 2 (head_dim + value_dim) for each score of the tiles, 128 by 128, that hold a
-// score which is kept. So a causal problem counts about half of a full one, whatever tiles a kernel chose.
-Result<double> count_flops(const Problem& problem, const AttentionArguments& arguments);
+// score which is kept; of a backward call, 2 (3 head_dim + 2 value_dim). So a causal problem counts about half of a
+// full one, whatever tiles a kernel chose.
+Result<double> count_flops(const Problem& problem, const Inputs& inputs);
 
 // Calls it on the target once to warm up, then until the calls took `seconds` together (3 calls at least).
-// `arguments` are the host's: the operations are counted from them.
-Result<Measurement> measure(const CompiledAttention& compiled, const AttentionArguments& arguments, Target& target,
-                            double seconds);
+Result<Measurement> measure(const CompiledAttention& compiled, const Inputs& inputs, Target& target, double seconds);
 
 // The fields that `run --json` and `bench --json` share, in the documented order.
 Json to_json(const Attention& attention, const std::string& device, const Measurement& measurement);

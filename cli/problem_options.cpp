@@ -24,8 +24,17 @@ void DataOptions::add_to(CLI::App& command) {
       ->option_text("TEXT [bhsd]");
 }
 
+void DataOptions::add_backward_to(CLI::App& command) {
+  command.add_flag("--backward", backward, "The gradients of all inputs, from random ones of the outputs");
+}
+
 Result<Inputs> DataOptions::draw(const Problem& problem) const {
-  return Inputs::draw(problem, seed, layout == "bshd" ? Layout::kBshd : Layout::kBhsd);
+  const Layout order = layout == "bshd" ? Layout::kBshd : Layout::kBhsd;
+  FLASHLIFT_ASSIGN_OR_RETURN(Inputs inputs, Inputs::draw(problem, seed, order));
+  if (backward) {
+    FLASHLIFT_RETURN_IF_ERROR(inputs.add_gradients(problem, seed));
+  }
+  return inputs;
 }
 
 void DeviceOptions::add_to(CLI::App& command) {

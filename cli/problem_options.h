@@ -13,8 +13,10 @@ namespace flashlift::cli {
 struct DataOptions {
   uint64_t seed = 1;
   std::string layout = "bhsd";
+  bool backward = false;  // of run and bench
 
   void add_to(CLI::App& command);
+  void add_backward_to(CLI::App& command);
   Result<Inputs> draw(const Problem& problem) const;
 };
 

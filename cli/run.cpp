@@ -32,8 +32,8 @@ void print_for_people(const Options& options, const Attention& attention, const 
   fmt::print("speed           {:.1f} GFLOP/s\n", m.gflops);
   fmt::print("workspace       {}\n", format_bytes(m.workspace_bytes));
   if (check) {
-    fmt::print("check           {}: mean error {:.2e}, at most {:.2e} allowed; largest {:.2e}\n",
-               check->ok ? "ok" : "FAILED", check->mean_error, check->bound, check->max_error);
+    fmt::print("check           {}: mean error of {} {:.2e}, at most {:.2e} allowed; largest {:.2e}\n",
+               check->ok ? "ok" : "FAILED", check->tensor, check->mean_error, check->bound, check->max_error);
     if (!check->ok) {
       fmt::print("                {}\n", check->reason);
     }
@@ -44,6 +44,7 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
   Json object = to_json(attention, options.device.device, m);
   object["seed"] = options.data.seed;
   if (check) {
+    object["tensor"] = check->tensor;
     object["mean_error"] = check->mean_error;
     object["max_error"] = check->max_error;
     object["bound"] = check->bound;
@@ -56,11 +57,11 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
 }
 
 // The oracle is one slow loop, so say how long a large problem will take.
-void announce_check(const Problem& p) {
+void announce_check(const Problem& p, bool backward) {
   constexpr double kProductsPerSecond = 1.6e8;
   const double seconds = static_cast<double>(p.batch * p.q_heads) * static_cast<double>(p.q_len) *
                          static_cast<double>(p.kv_len) * static_cast<double>(p.head_dim + p.value_dim) /
-                         kProductsPerSecond;
+                         kProductsPerSecond * (backward ? 3 : 1);
   if (seconds > 5) {
     fmt::print(stderr, "checking against the fp64 oracle, up to {:.0f} s\n", seconds);
   }
@@ -71,14 +72,15 @@ Outcome run(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, options.data.draw(problem));
   const CompileOptions compile_options = options.device.compile_options();
   FLASHLIFT_ASSIGN_OR_RETURN(const CompiledAttention compiled, compile(problem, compile_options));
-  FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs.arguments()));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement,
-                             measure(compiled, inputs.arguments(), *target, options.seconds));
+  FLASHLIFT_ASSIGN_OR_RETURN(const auto target, Target::create(compile_options, inputs));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement, measure(compiled, inputs, *target, options.seconds));
   Check check;
   if (options.check) {
-    announce_check(problem);
+    announce_check(problem, options.data.backward);
     FLASHLIFT_RETURN_IF_ERROR(target->fetch());
-    FLASHLIFT_ASSIGN_OR_RETURN(check, problem::check_output(problem, inputs.arguments()));
+    FLASHLIFT_ASSIGN_OR_RETURN(check, inputs.backward() != nullptr
+                                          ? problem::check_gradients(problem, *inputs.backward())
+                                          : problem::check_output(problem, inputs.arguments()));
   }
   if (options.json) {
     print_as_json(options, compiled.attention, measurement, check);
@@ -97,6 +99,7 @@ void add_run(CLI::App& app, Outcome& outcome) {
   command->add_flag("--check", options->check, "Compare with the fp64 oracle; exit code 1 if the error is too large");
   options->device.add_to(*command);
   options->data.add_to(*command);
+  options->data.add_backward_to(*command);
   command->add_option("--seconds", options->seconds, "How long to time it")
       ->check(CLI::Range(0.0, 3600.0))
       ->option_text("FLOAT [1]");

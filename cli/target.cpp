@@ -12,18 +12,24 @@ namespace {
 
 class HostTarget : public Target {
  public:
-  explicit HostTarget(const AttentionArguments& arguments) : arguments_(arguments) {}
+  explicit HostTarget(const Inputs& inputs) : inputs_(inputs) {}
 
   Result<double> time(const Attention& attention) override {
+    if (inputs_.backward() != nullptr && !has_forward_) {  // whose results a backward call reads
+      FLASHLIFT_RETURN_IF_ERROR(attention.run(inputs_.arguments()));
+      has_forward_ = true;
+    }
     const auto start = std::chrono::steady_clock::now();
-    FLASHLIFT_RETURN_IF_ERROR(attention.run(arguments_));
+    FLASHLIFT_RETURN_IF_ERROR(inputs_.backward() != nullptr ? attention.run_backward(*inputs_.backward())
+                                                            : attention.run(inputs_.arguments()));
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
 
   Status fetch() override { return {}; }
 
  private:
-  const AttentionArguments& arguments_;
+  const Inputs& inputs_;
+  bool has_forward_ = false;
 };
 
 #ifdef FLASHLIFT_HAS_CUDA
@@ -55,15 +61,18 @@ class CudaTarget : public Target {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> Target::create(const CompileOptions& options, const AttentionArguments& host) {
+Result<std::unique_ptr<Target>> Target::create(const CompileOptions& options, const Inputs& inputs) {
   if (options.device == DeviceKind::kCuda) {
+    if (inputs.backward() != nullptr) {
+      return unsupported("there is no backward pass on CUDA devices yet: leave out --backward or --device");
+    }
 #ifdef FLASHLIFT_HAS_CUDA
-    return CudaTarget::create(options.device_ordinal, host);
+    return CudaTarget::create(options.device_ordinal, inputs.arguments());
 #else
     return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
 #endif
   }
-  return std::unique_ptr<Target>(std::make_unique<HostTarget>(host));
+  return std::unique_ptr<Target>(std::make_unique<HostTarget>(inputs));
 }
 
 }  // namespace flashlift::cli

@@ -3,14 +3,16 @@
 
 #include <memory>
 
+#include "cli/inputs.h"
 #include "flashlift/attention.h"
 
 namespace flashlift::cli {
 
 class Target {
  public:
-  // `host` must outlive the target. Errors: no such device, or not enough memory there.
-  static Result<std::unique_ptr<Target>> create(const CompileOptions& options, const AttentionArguments& host);
+  // For backward calls if the inputs have gradients. They must outlive the target. Errors: no such device, or not
+  // enough memory there; a device without a backward pass.
+  static Result<std::unique_ptr<Target>> create(const CompileOptions& options, const Inputs& inputs);
   virtual ~Target() = default;
 
   // Runs once and gives its milliseconds: on a GPU those of the GPU, without the launch.

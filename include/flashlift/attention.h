@@ -80,6 +80,9 @@ class Attention {
   const std::vector<Consideration>& considerations() const;
   // Bytes of temporary memory one call uses, besides inputs and outputs, with `concurrency` threads.
   int64_t workspace_bytes(int concurrency) const;
+  // The same of a backward call that asks for d_q, d_k and d_v; 0 where there is no backward pass. Gradients of
+  // captured tensors take a few times their size more.
+  int64_t backward_workspace_bytes(int concurrency) const;
   // The generated code, for people to read: assembly on a CPU, CUDA C++ on a GPU.
   Result<std::string> code() const;
 

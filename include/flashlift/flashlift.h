@@ -98,6 +98,8 @@ const char* flashlift_attention_implementation(const FlashliftAttention* attenti
 const char* flashlift_attention_considerations(const FlashliftAttention* attention);
 /* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads. */
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
+/* The same of a backward call that asks for d_q, d_k and d_v. Since version 2. */
+int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
 
 /* ---- Running ---- */
 

@@ -89,6 +89,10 @@ class Attention:
         """Bytes of temporary memory that a call uses besides inputs and outputs, with that many threads."""
         return self._library.flashlift_attention_workspace_bytes(self._handle, threads)
 
+    def backward_workspace_bytes(self, threads: int) -> int:
+        """The same of a backward call that asks for the gradients of q, k and v."""
+        return self._library.flashlift_attention_backward_workspace_bytes(self._handle, threads)
+
     @property
     def captures(self) -> list[str]:
         """The names of the captured tensors that a call must bring, in order."""

@@ -123,6 +123,7 @@ _CORE = _ERRORS | {
     "flashlift_attention_implementation": (c_char_p, [c_void_p]),
     "flashlift_attention_considerations": (c_char_p, [c_void_p]),
     "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
+    "flashlift_attention_backward_workspace_bytes": (c_int64, [c_void_p, c_int32]),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
     "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
 }

@@ -247,6 +247,10 @@ int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention,
   return attention->attention.workspace_bytes(concurrency);
 }
 
+int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
+  return attention->attention.backward_workspace_bytes(concurrency);
+}
+
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
                                         const FlashliftRunOptions* options) {
   return flashlift::capi::guarded([&] { return flashlift::capi::run(attention, arguments, options); });

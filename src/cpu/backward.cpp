@@ -71,7 +71,7 @@ class Run {
   int64_t row_tiles() const { return call_.sizes.batch * call_.sizes.q_heads * q_tiles_; }
 
   void find_all_rows() {
-    const RowsLayout layout(call_);
+    const RowsLayout layout(call_.kernel, call_.sizes);
     for_each_task(row_tiles(), parallel_, workers_, memory_, [&](int64_t i, const WorkerMemory& memory) {
       const int64_t q_begin = i % q_tiles_ * call_.kernel.config().q_tile;
       const int64_t head = i / q_tiles_;
@@ -92,7 +92,7 @@ class Run {
     const int64_t workers = captured_.mode() == CaptureGradients::Mode::kSerial ? 1 : workers_;
     std::uninitialized_value_construct_n(done_, tasks);
     std::atomic<int64_t> committed{0};
-    const ChunkLayout layout(call_);
+    const ChunkLayout layout(call_.kernel, call_.sizes);
     // All first chunks, then all second ones: threads work on different heads, and seldom wait for each other's turn.
     for_each_task(tasks, parallel_, workers, memory_, [&](int64_t i, const WorkerMemory& memory) {
       const int64_t stream = i % streams;
@@ -144,6 +144,40 @@ class Run {
   int64_t pairs_;
 };
 
+// Where the pieces of a call's memory lie, and how large they are.
+struct MemoryLayout {
+  MemoryLayout(const Backward& kernel, const CallSizes& sizes, bool wants_dq, const CaptureGradients* captured,
+               int64_t concurrency) {
+    const Problem& problem = kernel.forward().problem();
+    const BackwardConfig& config = kernel.config();
+    const int64_t row_count = sizes.batch * sizes.q_heads * sizes.q_len;
+    const double multiply_adds = static_cast<double>(row_count) * static_cast<double>(sizes.kv_len) *
+                                 static_cast<double>(problem.head_dim + problem.value_dim);
+    const int64_t chunks = sizes.batch * sizes.kv_heads * divide_up(sizes.kv_len, config.kv_chunk);
+    const int64_t row_tiles = sizes.batch * sizes.q_heads * divide_up(sizes.q_len, config.q_tile);
+    concurrency = multiply_adds < kInlineWork ? 1 : std::max<int64_t>(1, concurrency);
+    LayoutCounter shared;
+    dq = shared.take(wants_dq ? row_count * kernel.d_stride() : 0, sizeof(float));
+    rows = shared.take(row_count, sizeof(RowGradient));
+    sums = shared.take(captured != nullptr ? static_cast<int64_t>(captured->bytes()) : 0, 1);
+    done = shared.take(chunks, sizeof(std::atomic<int64_t>));
+    LayoutCounter own;
+    own.take(static_cast<int64_t>(ChunkLayout(kernel, sizes).bytes), 1);
+    own.take(captured != nullptr ? captured->task_floats() : 0, sizeof(float));
+    memory = {.shared = shared.bytes(),
+              .workers = std::clamp<int64_t>(std::max(chunks, row_tiles), 1, concurrency),
+              .tiles = std::max(own.bytes(), RowsLayout(kernel, sizes).bytes),
+              .visits = kMaxBlocks,
+              .visited = std::max(divide_up(sizes.kv_len, config.kv_tile), divide_up(sizes.q_len, config.q_tile))};
+  }
+
+  size_t dq;
+  size_t rows;
+  size_t sums;
+  size_t done;
+  CallMemory::Sizes memory;
+};
+
 }  // namespace
 
 Result<Backward> Backward::compile(const Forward& forward, const std::vector<bool>& wants_gradient,
@@ -160,9 +194,6 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   const Problem& problem = forward_.problem();
   const AttentionArguments& forward = arguments.forward;
   const CallSizes sizes{forward.q.sizes[0], problem.q_heads, problem.kv_heads, forward.q.sizes[2], forward.k.sizes[2]};
-  const int64_t lanes = forward_.kernels().lanes;
-  const int64_t d_stride = round_up(problem.head_dim, lanes);
-  const auto rows = static_cast<size_t>(sizes.batch * sizes.q_heads * sizes.q_len);
   CaptureView captures[2 * kMaxCaptures];
   for (size_t i = 0; i < forward.captures.size(); ++i) {
     captures[i] = capture_view(forward.captures[i]);
@@ -176,36 +207,26 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
                     .captures = captures,
                     .rows = nullptr,
                     .dq = nullptr,
-                    .d_stride = d_stride,
-                    .v_stride = round_up(problem.value_dim, lanes),
+                    .d_stride = d_stride(),
+                    .v_stride = v_stride(),
                     .dropout = dropout_of(problem, forward.dropout_seed)};
   CaptureGradients captured(problem, arguments, sizes);
-  const double multiply_adds = static_cast<double>(rows) * static_cast<double>(sizes.kv_len) *
-                               static_cast<double>(problem.head_dim + problem.value_dim);
-  const int64_t chunks = sizes.batch * sizes.kv_heads * divide_up(sizes.kv_len, config_.kv_chunk);
-  const int64_t row_tiles = sizes.batch * sizes.q_heads * divide_up(sizes.q_len, config_.q_tile);
-  const int64_t concurrency = multiply_adds < kInlineWork ? 1 : std::max(1, parallel.concurrency);
-  const int64_t workers = std::clamp<int64_t>(std::max(chunks, row_tiles), 1, concurrency);
-
-  LayoutCounter shared;
-  const size_t dq = shared.take(arguments.d_q ? static_cast<int64_t>(rows) * d_stride : 0, sizeof(float));
-  const size_t row_gradients = shared.take(static_cast<int64_t>(rows), sizeof(RowGradient));
-  const size_t sums = shared.take(static_cast<int64_t>(captured.bytes()), 1);
-  const size_t done = shared.take(chunks, sizeof(std::atomic<int64_t>));
-  LayoutCounter own;
-  own.take(static_cast<int64_t>(ChunkLayout(call).bytes) + captured.task_floats() * int64_t{sizeof(float)}, 1);
-  FLASHLIFT_RETURN_IF_ERROR(memory->reserve(
-      {.shared = shared.bytes(),
-       .workers = workers,
-       .tiles = std::max(own.bytes(), RowsLayout(call).bytes),
-       .visits = kMaxBlocks,
-       .visited = std::max(divide_up(sizes.kv_len, config_.kv_tile), divide_up(sizes.q_len, config_.q_tile))}));
-  call.rows = reinterpret_cast<RowGradient*>(memory->shared() + row_gradients);
-  call.dq = arguments.d_q ? reinterpret_cast<float*>(memory->shared() + dq) : nullptr;
-  captured.place(memory->shared() + sums);
-  Run(call, parallel, workers, captured, *memory, reinterpret_cast<std::atomic<int64_t>*>(memory->shared() + done))
-      .run();
+  const MemoryLayout layout(*this, sizes, arguments.d_q.has_value(), &captured, parallel.concurrency);
+  FLASHLIFT_RETURN_IF_ERROR(memory->reserve(layout.memory));
+  std::byte* shared = memory->shared();
+  call.rows = reinterpret_cast<RowGradient*>(shared + layout.rows);
+  call.dq = arguments.d_q ? reinterpret_cast<float*>(shared + layout.dq) : nullptr;
+  captured.place(shared + layout.sums);
+  auto* done = reinterpret_cast<std::atomic<int64_t>*>(shared + layout.done);
+  Run(call, parallel, layout.memory.workers, captured, *memory, done).run();
   return {};
+}
+
+int64_t Backward::workspace_bytes(const Forward& forward, int concurrency) {
+  const Problem& p = forward.problem();
+  const MemoryLayout layout(Backward(forward), {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len}, true, nullptr,
+                            concurrency);
+  return static_cast<int64_t>(layout.memory.shared) + layout.memory.workers * static_cast<int64_t>(layout.memory.tiles);
 }
 
 }  // namespace flashlift::cpu

@@ -8,6 +8,7 @@
 #include "cpu/forward.h"
 #include "cpu/jit/score_function.h"
 #include "flashlift/backward.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 
@@ -32,6 +33,11 @@ class Backward {
   const Forward& forward() const { return forward_; }
   const CompiledGradient* gradient() const { return gradient_.get(); }
   const BackwardConfig& config() const { return config_; }
+  // Floats between the rows of sums that are as wide as head_dim, and as value_dim: whole vectors.
+  int64_t d_stride() const { return round_up(forward_.problem().head_dim, int64_t{forward_.kernels().lanes}); }
+  int64_t v_stride() const { return round_up(forward_.problem().value_dim, int64_t{forward_.kernels().lanes}); }
+  // What a call of the problem's own sizes uses besides inputs and outputs for d_q, d_k and d_v.
+  static int64_t workspace_bytes(const Forward& forward, int concurrency);
 
  private:
   explicit Backward(const Forward& forward) : forward_(forward) {}

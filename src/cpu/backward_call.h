@@ -32,7 +32,7 @@ struct BackwardCall {
 
 // Fills in call.rows for a tile of queries.
 struct RowsLayout {
-  explicit RowsLayout(const BackwardCall& call);
+  RowsLayout(const Backward& kernel, const CallSizes& sizes);
   size_t q, k, s, dp, d_out, weighted, maxima, state, coordinates, out;
   int64_t s_stride;
   size_t bytes;
@@ -55,7 +55,7 @@ struct Progress {
 inline constexpr int64_t kMaxBlocks = BackwardConfig{}.kv_chunk / BackwardConfig{}.kv_tile;
 
 struct ChunkLayout {
-  explicit ChunkLayout(const BackwardCall& call);
+  ChunkLayout(const Backward& kernel, const CallSizes& sizes);
   size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, dk, dv, uniform, coordinates;
   int64_t s_stride;
   size_t bytes;

@@ -11,9 +11,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Beyond it the logarithm of the sum loses too many bits beside the maximum in an f32 lse, down to all of them where a
-// large finite constant masks a row. Such rows' maxima and sums are computed again; so are those without a key.
-constexpr float kTrustedLse = 256;
+// What rounding does to an f32 lse is a relative error of the row's probabilities: here half of 2^-20, eight times f32's
+// own; all of them are lost where a large finite constant masks a row. Beyond, maxima and sums are computed again, and so
+// are those of rows without a key.
+constexpr float kTrustedLse = 16;
 
 float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
   return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
@@ -215,21 +216,22 @@ class RowFinder {
 
 }  // namespace
 
-RowsLayout::RowsLayout(const BackwardCall& call) {
-  const int64_t rows = call.kernel.config().q_tile;
+RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
+  const int64_t rows = std::min(kernel.config().q_tile, sizes.q_len);
+  const Problem& problem = kernel.forward().problem();
+  const TileKernels& kernels = kernel.forward().kernels();
   LayoutCounter counter;
-  s_stride = call.kernel.config().kv_tile;
-  q = counter.take(rows * call.problem().head_dim, sizeof(float));
-  k = counter.take(call.kernels().panel_width * std::max(call.problem().head_dim, call.problem().value_dim),
-                   sizeof(float));
+  s_stride = kernel.config().kv_tile;
+  q = counter.take(rows * problem.head_dim, sizeof(float));
+  k = counter.take(kernels.panel_width * std::max(problem.head_dim, problem.value_dim), sizeof(float));
   s = counter.take(rows * s_stride, sizeof(float));
   dp = counter.take(rows * s_stride, sizeof(float));
-  d_out = counter.take(rows * call.problem().value_dim, sizeof(float));
-  weighted = counter.take(rows * call.kernels().lanes, sizeof(float));
+  d_out = counter.take(rows * problem.value_dim, sizeof(float));
+  weighted = counter.take(rows * kernels.lanes, sizeof(float));
   maxima = counter.take(rows, sizeof(float));
   state = counter.take(rows, sizeof(RowState));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
-  out = counter.take(2 * call.v_stride, sizeof(float));
+  out = counter.take(2 * kernel.v_stride(), sizeof(float));
   bytes = counter.bytes();
 }
 

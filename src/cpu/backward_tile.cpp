@@ -384,25 +384,25 @@ void ChunkRunner::run_pair(int64_t b, int64_t g, int64_t first_position) {
 
 }  // namespace
 
-ChunkLayout::ChunkLayout(const BackwardCall& call) {
-  const BackwardConfig& config = call.kernel.config();
-  const int64_t head_dim = call.problem().head_dim;
-  const int64_t value_dim = call.problem().value_dim;
-  const int64_t rows = std::min(config.q_tile, call.sizes.q_len);
+ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes) {
+  const BackwardConfig& config = kernel.config();
+  const int64_t head_dim = kernel.forward().problem().head_dim;
+  const int64_t value_dim = kernel.forward().problem().value_dim;
+  const int64_t rows = std::min(config.q_tile, sizes.q_len);
   LayoutCounter counter;
   s_stride = config.kv_tile + kRowGap;
   kt = counter.take(config.kv_chunk * head_dim, sizeof(float));
-  k = counter.take(config.kv_chunk * call.d_stride, sizeof(float));
+  k = counter.take(config.kv_chunk * kernel.d_stride(), sizeof(float));
   vt = counter.take(config.kv_chunk * value_dim, sizeof(float));
-  q = counter.take(rows * call.d_stride, sizeof(float));
+  q = counter.take(rows * kernel.d_stride(), sizeof(float));
   q_rows = counter.take(rows * head_dim, sizeof(float));
-  d_out = counter.take(rows * call.v_stride, sizeof(float));
+  d_out = counter.take(rows * kernel.v_stride(), sizeof(float));
   d_out_rows = counter.take(rows * value_dim, sizeof(float));
   s = counter.take(rows * s_stride, sizeof(float));
   ds = counter.take(rows * s_stride, sizeof(float));
-  dk = counter.take(config.kv_chunk * call.d_stride, sizeof(float));
-  dv = counter.take(config.kv_chunk * call.v_stride, sizeof(float));
-  uniform = counter.take(call.v_stride, sizeof(float));
+  dk = counter.take(config.kv_chunk * kernel.d_stride(), sizeof(float));
+  dv = counter.take(config.kv_chunk * kernel.v_stride(), sizeof(float));
+  uniform = counter.take(kernel.v_stride(), sizeof(float));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   bytes = counter.bytes();
 }

@@ -70,9 +70,10 @@ CheckReport judge(const Subject& subject) {
     const auto at = static_cast<size_t>(i);
     const double want = subject.want.empty() ? 0.0 : subject.want[at];
     const double got = read_float(subject.got, element_offset(subject.got, i));
+    const double eager = subject.eager.empty() ? 0.0 : subject.eager[at];
     if (!std::isfinite(want) || !std::isfinite(got)) {
       const bool same = subject.same_non_finite ? (std::isnan(got) && std::isnan(want)) || got == want
-                                                : std::isfinite(got) == std::isfinite(want);
+                                                : std::isfinite(got) == std::isfinite(want) || !std::isfinite(eager);
       if (!same && report.ok) {
         report.ok = false;
         report.reason = fmt::format("expected {} at {}, got {}", want, place(subject, i), got);
@@ -83,7 +84,6 @@ CheckReport judge(const Subject& subject) {
     magnitude += std::abs(want);
     const double of_terms = subject.magnitudes.empty() ? std::abs(want) : subject.magnitudes[at];
     terms += std::isfinite(of_terms) ? of_terms : 0.0;
-    const double eager = subject.eager.empty() ? 0.0 : subject.eager[at];
     if (std::isfinite(eager)) {  // what overflows in a 16-bit dtype is no measure
       theirs.add(eager, want);
     }

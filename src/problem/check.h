@@ -26,7 +26,7 @@ Result<CheckReport> check_output(const Problem& problem, const AttentionArgument
 // Compares every gradient that the arguments ask for likewise, and reports the one that is nearest to its bound or the
 // furthest beyond it. Besides, a gradient's terms may cancel down to nothing, exactly so in eager maths: f32 rounding
 // of the terms is allowed, whatever the problem's dtype. Where the oracle's gradient is not finite, neither may ours
-// be. Errors: as run_oracle_backward.
+// be; where eager's is not, f32 has no room for the terms, and ours need not be. Errors: as run_oracle_backward.
 Result<CheckReport> check_gradients(const Problem& problem, const BackwardArguments& arguments);
 
 }  // namespace flashlift::problem

@@ -82,6 +82,9 @@ const Problem& Attention::problem() const { return implementation_->problem(); }
 const std::string& Attention::implementation() const { return implementation_->name; }
 const std::vector<Consideration>& Attention::considerations() const { return implementation_->considerations; }
 int64_t Attention::workspace_bytes(int concurrency) const { return implementation_->workspace_bytes(concurrency); }
+int64_t Attention::backward_workspace_bytes(int concurrency) const {
+  return implementation_->backward_workspace_bytes(concurrency);
+}
 Result<std::string> Attention::code() const { return implementation_->code(); }
 
 }  // namespace flashlift

@@ -68,6 +68,9 @@ class CpuAttention : public Attention::Implementation {
   }
 
   int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
+  int64_t backward_workspace_bytes(int concurrency) const override {
+    return cpu::Backward::workspace_bytes(forward_, concurrency);
+  }
   Result<std::string> code() const override { return forward_.code(); }
 
  private:
