@@ -36,6 +36,7 @@ soak: build ## draw SOAK_COUNT (10000) problems forward and as many backward, co
 
 bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py
+	@$(VENV)/bin/python benchmarks/backward_memory.py
 
 bench-peers: build ## the same beside ONNX Runtime and OpenVINO, where build/venv has them
 	@$(VENV)/bin/python benchmarks/peers.py

@@ -97,7 +97,8 @@ def main() -> int:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text + "\n")
     if options.json:
-        print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in plain + mods + decode + backward]}, indent=1))
+        rows = [asdict(row) for row in plain + mods + decode + backward]
+        print(json.dumps({"hardware": asdict(limits), "rows": rows}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
     return 0

@@ -7,13 +7,16 @@ from pathlib import Path
 _LIBC = ctypes.CDLL(None)
 
 
-def growth(run: Callable[[], object]) -> int:
+def growth(run: Callable[[], object], first: bool = False) -> int:
     """Bytes by which resident memory grows during a call, at the peak; to within a few hundred KiB.
+
+    Of the first call, with what it loads and keeps, or of one after that.
 
     What libraries say of themselves is not enough: XLA:CPU plans no memory for the products that it hands to its
     library of kernels, which allocates gigabytes of its own.
     """
-    run()
+    if not first:
+        run()
     _LIBC.malloc_trim(0)  # gives back what earlier calls have left, which would be used again unseen
     Path("/proc/self/clear_refs").write_text("5")  # sets the recorded peak to what is resident now
     before = _status("VmRSS")

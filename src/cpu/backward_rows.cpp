@@ -11,9 +11,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What rounding does to an f32 lse is a relative error of the row's probabilities: here half of 2^-20, eight times f32's
-// own; all of them are lost where a large finite constant masks a row. Beyond, maxima and sums are computed again, and so
-// are those of rows without a key.
+// What rounding does to an f32 lse is a relative error of the row's probabilities: here half of 2^-20, eight times
+// f32's own; all of them are lost where a large finite constant masks a row. Beyond, maxima and sums are computed
+// again, and so are those of rows without a key.
 constexpr float kTrustedLse = 16;
 
 float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
