@@ -764,6 +764,59 @@ def one_added_to_the_sum():
     return f, (q, k, v)
 
 
+@case
+def keys_of_an_image():
+    q = f32(2, 20, 4, 16)
+    k = f32(2, 4, 6, 4, 16)
+    v = f32(2, 6, 4, 4, 8)
+
+    def f(q, k, v):
+        p = jax.nn.softmax(jnp.einsum("bqhd,bxyhd->bhqxy", q, k) * 0.25, (-1, -2))
+        return jnp.einsum("bhqxy,byxhd->bqhd", p, v)
+
+    return f, (q, k, v)
+
+
+@case
+def biases_of_rows_and_columns():
+    q, k, v = qkv()
+    rows = f32(20, 4)
+    columns = f32(20, 6)
+
+    def f(q, k, v, rows, columns):
+        s = (jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25).reshape(2, 4, 20, 4, 6)
+        s = (s + rows[:, :, None] + columns[:, None]).reshape(2, 4, 20, 24)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
+
+    return f, (q, k, v, rows, columns)
+
+
+@case
+def biases_of_queries_with_tables():
+    q, k, v = qkv()
+    rows = f32(4, 16)
+    columns = f32(6, 16)
+
+    def f(q, k, v, rows, columns):
+        s = (jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25).reshape(2, 4, 20, 4, 6)
+        s = s + jnp.einsum("bqhd,xd->bhqx", q, rows)[..., None] + jnp.einsum("bqhd,yd->bhqy", q, columns)[..., None, :]
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s.reshape(2, 4, 20, 24), -1), v)
+
+    return f, (q, k, v, rows, columns)
+
+
+@case
+def keys_in_another_order():
+    q, k, v = qkv()
+
+    def f(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
+        s = s.reshape(2, 4, 20, 4, 6).swapaxes(3, 4).reshape(2, 4, 20, 24)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
+
+    return f, (q, k, v)
+
+
 # Near misses: each differs from attention in one thing, and must be left alone.
 NEAR_MISSES = {}
 
@@ -891,3 +944,22 @@ def sink_of_each_query(s, v):
 def padded_and_shifted(s, v):
     p = jax.nn.softmax(jnp.pad(s, ((0, 0), (0, 0), (0, 0), (1, 0))), -1)
     return weigh(p[..., :-1], v)
+
+
+@near_miss
+def normalised_over_columns_alone(s, v):
+    p = jax.nn.softmax(s.reshape(2, 4, 20, 4, 5), -1)
+    return weigh(p.reshape(s.shape), v)
+
+
+@near_miss
+def keys_mixed_after_the_softmax(s, v):
+    e = jnp.exp(s)
+    p = e / e.reshape(2, 4, 20, 4, 5).swapaxes(3, 4).reshape(s.shape)[..., :10].sum(-1, keepdims=True)
+    return weigh(p, v)
+
+
+@near_miss
+def rows_and_columns_of_the_keys_added(s, v):
+    t = s.reshape(2, 4, 20, 4, 5)
+    return weigh(jax.nn.softmax((t + t.sum(-1, keepdims=True)).reshape(s.shape), -1), v)

@@ -32,12 +32,6 @@ std::vector<Affine> operand_indices(const std::vector<int64_t>& batch, const std
   return indices;
 }
 
-bool mentions(const std::vector<Affine>& indices, int atom) {
-  return std::any_of(indices.begin(), indices.end(), [&](const Affine& index) {
-    return std::any_of(index.terms.begin(), index.terms.end(), [&](const auto& term) { return term.first == atom; });
-  });
-}
-
 }  // namespace
 
 std::vector<Affine> affine_of(const std::vector<Index>& indices) {
@@ -60,24 +54,25 @@ void Attempt::request_split(const SplitRequest& request) {
   }
 }
 
-// Atoms for each dimension of the probabilities; the one that the second product sums over is the key.
+// Atoms for each dimension of the probabilities; those that the second product sums over are the key together.
 Status Attempt::place_probabilities() {
   const auto dims = *dot_dims(second_);
   const auto& contract = side_ == 0 ? dims.lhs_contract : dims.rhs_contract;
   const mlir::Value probabilities = second_->getOperand(side_);
   const auto p_shape = shape(probabilities);
-  if (contract.size() != 1) {
-    return unsupported("the second product sums over {} dimensions of the probabilities, not over the keys alone",
-                       contract.size());
+  key_dims_.assign(contract.begin(), contract.end());
+  std::sort(key_dims_.begin(), key_dims_.end());
+  if (key_dims_.empty()) {
+    return unsupported("the second product sums over no dimension of the probabilities");
   }
   for (size_t d = 0; d < p_shape.size(); ++d) {
     if (p_shape[d] == 0) {
       return unsupported("a dimension of the probabilities has size 0");
     }
     Index index;
-    if (static_cast<int64_t>(d) == contract[0]) {
-      sizes_[kKeyAtom] = p_shape[d];
-      index.affine = affine_atom(kKeyAtom);
+    if (std::find(key_dims_.begin(), key_dims_.end(), static_cast<int64_t>(d)) != key_dims_.end()) {
+      sizes_[kKeyAtom] *= p_shape[d];
+      index.affine = affine_atom(kKeyAtom);  // of several, make_evaluator() gives each its part
     } else {
       int64_t stride = p_shape[d];
       for (size_t digit = 0; digit < digits_[d].size(); ++digit) {
@@ -99,8 +94,28 @@ Status Attempt::place_probabilities() {
   return {};
 }
 
+// The same numbering of atoms and leaves each time, so that equal formulas are equal.
+Result<Evaluator> Attempt::make_evaluator() {
+  Evaluator evaluator(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
+  if (key_dims_.size() > 1) {
+    std::vector<int64_t> key_sizes;
+    for (const int64_t dim : key_dims_) {
+      key_sizes.push_back(shape(second_->getOperand(side_))[static_cast<size_t>(dim)]);
+    }
+    const auto digits = evaluator.key_digits(key_sizes);
+    if (!digits) {
+      return unsupported("the keys stand in too many dimensions");
+    }
+    for (size_t i = 0; i < key_dims_.size(); ++i) {
+      probability_indices_[static_cast<size_t>(key_dims_[i])].affine = (*digits)[i];
+    }
+  }
+  return evaluator;
+}
+
 Status Attempt::evaluate_probabilities() {
-  evaluator_.emplace(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
+  FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
+  evaluator_.emplace(std::move(evaluator));
   probability_ = evaluator_->evaluate(second_->getOperand(side_), probability_indices_);
   if (probability_ == kNoSym) {
     request_split(evaluator_->split_request());
@@ -110,6 +125,9 @@ Status Attempt::evaluate_probabilities() {
   if (evaluator_->score_indices().empty()) {
     return unsupported("the probabilities do not depend on the product before them");
   }
+  std::copy(evaluator_->atom_sizes().begin() + kFirstBound, evaluator_->atom_sizes().end(),
+            sizes_.begin() + kFirstBound);
+  roles_.key = evaluator_->smallest_key_digits();
   return {};
 }
 
@@ -197,8 +215,11 @@ Status Attempt::place_operands() {
       operand_indices(dims.lhs_batch, dims.lhs_contract, lhs_rank, batch_indices, contract, {lhs_begin, rhs_begin});
   auto rhs =
       operand_indices(dims.rhs_batch, dims.rhs_contract, rhs_rank, batch_indices, contract, {rhs_begin, score.end()});
-  const bool lhs_is_key = mentions(lhs, kKeyAtom);
-  if (lhs_is_key == mentions(rhs, kKeyAtom)) {
+  const auto mentions_key = [&](const std::vector<Affine>& indices) {
+    return std::any_of(indices.begin(), indices.end(), [&](const Affine& i) { return evaluator_->runs_over_keys(i); });
+  };
+  const bool lhs_is_key = mentions_key(lhs);
+  if (lhs_is_key == mentions_key(rhs)) {
     return unsupported("one operand of the first product must be the keys and the other must not depend on them");
   }
   q_operand_ = first_->getOperand(lhs_is_key ? 1 : 0);
@@ -225,7 +246,8 @@ Status Attempt::place_output() {
   }
   for (size_t d = 0; d < p.size(); ++d) {
     const int64_t dim = static_cast<int64_t>(d);
-    if (dim != p_contract[0] && std::find(p_batch.begin(), p_batch.end(), dim) == p_batch.end()) {
+    if (std::find(key_dims_.begin(), key_dims_.end(), dim) == key_dims_.end() &&
+        std::find(p_batch.begin(), p_batch.end(), dim) == p_batch.end()) {
       p_free.push_back(p[d]);
     }
   }
@@ -233,14 +255,19 @@ Status Attempt::place_output() {
   std::vector<Affine> v_free;
   for (size_t d = 0; d < v_shape.size(); ++d) {
     const int64_t dim = static_cast<int64_t>(d);
-    if (dim != v_contract[0] && std::find(v_batch.begin(), v_batch.end(), dim) == v_batch.end()) {
+    if (std::find(v_contract.begin(), v_contract.end(), dim) == v_contract.end() &&
+        std::find(v_batch.begin(), v_batch.end(), dim) == v_batch.end()) {
       v_free.push_back(v_shape[d] == 1 ? Affine{} : affine_atom(new_atom(v_shape[d])));
       if (v_shape[d] != 1) {
         value_depth_.push_back(next_atom_ - 1);
       }
     }
   }
-  v_indices_ = operand_indices(v_batch, v_contract, v_shape.size(), batch, {affine_atom(kKeyAtom)}, v_free);
+  std::vector<Affine> keys;
+  for (const int64_t d : p_contract) {
+    keys.push_back(p[static_cast<size_t>(d)]);
+  }
+  v_indices_ = operand_indices(v_batch, v_contract, v_shape.size(), batch, keys, v_free);
   std::vector<Affine> out = batch;
   for (const auto& free : p_is_lhs ? std::vector{p_free, v_free} : std::vector{v_free, p_free}) {
     out.insert(out.end(), free.begin(), free.end());
@@ -309,7 +336,10 @@ Status Attempt::give_letters() {
       depth |= atom_bit(atom);
     }
   }
-  const AtomSet not_plane = depth | atom_bit(kKeyAtom);
+  AtomSet not_plane = depth | atom_bit(kKeyAtom);
+  for (const int atom : roles_.key) {
+    not_plane |= atom_bit(atom);
+  }
   AtomUse use;
   use.in_q = set_of(q_) & ~not_plane;
   use.in_k = set_of(k_) & ~not_plane;
@@ -321,7 +351,7 @@ Status Attempt::give_letters() {
   }
   for (const Affine& index : affine_of(probability_indices_)) {
     for (const auto& term : index.terms) {
-      if (term.first != kKeyAtom) {
+      if ((not_plane & atom_bit(term.first)) == 0) {
         use.plane.push_back(term.first);
       }
     }
@@ -333,7 +363,18 @@ Status Attempt::give_letters() {
   const auto dims = *dot_dims(first_);
   const size_t q_rank = shape(q_operand_).size();
   use.q_free_dims = static_cast<int>(q_rank - dims.lhs_batch.size() - dims.lhs_contract.size());
+  for (const PlacedTensor* tensor : {&k_, &v_}) {  // a bias of key rows alone, q times a table, is no product of scores
+    int64_t keys = 1;
+    for (const int atom : tensor->order()) {
+      keys *= evaluator_->runs_over_keys(affine_atom(atom)) ? sizes_[static_cast<size_t>(atom)] : 1;
+    }
+    if (keys != sizes_[kKeyAtom]) {
+      return unsupported("the keys or the values are the same for several places of the sequence");
+    }
+  }
+  const std::vector<int> key = roles_.key;
   FLASHLIFT_ASSIGN_OR_RETURN(roles_, assign_roles(use, sizes_));
+  roles_.key = key;
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.q, operand_view(q_, roles_, depth_, sizes_, false));
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.k, operand_view(k_, roles_, depth_, sizes_, true));
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.v, operand_view(v_, roles_, value_depth_, sizes_, true));

@@ -67,6 +67,7 @@ class Attempt {
 
  private:
   Status place_probabilities();
+  Result<Evaluator> make_evaluator();
   Status evaluate_probabilities();
   Status match();
   Status find_division();
@@ -94,6 +95,7 @@ class Attempt {
   std::vector<int64_t> sizes_ = std::vector<int64_t>(kMaxAtoms, 1);
   int next_atom_ = 1;
   std::vector<std::pair<size_t, size_t>> origin_ = std::vector<std::pair<size_t, size_t>>(kMaxAtoms, {~size_t{0}, 0});
+  std::vector<int64_t> key_dims_;  // the probabilities' dimensions that are keys
   std::vector<Index> probability_indices_;
   std::optional<Evaluator> evaluator_;
   SymId probability_ = kNoSym;

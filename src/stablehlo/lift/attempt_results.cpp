@@ -153,7 +153,7 @@ std::optional<std::vector<Index>> Attempt::row_indices(mlir::Value value) {
     size_t d = 0;
     const auto dims = shape(value);
     for (const Index& index : order) {
-      const bool is_key = index.affine == affine_atom(kKeyAtom);
+      const bool is_key = evaluator_->runs_over_keys(index.affine);
       const int64_t size = index.affine.is_constant() ? 1 : affine_range(index.affine, sizes_).high + 1;
       if (is_key) {
         continue;
@@ -181,8 +181,7 @@ Status Attempt::find_log_sum_exp(mlir::Value value) {
   if (!indices) {
     return unsupported("not a row");
   }
-  Evaluator evaluator(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
-  // The same numbering of leaves, so that equal formulas are equal.
+  FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
   const SymId formula = [&] {
     const SymId again = evaluator.evaluate(second_->getOperand(side_), probability_indices_);
     return again == kNoSym ? kNoSym : evaluator.evaluate(value, *indices);

@@ -158,7 +158,7 @@ SymId Evaluator::index_formula(const Index& index, Type type) {
   }
   SymId sum = kNoSym;
   for (const auto& [atom, coefficient] : index.affine.terms) {
-    SymId term = arena_.convert(arena_.atom(atom), type);
+    SymId term = arena_.convert(atom_formula(atom), type);
     if (coefficient != 1) {
       term = arena_.op(Op::k_mul, {term, arena_.constant(type, coefficient)});
     }
@@ -398,17 +398,20 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   const auto kind = how ? reduce_kind(how->reducer) : std::nullopt;
   const unsigned result = llvm::cast<mlir::OpResult>(value).getResultNumber();
   const auto init = how && !how->inits.empty() ? splat(how->inits[0]) : std::nullopt;
-  if (!kind || result != 0 || how->dims.size() != 1 || !init || !is_neutral(*kind, *init)) {
+  if (!kind || result != 0 || how->dims.empty() || !init || !is_neutral(*kind, *init)) {
     return leaf(value, indices);
   }
   const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_)) {
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
+  const mlir::Value operand = how->inputs[0];
+  if (how->dims.size() != 1) {
+    return evaluate_reduce_over_keys(value, *kind, operand, {how->dims.begin(), how->dims.end()}, indices);
+  }
   const size_t dim = static_cast<size_t>(how->dims[0]);
   std::vector<Index> operand_indices = indices;
   operand_indices.insert(operand_indices.begin() + static_cast<std::ptrdiff_t>(dim), Index{});
-  const mlir::Value operand = how->inputs[0];
   std::vector<ReducePiece> pieces;
   if (!evaluate_pieces(operand, operand_indices, dim, 0, shape(operand)[dim], pieces)) {
     return kNoSym;
@@ -416,18 +419,43 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   return arena_.reduce(*kind, pieces);
 }
 
+bool Evaluator::mentions_key(const Index& index) const {
+  return index.general != kNoSym ? arena_.depends_on(index.general, kKeyAtom) : runs_over_keys(index.affine);
+}
+
+// A reduction over several dimensions that are the keys together.
+SymId Evaluator::evaluate_reduce_over_keys(mlir::Value value, ReduceKind kind, mlir::Value operand,
+                                           std::vector<int64_t> dims, const std::vector<Index>& indices) {
+  std::sort(dims.begin(), dims.end());
+  std::vector<int64_t> sizes;
+  int64_t count = 1;
+  for (const int64_t dim : dims) {
+    sizes.push_back(shape(operand)[static_cast<size_t>(dim)]);
+    count *= sizes.back();
+  }
+  const bool sees_a_key = std::any_of(indices.begin(), indices.end(), [&](const Index& i) { return mentions_key(i); });
+  const auto keys = count == atom_sizes_[kKeyAtom] && !sees_a_key ? key_digits(sizes) : std::nullopt;
+  if (!keys) {
+    return leaf(value, indices);
+  }
+  std::vector<Index> operand_indices = indices;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    operand_indices.insert(operand_indices.begin() + dims[i], Index{.affine = (*keys)[i]});
+  }
+  active_ranges_.push_back(kKeyAtom);
+  const SymId body = evaluate(operand, operand_indices);
+  active_ranges_.pop_back();
+  return body == kNoSym ? kNoSym : arena_.reduce(kind, {{.body = body, .size = count, .atom = kKeyAtom}});
+}
+
 bool Evaluator::evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start,
                                 int64_t size, std::vector<ReducePiece>& pieces) {
-  const auto mentions_key = [&](const Index& index) {
-    if (index.general != kNoSym) {
-      return arena_.depends_on(index.general, kKeyAtom);
-    }
-    return !index.affine.terms.empty() && index.affine.terms.front().first == kKeyAtom;
-  };
   ReducePiece piece{.body = kNoSym, .size = size, .atom = -1};
   indices[dim] = {.affine = {.constant = start, .terms = {}}};
   if (size != 1) {
-    const bool over_keys = size == atom_sizes_[kKeyAtom] && std::none_of(indices.begin(), indices.end(), mentions_key);
+    const bool over_keys =
+        size == atom_sizes_[kKeyAtom] &&
+        std::none_of(indices.begin(), indices.end(), [&](const Index& i) { return mentions_key(i); });
     if (!over_keys && next_bound_ == kMaxAtoms) {
       fail("too many reductions between the two products");
       return false;
@@ -459,7 +487,7 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
       return fail("the scores are read at computed indices");
     }
     for (const auto& term : index.affine.terms) {
-      atoms |= atom_bit(term.first);
+      atoms |= atom_bit(is_of_key(term.first) ? kKeyAtom : term.first);
     }
   }
   if (score_indices_.empty()) {

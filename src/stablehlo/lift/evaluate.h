@@ -34,6 +34,14 @@ class Evaluator {
   // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
 
+  // The key as indices of dimensions of these sizes, major to minor, whose product is the number of keys. Where keys
+  // are seen as several dimensions, atoms of their own ("digits" of the key, from kFirstBound on) index them; formulas
+  // know the key only. Equal sizes give equal digits. Nothing if there are no atoms left.
+  std::optional<std::vector<Affine>> key_digits(const std::vector<int64_t>& sizes);
+  bool runs_over_keys(const Affine& index) const;
+  // The digits that are not taken apart further, major to minor; the key itself if it was never taken apart.
+  std::vector<int> smallest_key_digits(int atom = kKeyAtom) const;
+
   const std::string& failure() const { return failure_; }
   const SplitRequest& split_request() const { return split_request_; }
   // The indices of the score product's result at the place of the plane; empty until it has been met.
@@ -62,10 +70,25 @@ class Evaluator {
   SymId evaluate_pad(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_gather(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_reduce_over_keys(mlir::Value value, ReduceKind kind, mlir::Value operand, std::vector<int64_t> dims,
+                                  const std::vector<Index>& indices);
+  bool mentions_key(const Index& index) const;
   bool evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start, int64_t size,
                        std::vector<ReducePiece>& pieces);
   SymId score(const std::vector<Index>& indices);
   SymId leaf(mlir::Value value, const std::vector<Index>& indices);
+
+  // One part of the key: of / inner or of % inner.
+  struct Digit {
+    int of = -1;
+    int64_t inner = 0;
+    bool is_outer = false;
+  };
+  bool is_of_key(int atom) const { return atom == kKeyAtom || digits_[static_cast<size_t>(atom)].of >= 0; }
+  Affine with_digits_joined(Affine index) const;
+  std::optional<Affine> with_atom_split(const Affine& index, const SplitRequest& request);
+  Delinearized delinearize_splitting_keys(Affine offset, const std::vector<int64_t>& dims);
+  SymId atom_formula(int atom);
 
   SymId index_formula(const Index& index, Type type = Type::kI32);
   Index shifted(const Index& index, int64_t offset);
@@ -85,8 +108,9 @@ class Evaluator {
   std::vector<Place> places_;
   int depth_ = 0;
   int next_bound_ = kFirstBound;
-  std::vector<int> active_ranges_;                      // atoms of the reductions being evaluated
-  std::optional<std::pair<int, int64_t>> range_split_;  // a boundary in a tensor splits this atom's range here
+  std::vector<Digit> digits_ = std::vector<Digit>(kMaxAtoms);  // by atom
+  std::vector<int> active_ranges_;                             // atoms of the reductions being evaluated
+  std::optional<std::pair<int, int64_t>> range_split_;         // a boundary in a tensor splits this atom's range here
   std::string failure_;
   SplitRequest split_request_;
 };

@@ -31,7 +31,10 @@ SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& i
     affine.push_back(from[i] == 1 ? Affine{} : indices[i].affine);
   }
   const Affine offset = linearize(affine, {from.begin(), from.end()});
-  const Delinearized split = delinearize(offset, {to.begin(), to.end()}, atom_sizes_);
+  // What does not depend on the scores is better read as the tensor that it is than at parts of the key.
+  const Delinearized split = depends_on_score_(value.getDefiningOp())
+                                 ? delinearize_splitting_keys(offset, {to.begin(), to.end()})
+                                 : delinearize(offset, {to.begin(), to.end()}, atom_sizes_);
   if (!split.indices) {
     const int atom = split.request.atom;
     if (atom > kKeyAtom && atom < kFirstBound) {

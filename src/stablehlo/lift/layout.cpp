@@ -133,7 +133,7 @@ char letter_of(int atom, const Roles& roles, const std::vector<int>& depth) {
   const auto in = [&](const std::vector<int>& atoms) {
     return std::find(atoms.begin(), atoms.end(), atom) != atoms.end();
   };
-  if (atom == kKeyAtom || in(roles.query)) {
+  if (atom == kKeyAtom || in(roles.key) || in(roles.query)) {
     return 's';
   }
   if (in(roles.batch)) {
@@ -152,8 +152,11 @@ std::vector<int> logical_order(char letter, const Roles& roles, const std::vecto
       return roles.batch;
     case 'h':
       return roles.heads();
-    case 's':
-      return roles.query.empty() ? std::vector<int>{kKeyAtom} : roles.query;
+    case 's': {  // no tensor has both queries and keys
+      std::vector<int> sequence = roles.query;
+      sequence.insert(sequence.end(), roles.key.begin(), roles.key.end());
+      return sequence;
+    }
     default:
       return depth;
   }

@@ -39,7 +39,8 @@ struct LiftedAttention {
   OperandView k;
   OperandView v;
   std::vector<mlir::Value> captures;  // as Problem::captures
-  std::optional<OperandView> sinks;   // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
+  std::optional<OperandView>
+      sinks;  // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
   ResultView out;
   std::optional<ResultView> lse;
   std::string summary;  // for people: what was recognised

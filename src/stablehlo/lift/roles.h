@@ -27,6 +27,7 @@ struct Roles {
   std::vector<int> kv_head;
   std::vector<int> group;  // heads that share a key-value head, minor to it
   std::vector<int> query;
+  std::vector<int> key = {kKeyAtom};  // several where keys stand as several dimensions
   std::vector<int> heads() const;
 };
 
