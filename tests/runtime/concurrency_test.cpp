@@ -5,24 +5,12 @@
 
 #include "flashlift/attention.h"
 #include "support/tensors.h"
+#include "support/threads.h"
 
 namespace flashlift {
 namespace {
 
-class Threads : public Executor {
- public:
-  explicit Threads(int count) : count_(count) {}
-  int concurrency() const override { return count_; }
-  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
-    std::vector<std::jthread> threads;
-    for (int64_t i = 0; i < count; ++i) {
-      threads.emplace_back([&body, i] { body(i); });
-    }
-  }
-
- private:
-  int count_;
-};
+using testing::Threads;
 
 // Runs another call on the waiting thread first, as a pool may that takes whatever work there is.
 class NestingThreads : public Threads {

@@ -9,24 +9,10 @@
 #include "problem/check.h"
 #include "problem/elements.h"
 #include "support/random_problem.h"
+#include "support/threads.h"
 
 namespace flashlift::testing {
 namespace {
-
-class Threads : public Executor {
- public:
-  explicit Threads(int count) : count_(count) {}
-  int concurrency() const override { return count_; }
-  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
-    std::vector<std::jthread> threads;
-    for (int64_t i = 0; i < count; ++i) {
-      threads.emplace_back([&body, i] { body(i); });
-    }
-  }
-
- private:
-  int count_;
-};
 
 struct Outputs {
   OwnedArguments memory;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "problem/elements.h"
 #include "problem/verify_tensor.h"
 #include "support/half.h"
 
@@ -57,10 +58,7 @@ void write_element(DType dtype, std::byte* at, Random& random) {
 // Integers from low to high, both included.
 void draw_integers(const TensorView& view, int64_t low, int64_t high, Random& random) {
   for (int64_t i = 0; i < view.element_count(); ++i) {
-    const int64_t last = view.sizes[view.rank - 1];
-    const int64_t offset =
-        view.rank == 1 ? i * view.strides[0] : i / last * view.strides[0] + i % last * view.strides[1];
-    static_cast<int32_t*>(view.data)[offset] = static_cast<int32_t>(draw(random, low, high));
+    static_cast<int32_t*>(view.data)[problem::element_offset(view, i)] = static_cast<int32_t>(draw(random, low, high));
   }
 }
 
@@ -132,12 +130,7 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
 void fill(const TensorView& view, Random& random) {
   const int64_t count = view.element_count();
   for (int64_t i = 0; i < count; ++i) {
-    int64_t rest = i;
-    int64_t offset = 0;
-    for (int d = view.rank - 1; d >= 0; --d) {
-      offset += rest % view.sizes[d] * view.strides[d];
-      rest /= view.sizes[d];
-    }
+    const int64_t offset = problem::element_offset(view, i);
     write_element(view.dtype,
                   static_cast<std::byte*>(view.data) + offset * static_cast<int64_t>(size_in_bytes(view.dtype)),
                   random);
