@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <thread>
 
 #include "flashlift/attention.h"
 #include "problem/check.h"

@@ -102,24 +102,24 @@ void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns,
   }
 }
 
-void convert_rows(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst, int64_t dst_stride) {
-  if (src.dtype == DType::kF32) {
-    convert_rows_typed<DType::kF32>(src, rows, columns, scale, dst, dst_stride);
-  } else if (src.dtype == DType::kBF16) {
-    convert_rows_typed<DType::kBF16>(src, rows, columns, scale, dst, dst_stride);
+// body.operator()<kType>() for the element type of a matrix: f32, bf16 or f16.
+template <typename Body>
+void for_dtype(DType dtype, const Body& body) {
+  if (dtype == DType::kF32) {
+    body.template operator()<DType::kF32>();
+  } else if (dtype == DType::kBF16) {
+    body.template operator()<DType::kBF16>();
   } else {
-    convert_rows_typed<DType::kF16>(src, rows, columns, scale, dst, dst_stride);
+    body.template operator()<DType::kF16>();
   }
 }
 
+void convert_rows(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst, int64_t dst_stride) {
+  for_dtype(src.dtype, [&]<DType kType>() { convert_rows_typed<kType>(src, rows, columns, scale, dst, dst_stride); });
+}
+
 void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
-  if (src.dtype == DType::kF32) {
-    pack_transposed_typed<DType::kF32>(src, rows, columns, dst, dst_stride);
-  } else if (src.dtype == DType::kBF16) {
-    pack_transposed_typed<DType::kBF16>(src, rows, columns, dst, dst_stride);
-  } else {
-    pack_transposed_typed<DType::kF16>(src, rows, columns, dst, dst_stride);
-  }
+  for_dtype(src.dtype, [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, dst, dst_stride); });
 }
 
 void prefetch(const MatrixView& src, int64_t rows, int64_t columns) {
@@ -322,13 +322,9 @@ void dot_rows_typed(const MatrixView& keys, int64_t count, int64_t depth, const 
 
 void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
               float* s, int64_t s_stride) {
-  if (keys.dtype == DType::kF32) {
-    dot_rows_typed<DType::kF32, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
-  } else if (keys.dtype == DType::kBF16) {
-    dot_rows_typed<DType::kBF16, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
-  } else {
-    dot_rows_typed<DType::kF16, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
-  }
+  for_dtype(keys.dtype, [&]<DType kType>() {
+    dot_rows_typed<kType, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
+  });
 }
 
 // Columns [column, column + n) of o, at most kVectors vectors.
@@ -386,13 +382,9 @@ void add_rows_typed(const MatrixView& values, int64_t count, int64_t columns, co
 
 void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
               float* o, int64_t o_stride) {
-  if (values.dtype == DType::kF32) {
-    add_rows_typed<DType::kF32, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
-  } else if (values.dtype == DType::kBF16) {
-    add_rows_typed<DType::kBF16, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
-  } else {
-    add_rows_typed<DType::kF16, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
-  }
+  for_dtype(values.dtype, [&]<DType kType>() {
+    add_rows_typed<kType, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
+  });
 }
 
 // ---- The softmax --------------------------------------------------------------------------------------------------
