@@ -65,6 +65,12 @@ def fused(score_mod, mask_mod, **options):
     return attend
 
 
+def drawn(attend, inputs, leaves, draws):
+    """The gradients for each draw of cotangents, one below the other."""
+    each = [gradients(attend, inputs, leaves, cotangents) for cotangents in draws]
+    return [torch.stack(of_tensor) for of_tensor in zip(*each, strict=True)]
+
+
 def check(ours, golden, eager, names="qkv"):
     """As PyTorch's learned biases are tested, each tensor has the factor of its own type."""
     for i, (one, true, plain) in enumerate(zip(ours, golden, eager, strict=True)):
@@ -83,12 +89,14 @@ def test_gradients(name, dtype):
     mods = torch_mods.cases(SHAPES[dtype][0], SHAPES[dtype][3], SHAPES[dtype][4])[name]
     leaves = captured(*mods)
     shape = (*inputs[0].shape[:3], inputs[2].shape[3])
-    cotangents = torch.randn(shape).to(dtype), torch.randn(shape[:3])
-    ours = gradients(fused(*mods), inputs, leaves, cotangents)
-    doubled = [one.double() for one in inputs], leaves, [one.double() for one in cotangents]
+    # A number's gradient is one sample of an error: that of eager maths is ten times smaller now and then, by chance.
+    few = any(one.numel() < 16 for one in leaves)
+    draws = [(torch.randn(shape).to(dtype), torch.randn(shape[:3])) for _ in range(8 if few else 1)]
+    ours = drawn(fused(*mods), inputs, leaves, draws)
+    doubled = [one.double() for one in inputs], leaves, [(out.double(), lse.double()) for out, lse in draws]
     with in_double(leaves):
-        golden = gradients(lambda *given: unfused(*given, *mods), *doubled)
-    eager = gradients(lambda *given: unfused(*given, *mods), inputs, leaves, cotangents)
+        golden = drawn(lambda *given: unfused(*given, *mods), *doubled)
+    eager = drawn(lambda *given: unfused(*given, *mods), inputs, leaves, draws)
     assert [one.dtype for one in ours] == [one.dtype for one in (*inputs, *leaves)]
     if name == "in_half":  # the reference rounds gradients to float16 as well, ours do not
         for one, true in zip(ours, golden, strict=True):
