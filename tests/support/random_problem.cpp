@@ -6,6 +6,7 @@
 #include <iostream>
 #include <stdexcept>
 
+#include "flashlift/block_mask.h"
 #include "flashlift/builder.h"
 #include "problem/features.h"
 
@@ -313,6 +314,12 @@ int64_t draw_dim(Random& random) {
   }
 }
 
+void expect_ok(const Status& status) {
+  if (!status.ok()) {
+    throw std::logic_error(status.error().message);
+  }
+}
+
 // The named features, any of them together, before the problem's own programs.
 void draw_features(Problem& p, Random& random) {
   const auto once_in = [&](int64_t n) { return draw(random, 0, n - 1) == 0; };
@@ -342,10 +349,17 @@ void draw_features(Problem& p, Random& random) {
   if (p.dtype != DType::kF32 && once_in(5)) {  // in f32, a score that rounds the other way is all of the error there is
     features.logits = one_of(random, {DType::kBF16, DType::kF16});
   }
-  const Status applied = problem::apply_features(features, p);
-  if (!applied.ok()) {
-    throw std::logic_error(applied.error().message);
-  }
+  expect_ok(problem::apply_features(features, p));
+}
+
+// Blocks of a size of their own; which of them are skipped, partial or full is drawn with the other tensors.
+void draw_block_lists(Problem& p, Random& random) {
+  BlockKinds kinds;
+  kinds.q_block = one_of<int64_t>(random, {1, 16, 40, 128});
+  kinds.kv_block = one_of<int64_t>(random, {1, 16, 40, 128});
+  kinds.shape = {one_of<int64_t>(random, {1, p.batch}), one_of<int64_t>(random, {1, p.q_heads}),
+                 (p.q_len + kinds.q_block - 1) / kinds.q_block, (p.kv_len + kinds.kv_block - 1) / kinds.kv_block};
+  expect_ok(restrict_to_blocks(kinds, p));
 }
 
 }  // namespace
@@ -385,6 +399,9 @@ Problem draw_problem(Random& random) {
     draw_features(p, random);
   }
   p.captures = *collect_captures(p.score_mod, p.mask_mod);
+  if (p.q_len > 0 && p.kv_len > 0 && draw(random, 0, 7) == 0) {
+    draw_block_lists(p, random);
+  }
   p.sinks = draw(random, 0, 4) == 0 ? draw(random, 1, 3) : 0;
   p.empty_rows = one_of(random, {EmptyRows::kZero, EmptyRows::kUniform, EmptyRows::kNan});
   p.want_lse = draw(random, 0, 1) == 0;

@@ -56,9 +56,10 @@ void write_element(DType dtype, std::byte* at, Random& random) {
 }
 
 // Integers from low to high, both included.
+template <typename T>
 void draw_integers(const TensorView& view, int64_t low, int64_t high, Random& random) {
   for (int64_t i = 0; i < view.element_count(); ++i) {
-    static_cast<int32_t*>(view.data)[problem::element_offset(view, i)] = static_cast<int32_t>(draw(random, low, high));
+    static_cast<T*>(view.data)[problem::element_offset(view, i)] = static_cast<T>(draw(random, low, high));
   }
 }
 
@@ -106,9 +107,11 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
     if (cumulative) {
       draw_cumulative(views.captures.back(), capture.name == "cu_seqlens_q" ? p.q_len : p.kv_len, random);
     } else if (capture.name == "key_lengths") {
-      draw_integers(views.captures.back(), 0, p.kv_len + 1, random);
+      draw_integers<int32_t>(views.captures.back(), 0, p.kv_len + 1, random);
     } else if (capture.name == "q_segments" || capture.name == "kv_segments") {
-      draw_integers(views.captures.back(), 0, 2, random);
+      draw_integers<int32_t>(views.captures.back(), 0, 2, random);
+    } else if (capture.name == "block_kinds") {
+      draw_integers<uint8_t>(views.captures.back(), 0, 2, random);
     }
   }
   if (p.sinks > 0) {
