@@ -105,8 +105,29 @@ class LentExecutor : public Executor {
   FlashliftExecutor lent_;
 };
 
-Result<AttentionArguments> to_arguments(const FlashliftArguments& given, DLDevice device) {
-  AttentionArguments arguments;
+// Lends a vector the room that it had in the thread's last call, so that a call allocates nothing. A call inside a
+// call, as the caller's pool may make them, finds none and makes its own.
+template <typename T>
+class KeptRoom {
+ public:
+  explicit KeptRoom(std::vector<T>& vector) : vector_(vector) {
+    vector_.swap(kept());
+    vector_.clear();
+  }
+  ~KeptRoom() { vector_.swap(kept()); }
+  KeptRoom(const KeptRoom&) = delete;
+  KeptRoom& operator=(const KeptRoom&) = delete;
+
+ private:
+  static std::vector<T>& kept() {
+    static thread_local std::vector<T> room;
+    return room;
+  }
+
+  std::vector<T>& vector_;
+};
+
+Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionArguments& arguments) {
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, to_view(given.q, "q", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, to_view(given.k, "k", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, to_view(given.v, "v", device));
@@ -133,7 +154,7 @@ Result<AttentionArguments> to_arguments(const FlashliftArguments& given, DLDevic
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.page_table, to_view(given.page_table, "page_table", device));
   }
   arguments.dropout_seed = given.dropout_seed;
-  return arguments;
+  return {};
 }
 
 // Calls run(RunOptions) with what the caller's options say.
@@ -154,17 +175,19 @@ Status run_with(const FlashliftRunOptions* given, Run&& run) {
   return run(RunOptions{.executor = &executor, .stream = read.stream});
 }
 
-Result<AttentionArguments> read_arguments(const FlashliftArguments* given, DLDevice device) {
+Status read_arguments(const FlashliftArguments* given, DLDevice device, AttentionArguments& arguments) {
   FlashliftArguments read;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftArguments", read));
-  return to_arguments(read, device);
+  return to_arguments(read, device, arguments);
 }
 
 Status run(const FlashliftAttention* attention, const FlashliftArguments* given, const FlashliftRunOptions* options) {
   if (attention == nullptr || given == nullptr) {
     return invalid_argument("flashlift_attention_run: attention and arguments must not be NULL");
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(const AttentionArguments arguments, read_arguments(given, attention->device));
+  AttentionArguments arguments;
+  const KeptRoom room(arguments.captures);
+  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given, attention->device, arguments));
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run(arguments, run); });
 }
 
@@ -176,9 +199,8 @@ Status to_optional_view(const DLTensor* tensor, std::string_view name, DLDevice 
   return {};
 }
 
-Result<BackwardArguments> to_backward_arguments(const FlashliftBackwardArguments& given, DLDevice device) {
-  BackwardArguments arguments;
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.forward, read_arguments(given.forward, device));
+Status to_backward_arguments(const FlashliftBackwardArguments& given, DLDevice device, BackwardArguments& arguments) {
+  FLASHLIFT_RETURN_IF_ERROR(read_arguments(given.forward, device, arguments.forward));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_out, to_view(given.d_out, "d_out", device));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_lse, "d_lse", device, arguments.d_lse));
   FLASHLIFT_RETURN_IF_ERROR(to_optional_view(given.d_q, "d_q", device, arguments.d_q));
@@ -192,7 +214,7 @@ Result<BackwardArguments> to_backward_arguments(const FlashliftBackwardArguments
           to_optional_view(given.d_captures[i], fmt::format("d_captures[{}]", i), device, arguments.d_captures[i]));
     }
   }
-  return arguments;
+  return {};
 }
 
 Status run_backward(const FlashliftAttention* attention, const FlashliftBackwardArguments* given,
@@ -205,7 +227,10 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   if (read.forward == nullptr) {
     return invalid_argument("FlashliftBackwardArguments::forward is NULL; expected the forward call's arguments");
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardArguments arguments, to_backward_arguments(read, attention->device));
+  BackwardArguments arguments;
+  const KeptRoom room(arguments.forward.captures);
+  const KeptRoom gradients_room(arguments.d_captures);
+  FLASHLIFT_RETURN_IF_ERROR(to_backward_arguments(read, attention->device, arguments));
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flashlift/flashlift.h"
+#include "support/allocation_hooks.h"
 
 namespace {
 
@@ -258,7 +259,7 @@ TEST_F(CApi, RunsOnALentExecutor) {
   EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT), "");
 }
 
-TEST(CApiTwoOutputs, PassesCapturesSinksAndLse) {
+TEST(CApiTwoOutputs, PassesCapturesSinksAndLseAndAllocatesNothingOnceWarm) {
   FlashliftAttention* attention = compiled(
       "attn b1 h2 s3 d4 f32 sinks=1 lse "
       "score_mod(bias: f32[3]) { %0 = load bias[kv]; %1 = add score, %0; return %1 }");
@@ -279,6 +280,25 @@ TEST(CApiTwoOutputs, PassesCapturesSinksAndLse) {
   EXPECT_EQ(take(flashlift_attention_run(attention, &arguments, nullptr)), "");
   EXPECT_NEAR(out.data[0], 2.0f * 3.0f / 4.0f, 1e-6f);  // three keys and one sink, all with score 0
   EXPECT_NEAR(lse.data[5], std::log(4.0f), 1e-6f);
+
+  Array<float> d_bias{{3}, kF32, -1.0f}, d_v{{1, 2, 3, 4}, kF32, -1.0f};
+  const DLTensor* d_captures[] = {&d_bias.tensor};
+  const FlashliftBackwardArguments backward = {.struct_size = sizeof(FlashliftBackwardArguments),
+                                               .forward = &arguments,
+                                               .d_out = &q.tensor,
+                                               .d_lse = nullptr,
+                                               .d_q = nullptr,
+                                               .d_k = nullptr,
+                                               .d_v = &d_v.tensor,
+                                               .d_captures = d_captures,
+                                               .d_sinks = nullptr};
+  EXPECT_EQ(take(flashlift_attention_run_backward(attention, &backward, nullptr)), "");
+  EXPECT_EQ(d_bias.data, std::vector<float>(3, 0.0f));  // d_out is 0
+
+  const int64_t before = flashlift::testing::allocation_count();
+  EXPECT_EQ(flashlift_attention_run(attention, &arguments, nullptr), nullptr);
+  EXPECT_EQ(flashlift_attention_run_backward(attention, &backward, nullptr), nullptr);
+  EXPECT_EQ(flashlift::testing::allocation_count(), before) << "a warmed call allocates";
   flashlift_attention_destroy(attention);
 }
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <thread>
 
-#include "allocation_hooks.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
+#include "support/allocation_hooks.h"
 #include "support/tensors.h"
 
 namespace flashlift {

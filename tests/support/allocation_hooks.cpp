@@ -1,4 +1,4 @@
-#include "allocation_hooks.h"
+#include "support/allocation_hooks.h"
 
 #include <atomic>
 #include <cstddef>
