@@ -46,7 +46,7 @@ class Run {
         memory_(memory),
         done_(done),
         q_tiles_(divide_up(call.sizes.q_len, call.kernel.config().q_tile)),
-        chunks_(divide_up(call.sizes.kv_len, call.kernel.config().kv_chunk)),
+        chunks_(divide_up(call.sizes.kv_len, call.kv_chunk)),
         pairs_(call.sizes.batch * call.sizes.kv_heads) {}
 
   void run() {
@@ -92,7 +92,7 @@ class Run {
     const int64_t workers = captured_.mode() == CaptureGradients::Mode::kSerial ? 1 : workers_;
     std::uninitialized_value_construct_n(done_, tasks);
     std::atomic<int64_t> committed{0};
-    const ChunkLayout layout(call_.kernel, call_.sizes);
+    const ChunkLayout layout(call_.kernel, call_.sizes, call_.kv_chunk);
     // All first chunks, then all second ones: threads work on different heads, and seldom wait for each other's turn.
     for_each_task(tasks, parallel_, workers, memory_, [&](int64_t i, const WorkerMemory& memory) {
       const int64_t stream = i % streams;
@@ -144,6 +144,22 @@ class Run {
   int64_t pairs_;
 };
 
+// The keys of a task. What it packs and sums for them stays in a second-level cache beside the tiles, and there are
+// enough tasks for all threads. The sums into d_q and of each key do not depend on it. Those of captured tensors'
+// gradients do, which therefore take the same whatever the number of threads.
+int64_t chunk_keys(const Backward& kernel, const CallSizes& sizes, bool captured, int64_t concurrency) {
+  constexpr int64_t kCacheBytes = 1 << 20;
+  constexpr int64_t kTasksPerThread = 4;
+  const BackwardConfig& config = kernel.config();
+  const int64_t key_bytes = (3 * kernel.d_stride() + 2 * kernel.v_stride()) * static_cast<int64_t>(sizeof(float));
+  const double keys = static_cast<double>(sizes.batch * sizes.kv_heads) * static_cast<double>(sizes.kv_len);
+  const double even = concurrency > 1 ? keys / static_cast<double>(kTasksPerThread * concurrency) : keys;
+  const int64_t cached = kCacheBytes / key_bytes / config.kv_tile * config.kv_tile;
+  const int64_t shared =
+      round_up(static_cast<int64_t>(std::min(even, static_cast<double>(config.max_chunk))), config.kv_tile);
+  return captured ? config.min_chunk : std::clamp(std::min(cached, shared), config.min_chunk, config.max_chunk);
+}
+
 // Where the pieces of a call's memory lie, and how large they are.
 struct MemoryLayout {
   MemoryLayout(const Backward& kernel, const CallSizes& sizes, bool wants_dq, const CaptureGradients* captured,
@@ -153,16 +169,18 @@ struct MemoryLayout {
     const int64_t row_count = sizes.batch * sizes.q_heads * sizes.q_len;
     const double multiply_adds = static_cast<double>(row_count) * static_cast<double>(sizes.kv_len) *
                                  static_cast<double>(problem.head_dim + problem.value_dim);
-    const int64_t chunks = sizes.batch * sizes.kv_heads * divide_up(sizes.kv_len, config.kv_chunk);
     const int64_t row_tiles = sizes.batch * sizes.q_heads * divide_up(sizes.q_len, config.q_tile);
     concurrency = multiply_adds < kInlineWork ? 1 : std::max<int64_t>(1, concurrency);
+    const bool sums_captures = captured != nullptr && captured->mode() != CaptureGradients::Mode::kNone;
+    kv_chunk = chunk_keys(kernel, sizes, sums_captures, concurrency);
+    const int64_t chunks = sizes.batch * sizes.kv_heads * divide_up(sizes.kv_len, kv_chunk);
     LayoutCounter shared;
     dq = shared.take(wants_dq ? row_count * kernel.d_stride() : 0, sizeof(float));
     rows = shared.take(row_count, sizeof(RowGradient));
     sums = shared.take(captured != nullptr ? static_cast<int64_t>(captured->bytes()) : 0, 1);
     done = shared.take(chunks, sizeof(std::atomic<int64_t>));
     LayoutCounter own;
-    own.take(static_cast<int64_t>(ChunkLayout(kernel, sizes).bytes), 1);
+    own.take(static_cast<int64_t>(ChunkLayout(kernel, sizes, kv_chunk).bytes), 1);
     own.take(captured != nullptr ? captured->task_floats() : 0, sizeof(float));
     memory = {.shared = shared.bytes(),
               .workers = std::clamp<int64_t>(std::max(chunks, row_tiles), 1, concurrency),
@@ -171,6 +189,7 @@ struct MemoryLayout {
               .visited = std::max(divide_up(sizes.kv_len, config.kv_tile), divide_up(sizes.q_len, config.q_tile))};
   }
 
+  int64_t kv_chunk;
   size_t dq;
   size_t rows;
   size_t sums;
@@ -203,6 +222,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   BackwardCall call{.kernel = *this,
                     .arguments = arguments,
                     .sizes = sizes,
+                    .kv_chunk = 0,
                     .visits = memory->visits,
                     .captures = captures,
                     .rows = nullptr,
@@ -213,6 +233,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   CaptureGradients captured(problem, arguments, sizes);
   const MemoryLayout layout(*this, sizes, arguments.d_q.has_value(), &captured, parallel.concurrency);
   FLASHLIFT_RETURN_IF_ERROR(memory->reserve(layout.memory));
+  call.kv_chunk = layout.kv_chunk;
   std::byte* shared = memory->shared();
   call.rows = reinterpret_cast<RowGradient*>(shared + layout.rows);
   call.dq = arguments.d_q ? reinterpret_cast<float*>(shared + layout.dq) : nullptr;

@@ -15,7 +15,9 @@ namespace flashlift::cpu {
 struct BackwardConfig {
   int64_t q_tile = 96;
   int64_t kv_tile = 128;
-  int64_t kv_chunk = 256;  // keys of a task: whole tiles
+  // Keys of a task: whole tiles. Every task reads all queries and d_out, and adds to all of d_q.
+  int64_t min_chunk = 256;
+  int64_t max_chunk = 1024;
 };
 
 // Compiled once per problem class and set of captured tensors whose gradients are wanted; immutable.

@@ -14,6 +14,7 @@ struct BackwardCall {
   const Backward& kernel;
   const BackwardArguments& arguments;
   CallSizes sizes;
+  int64_t kv_chunk;  // keys of a task
   const plan::Visits& visits;
   const CaptureView* captures;
   RowGradient* rows;  // [batch, q_heads, q_len]
@@ -52,16 +53,16 @@ struct Progress {
 };
 
 // Tiles of keys in a chunk, each with its own visited query tiles.
-inline constexpr int64_t kMaxBlocks = BackwardConfig{}.kv_chunk / BackwardConfig{}.kv_tile;
+inline constexpr int64_t kMaxBlocks = BackwardConfig{}.max_chunk / BackwardConfig{}.kv_tile;
 
 struct ChunkLayout {
-  ChunkLayout(const Backward& kernel, const CallSizes& sizes);
+  ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t kv_chunk);
   size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, dk, dv, uniform, coordinates;
   int64_t s_stride;
   size_t bytes;
 };
 
-// Keys [chunk * kv_chunk, ...) of the key-value heads [pair_begin, pair_end), counted over batches, one after the
+// Keys [chunk * call.kv_chunk, ...) of the key-value heads [pair_begin, pair_end), counted over batches, one after the
 // other. `gradients` are where captured tensors' gradients are added.
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
                const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory);

@@ -74,11 +74,13 @@ class RowFinder {
                                  call_.v_stride);
     call_.kernels().convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
                                  call_.v_stride);
-    double sum = 0;
-    for (int64_t d = 0; d < value_dim; ++d) {
-      sum += static_cast<double>(out[d]) * static_cast<double>(d_out[d]);
+    double sums[4] = {};  // a single one would wait for each addition
+    for (int64_t d = 0; d < call_.v_stride; d += 4) {
+      for (int64_t i = 0; i < 4; ++i) {
+        sums[i] += static_cast<double>(out[d + i]) * static_cast<double>(d_out[d + i]);
+      }
     }
-    return sum;
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
   // The forward pass with <d_out, v> in place of the values, or without.

@@ -1,4 +1,5 @@
 // The backward pass's five products, a chunk of keys at a time against all queries that see it.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -15,12 +16,38 @@ namespace {
 // Gaps between the rows of the scores: without them, rows read down a column would share a few cache sets.
 constexpr int64_t kRowGap = 16;
 
-// A panelled matrix as the product's second operand, and as its first: rows of `stride` floats.
+// Rows of a partial tile that are looked at together to find those which some of its keys need: a multiple of every
+// micro-kernel's rows.
+constexpr int64_t kTrimRows = 12;
+// Products of a tile with a block of keys, beside each of which a share of the next tile is prefetched.
+constexpr int64_t kProducts = 5;
+
+// A tile of q or d_out: as the second operand of a product, in panels, and as its first, rows of `stride` floats.
 struct Operand {
   float* panels;
   float* rows;
   int64_t stride;
   bool finite = true;
+};
+
+struct QueryTile {
+  int64_t b;
+  int64_t h;
+  int64_t q_begin;
+  int64_t rows;
+  int64_t position;  // in the chunk's sequence
+  Operand q;
+  Operand d_out;
+  bool waited = false;  // for its turn to add to dq
+};
+
+// Part of a tile's scores: rows of the tile, and keys of the chunk from a whole panel on.
+struct Part {
+  int64_t row;
+  int64_t rows;
+  int64_t key;
+  int64_t columns;
+  bool partial;
 };
 
 class ChunkRunner {
@@ -34,8 +61,8 @@ class ChunkRunner {
         layout_(layout),
         memory_(memory),
         chunk_(chunk),
-        kv_begin_(chunk * config_.kv_chunk),
-        keys_(std::min(config_.kv_chunk, call.sizes.kv_len - kv_begin_)),
+        kv_begin_(chunk * call.kv_chunk),
+        keys_(std::min(call.kv_chunk, call.sizes.kv_len - kv_begin_)),
         blocks_(divide_up(std::max<int64_t>(keys_, 0), config_.kv_tile)),
         progress_(progress),
         gradients_(gradients),
@@ -60,13 +87,18 @@ class ChunkRunner {
                const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at);
   void run_head(int64_t b, int64_t h, int64_t first_position);
   void run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds);
-  void multiply_keys(const Operand& a, int64_t rows, int64_t depth, const float* panels, int64_t columns, float* c);
-  void finish_scores(int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t block, bool partial);
-  void drop_out(float* tile, int64_t rows, int64_t block);
-  void add_to_keys(const float* coefficients, int64_t rows, int64_t columns, const Operand& b, const Panel* panels,
-                   int panel_count, float* c, int64_t c_stride);
-  void add_to_queries(int64_t rows, int64_t block, float* dq);
+  void run_trimmed(QueryTile& tile, const Part& whole);
+  void run_part(QueryTile& tile, const Part& part);
+  bool trim(const QueryTile& tile, Part& part);
+  void multiply_keys(const Operand& a, const Part& part, int64_t depth, const float* panels, float* c);
+  void finish_scores(const QueryTile& tile, const Part& part);
+  void drop_out(float* scores, const Part& part);
+  void add_to_keys(const float* coefficients, int64_t tile_rows, const Part& part, const Operand& b,
+                   const Panel* panels, int panel_count, float* c, int64_t c_stride);
+  void add_to_queries(const Part& part, float* dq);
   void wait_for_turn(int64_t position);
+  void expect_tile(int64_t b, int64_t h, int64_t tile, int64_t steps);
+  void prefetch_share();
   void add_uniform_rows(int64_t b, int64_t g);
   void store(const std::optional<TensorView>& gradient, int64_t b, int64_t g, const float* from, int64_t stride,
              int64_t width, float factor);
@@ -89,6 +121,12 @@ class ChunkRunner {
   int d_panel_count_;
   int v_panel_count_;
   bool keys_finite_[kMaxBlocks] = {};
+  // What run_part() prefetches of the next tile, `share` rows at a time.
+  MatrixView next_q_;
+  MatrixView next_d_out_;
+  MatrixView next_dq_;
+  int64_t next_rows_ = 0;
+  int64_t next_share_ = 0;
 };
 
 // Panels of keys, each `depth` deep, as the second operand of <q, k> and <d_out, v>.
@@ -125,8 +163,17 @@ void ChunkRunner::pack_keys(int64_t b, int64_t g) {
                     at<float>(layout_.kt) + first * problem_.head_dim);
     pack_transposed(call_.forward().v, b, g, kv_begin_ + first, columns, problem_.value_dim,
                     at<float>(layout_.vt) + first * problem_.value_dim);
-    keys_finite_[block] = pack_panels(head_rows(call_.forward().k, b, g, kv_begin_ + first), columns, problem_.head_dim,
-                                      d_panels_, d_panel_count_, 1.0f, at<float>(layout_.k) + first * call_.d_stride);
+  }
+  const float* panels = at<float>(layout_.k);
+  const bool finite = pack_panels(head_rows(call_.forward().k, b, g, kv_begin_), keys_, problem_.head_dim, d_panels_,
+                                  d_panel_count_, 1.0f, at<float>(layout_.k));
+  for (int64_t block = 0; block < blocks_; ++block) {
+    keys_finite_[block] = true;
+    for (int i = 0; !finite && i < d_panel_count_; ++i) {
+      const int64_t width = d_panels_[i].vectors * kernels_.lanes;
+      const float* from = panels + d_panels_[i].begin * keys_ + block * config_.kv_tile * width;
+      keys_finite_[block] = kernels_.all_finite(from, columns_of(block) * width) && keys_finite_[block];
+    }
   }
 }
 
@@ -144,42 +191,41 @@ Operand ChunkRunner::load(const TensorView& tensor, int64_t b, int64_t h, int64_
   return operand;
 }
 
-// C = A B^T over one block of keys.
-void ChunkRunner::multiply_keys(const Operand& a, int64_t rows, int64_t depth, const float* panels, int64_t columns,
-                                float* c) {
-  for (int64_t first = 0; first < columns; first += kernels_.panel_width) {
-    const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, columns - first), kernels_.lanes);
-    kernels_.multiply(rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows, a.stride, panels, c + first,
-                      layout_.s_stride, false);
+// C = A B^T over a part's keys.
+void ChunkRunner::multiply_keys(const Operand& a, const Part& part, int64_t depth, const float* panels, float* c) {
+  panels += part.key * depth;
+  for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
+    const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
+    kernels_.multiply(part.rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows + part.row * a.stride,
+                      a.stride, panels, c + first, layout_.s_stride, false);
     panels += padded * depth;
   }
 }
 
-void ChunkRunner::drop_out(float* tile, int64_t rows, int64_t block) {
-  for (int64_t r = 0; call_.dropout.threshold > 0 && r < rows; ++r) {
-    const RowCoordinates& row = at<RowCoordinates>(layout_.coordinates)[r];
-    kernels_.drop_out(tile + r * layout_.s_stride, columns_of(block), call_.dropout, {row.b, row.h, row.q},
-                      kv_begin_ + block * config_.kv_tile);
+void ChunkRunner::drop_out(float* scores, const Part& part) {
+  for (int64_t r = 0; call_.dropout.threshold > 0 && r < part.rows; ++r) {
+    const RowCoordinates& row = at<RowCoordinates>(layout_.coordinates)[part.row + r];
+    kernels_.drop_out(scores + r * layout_.s_stride, part.columns, call_.dropout, {row.b, row.h, row.q},
+                      kv_begin_ + part.key);
   }
 }
 
 // s becomes p, and ds the gradient of the scaled dot products.
-void ChunkRunner::finish_scores(int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t block, bool partial) {
-  const int64_t columns = columns_of(block);
-  const RowGradient* states = call_.rows + call_.row_index(b, h, q_begin);
+void ChunkRunner::finish_scores(const QueryTile& tile, const Part& part) {
+  const RowGradient* states = call_.rows + call_.row_index(tile.b, tile.h, tile.q_begin + part.row);
   const GradientFunction function =
-      function_for_tile(call_.kernel.gradient(), problem_, partial, columns % kernels_.lanes == 0);
+      function_for_tile(call_.kernel.gradient(), problem_, part.partial, part.columns % kernels_.lanes == 0);
   if (function == nullptr) {
-    kernels_.score_gradients(at<float>(layout_.s), at<float>(layout_.ds), layout_.s_stride, rows, columns,
+    kernels_.score_gradients(at<float>(layout_.s), at<float>(layout_.ds), layout_.s_stride, part.rows, part.columns,
                              problem_.scale, states);
     return;
   }
   const GradientArguments arguments{.scores = {.s = at<float>(layout_.s),
                                                .s_stride = layout_.s_stride,
-                                               .rows = rows,
-                                               .kv_begin = kv_begin_ + block * config_.kv_tile,
-                                               .columns = columns,
-                                               .coordinates = at<RowCoordinates>(layout_.coordinates),
+                                               .rows = part.rows,
+                                               .kv_begin = kv_begin_ + part.key,
+                                               .columns = part.columns,
+                                               .coordinates = at<RowCoordinates>(layout_.coordinates) + part.row,
                                                .captures = call_.captures,
                                                .maxima = nullptr,
                                                .q_len = static_cast<int32_t>(call_.sizes.q_len),
@@ -192,19 +238,19 @@ void ChunkRunner::finish_scores(int64_t b, int64_t h, int64_t q_begin, int64_t r
 }
 
 // C += coefficients^T B. Where B has an infinity or NaN, only what is not masked takes part.
-void ChunkRunner::add_to_keys(const float* coefficients, int64_t rows, int64_t columns, const Operand& b,
+void ChunkRunner::add_to_keys(const float* coefficients, int64_t tile_rows, const Part& part, const Operand& b,
                               const Panel* panels, int panel_count, float* c, int64_t c_stride) {
   for (int i = 0; i < panel_count; ++i) {
-    const float* panel = b.panels + panels[i].begin * rows;
-    float* to = c + panels[i].begin;
+    const int64_t width = panels[i].vectors * kernels_.lanes;
+    const float* panel = b.panels + panels[i].begin * tile_rows + part.row * width;
+    float* to = c + part.key * c_stride + panels[i].begin;
     if (b.finite) {
-      kernels_.multiply_transposed(columns, panels[i].vectors, rows, coefficients, layout_.s_stride, panel, to,
-                                   c_stride);
+      kernels_.multiply_transposed(part.columns, panels[i].vectors, part.rows, coefficients, layout_.s_stride, panel,
+                                   to, c_stride);
       continue;
     }
-    const int64_t width = panels[i].vectors * kernels_.lanes;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < columns; ++j) {
+    for (int64_t r = 0; r < part.rows; ++r) {
+      for (int64_t j = 0; j < part.columns; ++j) {
         const float x = coefficients[r * layout_.s_stride + j];
         for (int64_t d = 0; x != 0 && d < width; ++d) {
           to[j * c_stride + d] = std::fma(x, panel[r * width + d], to[j * c_stride + d]);
@@ -214,19 +260,19 @@ void ChunkRunner::add_to_keys(const float* coefficients, int64_t rows, int64_t c
   }
 }
 
-void ChunkRunner::add_to_queries(int64_t rows, int64_t block, float* dq) {
+void ChunkRunner::add_to_queries(const Part& part, float* dq) {
   const float* ds = at<float>(layout_.ds);
-  const int64_t columns = columns_of(block);
   for (int i = 0; i < d_panel_count_; ++i) {
-    const float* panel = at<float>(layout_.k) + block * config_.kv_tile * call_.d_stride + d_panels_[i].begin * columns;
-    float* to = dq + d_panels_[i].begin;
-    if (keys_finite_[block]) {
-      kernels_.multiply(rows, d_panels_[i].vectors, columns, ds, layout_.s_stride, panel, to, call_.d_stride, true);
+    const int64_t width = d_panels_[i].vectors * kernels_.lanes;
+    const float* panel = at<float>(layout_.k) + d_panels_[i].begin * keys_ + part.key * width;
+    float* to = dq + part.row * call_.d_stride + d_panels_[i].begin;
+    if (keys_finite_[part.key / config_.kv_tile]) {
+      kernels_.multiply(part.rows, d_panels_[i].vectors, part.columns, ds, layout_.s_stride, panel, to, call_.d_stride,
+                        true);
       continue;
     }
-    const int64_t width = d_panels_[i].vectors * kernels_.lanes;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t j = 0; j < columns; ++j) {
+    for (int64_t r = 0; r < part.rows; ++r) {
+      for (int64_t j = 0; j < part.columns; ++j) {
         const float x = ds[r * layout_.s_stride + j];
         for (int64_t d = 0; x != 0 && d < width; ++d) {
           to[r * call_.d_stride + d] = std::fma(x, panel[j * width + d], to[r * call_.d_stride + d]);
@@ -252,49 +298,144 @@ void ChunkRunner::wait_for_turn(int64_t position) {
   }
 }
 
+// Sets what prefetch_share() brings near in `steps` steps: a tile of queries, if there is one.
+void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t steps) {
+  const int64_t q_begin = tile * config_.q_tile;
+  next_rows_ = std::clamp<int64_t>(call_.sizes.q_len - q_begin, 0, config_.q_tile);
+  next_share_ = divide_up(next_rows_, steps);
+  if (next_rows_ > 0) {
+    next_q_ = head_rows(call_.forward().q, b, h, q_begin);
+    next_d_out_ = head_rows(call_.arguments.d_out, b, h, q_begin);
+    next_dq_ = {call_.dq == nullptr ? nullptr : call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride, DType::kF32,
+                call_.d_stride, 1};
+  }
+}
+
+void ChunkRunner::prefetch_share() {
+  const int64_t rows = std::min(next_share_, next_rows_);
+  if (rows <= 0) {
+    return;
+  }
+  const auto bring = [&](MatrixView& matrix, int64_t width) {
+    kernels_.prefetch(matrix, rows, width);
+    matrix = row_of(matrix, rows);
+  };
+  bring(next_q_, problem_.head_dim);
+  bring(next_d_out_, problem_.value_dim);
+  if (call_.dq != nullptr) {
+    bring(next_dq_, call_.d_stride);
+  }
+  next_rows_ -= rows;
+}
+
 void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(config_.q_tile, call_.sizes.q_len - q_begin);
-  const Operand q = load(call_.forward().q, b, h, q_begin, rows, problem_.head_dim, d_panels_, d_panel_count_, 1.0f,
-                         layout_.q, layout_.q_rows);
-  const Operand d_out = load(call_.arguments.d_out, b, h, q_begin, rows, problem_.value_dim, v_panels_, v_panel_count_,
-                             call_.dropout.factor, layout_.d_out, layout_.d_out_rows);
+  QueryTile queries{.b = b,
+                    .h = h,
+                    .q_begin = q_begin,
+                    .rows = rows,
+                    .position = position,
+                    .q = load(call_.forward().q, b, h, q_begin, rows, problem_.head_dim, d_panels_, d_panel_count_,
+                              1.0f, layout_.q, layout_.q_rows),
+                    .d_out = load(call_.arguments.d_out, b, h, q_begin, rows, problem_.value_dim, v_panels_,
+                                  v_panel_count_, call_.dropout.factor, layout_.d_out, layout_.d_out_rows)};
   for (int64_t r = 0; r < rows; ++r) {
     at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b), static_cast<int32_t>(h),
                                                   static_cast<int32_t>(q_begin + r)};
   }
-  float* dq = call_.dq == nullptr ? nullptr : call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride;
-  bool waited = false;
+  const auto visited = blocks_ - std::count(kinds, kinds + blocks_, plan::TileKind::kSkipped);
+  expect_tile(b, h, tile + 1, kProducts * visited);
   for (int64_t block = 0; block < blocks_; ++block) {
-    if (kinds[block] == plan::TileKind::kSkipped) {
-      continue;
+    const Part whole{.row = 0,
+                     .rows = rows,
+                     .key = block * config_.kv_tile,
+                     .columns = columns_of(block),
+                     .partial = kinds[block] == plan::TileKind::kPartial};
+    if (whole.partial) {
+      run_trimmed(queries, whole);
+    } else if (kinds[block] == plan::TileKind::kFull) {
+      run_part(queries, whole);
     }
-    const int64_t first = block * config_.kv_tile;
-    const int64_t columns = columns_of(block);
-    multiply_keys(q, rows, problem_.head_dim, at<float>(layout_.kt) + first * problem_.head_dim, columns,
-                  at<float>(layout_.s));
-    multiply_keys(d_out, rows, problem_.value_dim, at<float>(layout_.vt) + first * problem_.value_dim, columns,
-                  at<float>(layout_.ds));
-    // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
-    // stays is in d_out.
-    drop_out(at<float>(layout_.ds), rows, block);
-    finish_scores(b, h, q_begin, rows, block, kinds[block] == plan::TileKind::kPartial);
-    drop_out(at<float>(layout_.s), rows, block);
-    if (call_.arguments.d_v) {
-      add_to_keys(at<float>(layout_.s), rows, columns, d_out, v_panels_, v_panel_count_,
-                  at<float>(layout_.dv) + first * call_.v_stride, call_.v_stride);
+  }
+}
+
+// Of a partial tile only what its halves need: on a causal diagonal, less than half of it.
+void ChunkRunner::run_trimmed(QueryTile& tile, const Part& whole) {
+  const int64_t half = config_.kv_tile / 2;
+  static_assert(BackwardConfig{}.kv_tile / 2 % 64 == 0, "whole panels, and whole counters of dropout");
+  Part parts[2] = {whole, whole};
+  parts[0].columns = std::min(whole.columns, half);
+  parts[1].key += half;
+  parts[1].columns = whole.columns - parts[0].columns;
+  bool needed[2] = {};
+  for (int i = 0; i < 2; ++i) {
+    needed[i] = parts[i].columns > 0 && trim(tile, parts[i]);
+  }
+  if (needed[0] && needed[1] && parts[0].rows == parts[1].rows && parts[0].row == parts[1].row) {
+    parts[0].columns = whole.columns;
+    needed[1] = false;
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (needed[i]) {
+      run_part(tile, parts[i]);
     }
-    if (call_.arguments.d_k) {
-      add_to_keys(at<float>(layout_.ds), rows, columns, q, d_panels_, d_panel_count_,
-                  at<float>(layout_.dk) + first * call_.d_stride, call_.d_stride);
+  }
+}
+
+// Leaves off the first and last rows that none of the part's keys is kept for; false if that is all of them.
+bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
+  std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
+  const auto skipped = [&](int64_t row) {
+    const plan::TileBox box{.b = tile.b,
+                            .h_begin = tile.h,
+                            .h_end = tile.h + 1,
+                            .q_begin = tile.q_begin + row,
+                            .q_end = tile.q_begin + std::min(row + kTrimRows, tile.rows),
+                            .kv_begin = kv_begin_ + part.key,
+                            .kv_end = kv_begin_ + part.key + part.columns};
+    return call_.visits.classify(box, scratch) == plan::TileKind::kSkipped;
+  };
+  int64_t begin = 0;
+  int64_t end = tile.rows;
+  while (begin < end && skipped(begin)) {
+    begin += kTrimRows;
+  }
+  while (begin < end && skipped((end - 1) / kTrimRows * kTrimRows)) {
+    end = (end - 1) / kTrimRows * kTrimRows;
+  }
+  part.row = begin;
+  part.rows = end - begin;
+  return part.rows > 0;
+}
+
+void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
+  float* s = at<float>(layout_.s);
+  float* ds = at<float>(layout_.ds);
+  prefetch_share();
+  multiply_keys(tile.q, part, problem_.head_dim, at<float>(layout_.kt), s);
+  prefetch_share();
+  multiply_keys(tile.d_out, part, problem_.value_dim, at<float>(layout_.vt), ds);
+  // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
+  // stays is in d_out.
+  drop_out(ds, part);
+  finish_scores(tile, part);
+  drop_out(s, part);
+  prefetch_share();
+  if (call_.arguments.d_v) {
+    add_to_keys(s, tile.rows, part, tile.d_out, v_panels_, v_panel_count_, at<float>(layout_.dv), call_.v_stride);
+  }
+  prefetch_share();
+  if (call_.arguments.d_k) {
+    add_to_keys(ds, tile.rows, part, tile.q, d_panels_, d_panel_count_, at<float>(layout_.dk), call_.d_stride);
+  }
+  prefetch_share();
+  if (call_.dq != nullptr) {
+    if (!tile.waited) {
+      wait_for_turn(tile.position);
+      tile.waited = true;
     }
-    if (dq != nullptr) {
-      if (!waited) {
-        wait_for_turn(position);
-        waited = true;
-      }
-      add_to_queries(rows, block, dq);
-    }
+    add_to_queries(part, call_.dq + call_.row_index(tile.b, tile.h, tile.q_begin) * call_.d_stride);
   }
 }
 
@@ -369,8 +510,8 @@ void ChunkRunner::store(const std::optional<TensorView>& gradient, int64_t b, in
 
 void ChunkRunner::run_pair(int64_t b, int64_t g, int64_t first_position) {
   pack_keys(b, g);
-  std::memset(at<float>(layout_.dk), 0, static_cast<size_t>(config_.kv_chunk * call_.d_stride) * sizeof(float));
-  std::memset(at<float>(layout_.dv), 0, static_cast<size_t>(config_.kv_chunk * call_.v_stride) * sizeof(float));
+  std::memset(at<float>(layout_.dk), 0, static_cast<size_t>(keys_ * call_.d_stride) * sizeof(float));
+  std::memset(at<float>(layout_.dv), 0, static_cast<size_t>(keys_ * call_.v_stride) * sizeof(float));
   const int64_t tiles = divide_up(call_.sizes.q_len, config_.q_tile);
   for (int64_t i = 0; i < call_.sizes.group(); ++i) {
     run_head(b, g * call_.sizes.group() + i, first_position + i * tiles);
@@ -384,24 +525,24 @@ void ChunkRunner::run_pair(int64_t b, int64_t g, int64_t first_position) {
 
 }  // namespace
 
-ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes) {
+ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t kv_chunk) {
   const BackwardConfig& config = kernel.config();
   const int64_t head_dim = kernel.forward().problem().head_dim;
   const int64_t value_dim = kernel.forward().problem().value_dim;
   const int64_t rows = std::min(config.q_tile, sizes.q_len);
   LayoutCounter counter;
   s_stride = config.kv_tile + kRowGap;
-  kt = counter.take(config.kv_chunk * head_dim, sizeof(float));
-  k = counter.take(config.kv_chunk * kernel.d_stride(), sizeof(float));
-  vt = counter.take(config.kv_chunk * value_dim, sizeof(float));
+  kt = counter.take(kv_chunk * head_dim, sizeof(float));
+  k = counter.take(kv_chunk * kernel.d_stride(), sizeof(float));
+  vt = counter.take(kv_chunk * value_dim, sizeof(float));
   q = counter.take(rows * kernel.d_stride(), sizeof(float));
   q_rows = counter.take(rows * head_dim, sizeof(float));
   d_out = counter.take(rows * kernel.v_stride(), sizeof(float));
   d_out_rows = counter.take(rows * value_dim, sizeof(float));
   s = counter.take(rows * s_stride, sizeof(float));
   ds = counter.take(rows * s_stride, sizeof(float));
-  dk = counter.take(config.kv_chunk * kernel.d_stride(), sizeof(float));
-  dv = counter.take(config.kv_chunk * kernel.v_stride(), sizeof(float));
+  dk = counter.take(kv_chunk * kernel.d_stride(), sizeof(float));
+  dv = counter.take(kv_chunk * kernel.v_stride(), sizeof(float));
   uniform = counter.take(kernel.v_stride(), sizeof(float));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   bytes = counter.bytes();

@@ -19,11 +19,6 @@ constexpr int64_t kRunGroups = 2;
 // Up to so many rows (a tile has no fewer than its head group has, or many more) keys and values are not packed.
 constexpr int64_t kDirectRows = 8;
 
-MatrixView row_of(const MatrixView& matrix, int64_t row) {
-  const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
-  return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};
-}
-
 Bf16* as_pairs(float* buffer) { return reinterpret_cast<Bf16*>(buffer); }
 
 // Has the pair kernels ready while it lives.

@@ -29,6 +29,12 @@ inline MatrixView head_rows(const TensorView& tensor, int64_t b, int64_t h, int6
           tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }
 
+// The matrix from one of its rows on.
+inline MatrixView row_of(const MatrixView& matrix, int64_t row) {
+  const int64_t bytes = row * matrix.row_stride * static_cast<int64_t>(size_in_bytes(matrix.dtype));
+  return {static_cast<const std::byte*>(matrix.data) + bytes, matrix.dtype, matrix.row_stride, matrix.column_stride};
+}
+
 inline float sink_at(const TensorView& sinks, int64_t h, int64_t r) {
   return static_cast<const float*>(sinks.data)[problem::sink_offset(sinks, h, r)];
 }
