@@ -167,7 +167,7 @@ class RowFinder {
         kernels.drop_out(row, columns, call_.dropout, {b_, h_, q_begin_ + r}, kv_begin);
       }
       float sum = 0;
-      kernels.dot_rows({row, DType::kF32, columns, 1}, 1, columns, e, columns, 1, &sum, 1);
+      kernels.dot_rows({row, DType::kF32, columns, 1}, 1, columns, e, columns, 1, &sum, 1, {});
       if (!std::isfinite(sum)) {  // a masked key takes no part, whatever its value
         sum = 0;
         for (int64_t j = 0; j < columns; ++j) {

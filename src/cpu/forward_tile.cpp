@@ -336,8 +336,17 @@ void TaskRunner::multiply_keys(int64_t row_begin, int64_t rows, int64_t columns)
 // Few rows read keys and values once, as they lie: packing them would be most of the work.
 void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
   const int64_t rows = task_.rows();
+  MatrixView next_keys{};
+  MatrixView next_values{};
+  if (problem_.page_size == 0) {
+    next_values = head_rows(call_.arguments.v, task_.b, task_.g, kv_begin);
+    const int64_t next = kv_begin + columns;
+    if (next < task_.kv_end && kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped) {
+      next_keys = head_rows(call_.arguments.k, task_.b, task_.g, next);
+    }
+  }
   kernels_.dot_rows(key_rows(call_.arguments.k, kv_begin, columns), columns, problem_.head_dim, q_, layout_.q_stride,
-                    rows, s_, kv_tile_);
+                    rows, s_, kv_tile_, next_values);
   finalize_scores(0, rows, kv_begin, columns, partial);
   kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
                    layout_.o_stride);
@@ -349,7 +358,7 @@ void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
   float* before = v_;
   std::copy_n(o_, outputs, before);
   kernels_.add_rows(key_rows(call_.arguments.v, kv_begin, columns), columns, problem_.value_dim, s_, kv_tile_, rows, o_,
-                    layout_.o_stride);
+                    layout_.o_stride, next_keys);
   if (!kernels_.all_finite(o_, outputs)) {  // perhaps 0 times the infinite or NaN value of a key that takes no part
     std::copy_n(before, outputs, o_);
     for (int64_t r = 0; r < rows; ++r) {
@@ -408,7 +417,6 @@ void TaskRunner::visit_block(int64_t block) {
       ++end;
     }
     if (kind != plan::TileKind::kSkipped && layout_.direct) {
-      prefetch(block + 1, 0, 1);
       run_direct(kv_begin, columns, kind == plan::TileKind::kPartial);
     } else if (kind != plan::TileKind::kSkipped) {
       if (!packed) {

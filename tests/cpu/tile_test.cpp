@@ -195,10 +195,10 @@ TEST_P(Tile, MultipliesFewRowsWithKeysAsTheyLie) {
         const std::vector<float> q = random_floats(static_cast<size_t>(rows * depth), random_);
         std::vector<float> s(static_cast<size_t>(rows * kKeys));
         const MatrixView view{keys.data, dtype, depth, 1};
-        kernels_.dot_rows(view, kKeys, depth, q.data(), depth, rows, s.data(), kKeys);
+        kernels_.dot_rows(view, kKeys, depth, q.data(), depth, rows, s.data(), kKeys, view);
         const int64_t stride = (depth + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
         std::vector<float> o(static_cast<size_t>(rows * stride), 1.0f);
-        kernels_.add_rows(view, kKeys, depth, s.data(), kKeys, rows, o.data(), stride);
+        kernels_.add_rows(view, kKeys, depth, s.data(), kKeys, rows, o.data(), stride, view);
         for (int64_t r = 0; r < rows; ++r) {
           std::vector<double> sum(static_cast<size_t>(depth), 1.0);
           for (int64_t key = 0; key < kKeys; ++key) {

@@ -93,13 +93,15 @@ struct TileKernels {
   // C += A^T B with A [depth x rows], a_stride between its rows of `rows` floats; otherwise as multiply().
   void (*multiply_transposed)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride,
                               const float* b, float* c, int64_t c_stride);
-  // For a few rows, where packing keys and values would cost more than it saves; their column stride is 1.
+  // For a few rows, where packing keys and values would cost more than it saves; their column stride is 1. `next`, of
+  // their dtype, is what will be read after them, or has no data: beside each row read, one of its rows is brought into
+  // the second-level cache, so that memory never waits for the arithmetic.
   // s[r][j] = <q[r], keys[j]>.
   void (*dot_rows)(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
-                   float* s, int64_t s_stride);
+                   float* s, int64_t s_stride, const MatrixView& next);
   // o[r] += sum over j of p[r][j] values[j]; the rows of o are whole vectors.
   void (*add_rows)(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
-                   int64_t rows, float* o, int64_t o_stride);
+                   int64_t rows, float* o, int64_t o_stride, const MatrixView& next);
 
   // Multiplies the scores by scale, sets columns [columns, round_up(columns, lanes)) to -inf and gives each row's
   // maximum (NaN ignored).

@@ -265,10 +265,18 @@ void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* 
 
 constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
 
+// Brings near the cache line that holds this element, if the element is the line's first of `next`'s rows.
+template <DType kType>
+void prefetch_line(const MatrixView& next, int64_t row, int64_t column) {
+  if (next.data != nullptr && column * kElementSize<kType> % 64 == 0) {
+    _mm_prefetch(element<kType>(next, row, column), _MM_HINT_T1);
+  }
+}
+
 // s[r][key + i] = <q[r], keys[key + i]> for kKeys keys.
 template <DType kType, int kRows, int kKeys>
 void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* q, int64_t q_stride, float* s,
-               int64_t s_stride) {
+               int64_t s_stride, const MatrixView& next) {
   Float acc[kRows][kKeys];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -283,6 +291,7 @@ void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* 
 #pragma GCC unroll 4
     for (int i = 0; i < kKeys; ++i) {
       column[i] = load_elements<kType>(element<kType>(keys, key + i, c), n);
+      prefetch_line<kType>(next, key + i, c);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -305,32 +314,33 @@ void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* 
 
 template <DType kType, int kRows>
 void dot_rows_typed(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride,
-                    int64_t rows, float* s, int64_t s_stride) {
+                    int64_t rows, float* s, int64_t s_stride, MatrixView next) {
   if constexpr (kRows > 0) {
     for (; rows >= kRows; rows -= kRows, q += kRows * q_stride, s += kRows * s_stride) {
       int64_t key = 0;
       for (; key + 4 <= count; key += 4) {
-        dot_group<kType, kRows, 4>(keys, key, depth, q, q_stride, s, s_stride);
+        dot_group<kType, kRows, 4>(keys, key, depth, q, q_stride, s, s_stride, next);
       }
       for (; key < count; ++key) {
-        dot_group<kType, kRows, 1>(keys, key, depth, q, q_stride, s, s_stride);
+        dot_group<kType, kRows, 1>(keys, key, depth, q, q_stride, s, s_stride, next);
       }
+      next.data = nullptr;
     }
-    dot_rows_typed<kType, kRows - 1>(keys, count, depth, q, q_stride, rows, s, s_stride);
+    dot_rows_typed<kType, kRows - 1>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
   }
 }
 
 void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
-              float* s, int64_t s_stride) {
+              float* s, int64_t s_stride, const MatrixView& next) {
   for_dtype(keys.dtype, [&]<DType kType>() {
-    dot_rows_typed<kType, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride);
+    dot_rows_typed<kType, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
   });
 }
 
 // Columns [column, column + n) of o, at most kVectors vectors.
 template <DType kType, int kRows, int kVectors>
 void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t n, const float* p, int64_t p_stride,
-               float* o, int64_t o_stride) {
+               float* o, int64_t o_stride, const MatrixView& next) {
   Float acc[kRows][kVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -344,6 +354,7 @@ void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t 
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       row[v] = load_elements<kType>(element<kType>(values, key, column + v * kLanes), n - v * kLanes);
+      prefetch_line<kType>(next, key, column + v * kLanes);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -365,25 +376,26 @@ void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t 
 
 template <DType kType, int kRows>
 void add_rows_typed(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
-                    int64_t rows, float* o, int64_t o_stride) {
+                    int64_t rows, float* o, int64_t o_stride, MatrixView next) {
   if constexpr (kRows > 0) {
     for (; rows >= kRows; rows -= kRows, p += kRows * p_stride, o += kRows * o_stride) {
       int64_t c = 0;
       for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
-        add_group<kType, kRows, 4>(values, count, c, columns - c, p, p_stride, o, o_stride);
+        add_group<kType, kRows, 4>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
       }
       for (; c < columns; c += kLanes) {
-        add_group<kType, kRows, 1>(values, count, c, columns - c, p, p_stride, o, o_stride);
+        add_group<kType, kRows, 1>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
       }
+      next.data = nullptr;
     }
-    add_rows_typed<kType, kRows - 1>(values, count, columns, p, p_stride, rows, o, o_stride);
+    add_rows_typed<kType, kRows - 1>(values, count, columns, p, p_stride, rows, o, o_stride, next);
   }
 }
 
 void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
-              float* o, int64_t o_stride) {
+              float* o, int64_t o_stride, const MatrixView& next) {
   for_dtype(values.dtype, [&]<DType kType>() {
-    add_rows_typed<kType, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride);
+    add_rows_typed<kType, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride, next);
   });
 }
 
