@@ -16,8 +16,8 @@ namespace flashlift {
 // else. It is written, not added to.
 struct BackwardArguments {
   // The forward call's arguments as it left them: out and lse are read now. A problem that asks for lse and for an f32
-  // output has the fastest backward: without lse the row sums are computed once more, and what rounding does to a 16-bit
-  // output is too much for <d_out, out>, so that this is computed once more too.
+  // output has the fastest backward: without lse the row sums are computed once more, and what rounding does to a
+  // 16-bit output is too much for <d_out, out>, so that this is computed once more too.
   AttentionArguments forward;
 
   TensorView d_out;                 // of out's dtype and shape
