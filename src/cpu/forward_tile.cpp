@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/forward_finish.h"
+#include "cpu/forward_parts.h"
 #include "cpu/tile/pairs.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
@@ -13,9 +14,6 @@
 namespace flashlift::cpu {
 namespace {
 
-// Groups of them that go through both products and the softmax together. More would push the scores out of the
-// first-level cache, fewer would read the packed keys and values from the second level more often.
-constexpr int64_t kRunGroups = 2;
 // Up to so many rows (a tile has no fewer than its head group has, or many more) keys and values are not packed.
 constexpr int64_t kDirectRows = 8;
 
@@ -61,8 +59,7 @@ class TaskRunner {
         kept_(reinterpret_cast<uint8_t*>(memory.tiles + layout.kept)),
         gathered_(memory.tiles + layout.gathered),
         kv_tile_(call.kernel.config().kv_tile),
-        groups_(divide_up(task.rows(), kVisitRows)),
-        visits_(memory.visits.data()),
+        parts_(call, task, memory.visits.data()),
         panel_count_(value_panels(problem_.value_dim, kernels_, panels_)) {}
 
   void run();
@@ -71,22 +68,20 @@ class TaskRunner {
 
  private:
   void load_queries();
-  void find_visits();
-  plan::TileKind kind_at(int64_t group, int64_t block);
   void visit_block(int64_t block);
   MatrixView key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns);
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
   bool pack_value_pairs(MatrixView values, int64_t columns);
   void run_direct(int64_t kv_begin, int64_t columns, bool partial);
-  void run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
-  void finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial);
-  void multiply_keys(int64_t row_begin, int64_t rows, int64_t columns);
-  void multiply_values(int64_t row_begin, int64_t row_end, int64_t columns);
-  void drop_out(int64_t row_begin, int64_t rows, int64_t kv_begin, int64_t columns);
-  void note_kept(int64_t rows, int64_t columns);
-  void multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns);
-  void prefetch(int64_t block, int64_t group_begin, int64_t group_end);
+  void run_part(int64_t block_begin, const Part& part);
+  void finalize_scores(int64_t block_begin, const Part& part);
+  void multiply_keys(const Part& part);
+  void multiply_values(const Part& part);
+  void drop_out(int64_t block_begin, const Part& part);
+  void note_kept(const Part& part);
+  void multiply_kept_values(const Part& part);
+  void prefetch(int64_t block, int64_t share, int64_t shares);
 
   const ForwardCall& call_;
   const Problem& problem_;
@@ -105,11 +100,10 @@ class TaskRunner {
   uint8_t* kept_;
   std::byte* gathered_;
   int64_t kv_tile_;
-  int64_t groups_;
-  plan::VisitRow* visits_;  // of each group of rows
-  size_t next_run_[kMaxVisitGroups] = {};
+  PartFinder parts_;
   Panel panels_[32];
   int panel_count_;
+  int64_t packed_ = 0;  // keys of the packed block
   bool values_finite_ = true;
 };
 
@@ -131,31 +125,6 @@ void TaskRunner::load_queries() {
   }
   std::fill_n(state_, task_.rows(), RowState{});
   std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
-}
-
-void TaskRunner::find_visits() {
-  for (int64_t i = 0; i < groups_; ++i) {
-    const int64_t row_begin = i * kVisitRows;
-    const int64_t row_last = std::min(row_begin + kVisitRows, task_.rows()) - 1;
-    const int64_t first_head = row_begin / task_.q_count;
-    const int64_t last_head = row_last / task_.q_count;
-    // Rows of several heads: the box around them.
-    const bool one_head = first_head == last_head;
-    const int64_t q_first = one_head ? row_begin % task_.q_count : 0;
-    const int64_t q_last = one_head ? row_last % task_.q_count : task_.q_count - 1;
-    call_.visits.row(task_.b, task_.h_begin + first_head, task_.h_begin + last_head + 1, task_.q_begin + q_first,
-                     task_.q_begin + q_last + 1, kv_tile_, visits_[i]);
-  }
-}
-
-// Blocks are asked for in rising order.
-plan::TileKind TaskRunner::kind_at(int64_t group, int64_t block) {
-  const std::vector<plan::TileRun>& runs = visits_[group].runs;
-  size_t& next = next_run_[group];
-  while (next < runs.size() && runs[next].end <= block) {
-    ++next;
-  }
-  return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
 }
 
 // Keys (or values) from kv_begin on as one matrix. Paged ones are gathered, which costs little beside packing them, and
@@ -207,6 +176,7 @@ void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
 }
 
 void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
+  packed_ = columns;
   MatrixView values = key_rows(call_.arguments.v, kv_begin, columns);
   const std::byte* base = static_cast<const std::byte*>(values.data);
   const int64_t element = static_cast<int64_t>(size_in_bytes(values.dtype));
@@ -239,51 +209,50 @@ bool TaskRunner::pack_value_pairs(MatrixView values, int64_t columns) {
   return values_finite_;
 }
 
-void TaskRunner::finalize_scores(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
+void TaskRunner::finalize_scores(int64_t block_begin, const Part& part) {
   const ScoreFunction function =
-      function_for_tile(call_.kernel.score(), problem_, partial, columns % kernels_.lanes == 0);
+      function_for_tile(call_.kernel.score(), problem_, part.partial, part.columns % kernels_.lanes == 0);
   if (function == nullptr) {
-    kernels_.row_max(s_, kv_tile_, row_end - row_begin, columns, call_.kernel.score_scale(), maxima_ + row_begin);
+    kernels_.row_max(s_, kv_tile_, part.rows(), part.columns, call_.kernel.score_scale(), maxima_ + part.row_begin);
     return;
   }
   const ScoreArguments arguments{.s = s_,
                                  .s_stride = kv_tile_,
-                                 .rows = row_end - row_begin,
-                                 .kv_begin = kv_begin,
-                                 .columns = columns,
-                                 .coordinates = coordinates_ + row_begin,
+                                 .rows = part.rows(),
+                                 .kv_begin = block_begin + part.column,
+                                 .columns = part.columns,
+                                 .coordinates = coordinates_ + part.row_begin,
                                  .captures = call_.captures,
-                                 .maxima = maxima_ + row_begin,
+                                 .maxima = maxima_ + part.row_begin,
                                  .q_len = static_cast<int32_t>(call_.sizes.q_len),
                                  .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
                                  .scale = call_.kernel.score_scale()};
   function(&arguments);
 }
 
-void TaskRunner::multiply_values(int64_t row_begin, int64_t row_end, int64_t columns) {
-  if (pairs_ != nullptr) {
-    const int64_t depth = round_up(columns, pairs_->depth_multiple);
-    for (int i = 0; i < panel_count_; ++i) {
-      pairs_->multiply(row_end - row_begin, panels_[i].vectors, depth, as_pairs(s_), 2 * kv_tile_,
-                       as_pairs(v_) + panels_[i].begin * depth, o_ + row_begin * layout_.o_stride + panels_[i].begin,
-                       layout_.o_stride, true);
-    }
-    return;
-  }
+void TaskRunner::multiply_values(const Part& part) {
   for (int i = 0; i < panel_count_; ++i) {
-    kernels_.multiply(row_end - row_begin, panels_[i].vectors, columns, s_, kv_tile_, v_ + panels_[i].begin * columns,
-                      o_ + row_begin * layout_.o_stride + panels_[i].begin, layout_.o_stride, true);
+    const int64_t first = part.column * panels_[i].vectors * kernels_.lanes;
+    float* out = o_ + part.row_begin * layout_.o_stride + panels_[i].begin;
+    if (pairs_ != nullptr) {
+      const Bf16* panel = as_pairs(v_) + panels_[i].begin * round_up(packed_, pairs_->depth_multiple) + first;
+      pairs_->multiply(part.rows(), panels_[i].vectors, round_up(part.columns, pairs_->depth_multiple), as_pairs(s_),
+                       2 * kv_tile_, panel, out, layout_.o_stride, true);
+    } else {
+      kernels_.multiply(part.rows(), panels_[i].vectors, part.columns, s_, kv_tile_,
+                        v_ + panels_[i].begin * packed_ + first, out, layout_.o_stride, true);
+    }
   }
 }
 
 // After the softmax, whose sums are those without dropout.
-void TaskRunner::drop_out(int64_t row_begin, int64_t rows, int64_t kv_begin, int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const RowCoordinates& at = coordinates_[row_begin + r];
+void TaskRunner::drop_out(int64_t block_begin, const Part& part) {
+  for (int64_t r = 0; r < part.rows(); ++r) {
+    const RowCoordinates& at = coordinates_[part.row_begin + r];
     float* row = s_ + r * kv_tile_;
-    kernels_.drop_out(row, columns, call_.dropout, {at.b, at.h, at.q}, kv_begin);
+    kernels_.drop_out(row, part.columns, call_.dropout, {at.b, at.h, at.q}, block_begin + part.column);
     if (!values_finite_) {
-      for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t c = 0; c < part.columns; ++c) {
         kept_[r * kv_tile_ + c] = kept_[r * kv_tile_ + c] && row[c] != 0;
       }
     }
@@ -292,21 +261,21 @@ void TaskRunner::drop_out(int64_t row_begin, int64_t rows, int64_t kv_begin, int
 
 // A masked key takes no part even if its value is infinite or NaN, where 0 times the value would give NaN. Such blocks
 // are rare (values that were never written, behind a padding mask), so they pay for it alone.
-void TaskRunner::note_kept(int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) {
+void TaskRunner::note_kept(const Part& part) {
+  for (int64_t r = 0; r < part.rows(); ++r) {
+    for (int64_t c = 0; c < part.columns; ++c) {
       kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != -std::numeric_limits<float>::infinity();
     }
   }
 }
 
-void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t rows, int64_t columns) {
+void TaskRunner::multiply_kept_values(const Part& part) {
   for (int i = 0; i < panel_count_; ++i) {
     const int64_t width = panels_[i].vectors * kernels_.lanes;
-    const float* panel = v_ + panels_[i].begin * columns;
-    for (int64_t r = 0; r < rows; ++r) {
-      float* out = o_ + (row_begin + r) * layout_.o_stride + panels_[i].begin;
-      for (int64_t c = 0; c < columns; ++c) {
+    const float* panel = v_ + panels_[i].begin * packed_ + part.column * width;
+    for (int64_t r = 0; r < part.rows(); ++r) {
+      float* out = o_ + (part.row_begin + r) * layout_.o_stride + panels_[i].begin;
+      for (int64_t c = 0; c < part.columns; ++c) {
         if (kept_[r * kv_tile_ + c]) {
           const float p = s_[r * kv_tile_ + c];
           for (int64_t d = 0; d < width; ++d) {
@@ -318,17 +287,19 @@ void TaskRunner::multiply_kept_values(int64_t row_begin, int64_t rows, int64_t c
   }
 }
 
-void TaskRunner::multiply_keys(int64_t row_begin, int64_t rows, int64_t columns) {
+void TaskRunner::multiply_keys(const Part& part) {
   const int64_t width = kernels_.panel_width;
-  for (int64_t c = 0; c < columns; c += width) {
-    const int64_t padded = round_up(std::min(width, columns - c), kernels_.lanes);
+  const int64_t depth = layout_.q_stride;
+  for (int64_t c = 0; c < part.columns; c += width) {
+    const int64_t padded = round_up(std::min(width, part.columns - c), kernels_.lanes);
     const int vectors = static_cast<int>(padded / kernels_.lanes);
-    const int64_t depth = layout_.q_stride;
+    const int64_t key = part.column + c;
     if (pairs_ != nullptr) {
-      pairs_->multiply(rows, vectors, depth, as_pairs(q_) + row_begin * depth, depth, as_pairs(k_) + c * depth, s_ + c,
-                       kv_tile_, false);
+      pairs_->multiply(part.rows(), vectors, depth, as_pairs(q_) + part.row_begin * depth, depth,
+                       as_pairs(k_) + key * depth, s_ + c, kv_tile_, false);
     } else {
-      kernels_.multiply(rows, vectors, depth, q_ + row_begin * depth, depth, k_ + c * depth, s_ + c, kv_tile_, false);
+      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth, k_ + key * depth, s_ + c,
+                        kv_tile_, false);
     }
   }
 }
@@ -336,23 +307,24 @@ void TaskRunner::multiply_keys(int64_t row_begin, int64_t rows, int64_t columns)
 // Few rows read keys and values once, as they lie: packing them would be most of the work.
 void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
   const int64_t rows = task_.rows();
+  const Part whole{.row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
   MatrixView next_keys{};
   MatrixView next_values{};
   if (problem_.page_size == 0) {
     next_values = head_rows(call_.arguments.v, task_.b, task_.g, kv_begin);
     const int64_t next = kv_begin + columns;
-    if (next < task_.kv_end && kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped) {
+    if (next < task_.kv_end && parts_.kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped) {
       next_keys = head_rows(call_.arguments.k, task_.b, task_.g, next);
     }
   }
   kernels_.dot_rows(key_rows(call_.arguments.k, kv_begin, columns), columns, problem_.head_dim, q_, layout_.q_stride,
                     rows, s_, kv_tile_, next_values);
-  finalize_scores(0, rows, kv_begin, columns, partial);
+  finalize_scores(kv_begin, whole);
   kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
                    layout_.o_stride);
   values_finite_ = true;
   if (call_.dropout.threshold > 0) {
-    drop_out(0, rows, kv_begin, columns);
+    drop_out(kv_begin, whole);
   }
   const int64_t outputs = rows * layout_.o_stride;
   float* before = v_;
@@ -367,39 +339,38 @@ void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
       }
     }
     pack_values(kv_begin, columns);
-    multiply_kept_values(0, rows, columns);
+    multiply_kept_values(whole);
   }
 }
 
-void TaskRunner::run_rows(int64_t row_begin, int64_t row_end, int64_t kv_begin, int64_t columns, bool partial) {
-  const int64_t rows = row_end - row_begin;
-  multiply_keys(row_begin, rows, columns);
-  finalize_scores(row_begin, row_end, kv_begin, columns, partial);
+void TaskRunner::run_part(int64_t block_begin, const Part& part) {
+  multiply_keys(part);
+  finalize_scores(block_begin, part);
   if (!values_finite_) {
-    note_kept(rows, columns);
+    note_kept(part);
   }
   const auto softmax = pairs_ != nullptr && values_finite_ ? pairs_->softmax : kernels_.softmax;
-  softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_ + row_begin, state_ + row_begin,
-          o_ + row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
+  softmax(s_, kv_tile_, part.rows(), round_up(part.columns, kernels_.lanes), maxima_ + part.row_begin,
+          state_ + part.row_begin, o_ + part.row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
   if (call_.dropout.threshold > 0) {
-    drop_out(row_begin, rows, kv_begin, columns);
+    drop_out(block_begin, part);
   }
   if (values_finite_) {
-    multiply_values(row_begin, row_end, columns);
+    multiply_values(part);
   } else {
-    multiply_kept_values(row_begin, rows, columns);
+    multiply_kept_values(part);
   }
 }
 
-// A share of the next block's keys and values, so that packing them does not wait for memory.
-void TaskRunner::prefetch(int64_t block, int64_t group_begin, int64_t group_end) {
+// A share of a later block's keys and values, so that packing them does not wait for memory.
+void TaskRunner::prefetch(int64_t block, int64_t share, int64_t shares) {
   const int64_t first = block * kv_tile_;
   const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
   if (columns <= 0 || problem_.page_size > 0) {
     return;
   }
-  const int64_t begin = first + columns * group_begin / groups_;
-  const int64_t end = first + columns * group_end / groups_;
+  const int64_t begin = first + columns * share / shares;
+  const int64_t end = first + columns * (share + 1) / shares;
   if (begin < end) {
     kernels_.prefetch(head_rows(call_.arguments.k, task_.b, task_.g, begin), end - begin, problem_.head_dim);
     kernels_.prefetch(head_rows(call_.arguments.v, task_.b, task_.g, begin), end - begin, problem_.value_dim);
@@ -409,33 +380,30 @@ void TaskRunner::prefetch(int64_t block, int64_t group_begin, int64_t group_end)
 void TaskRunner::visit_block(int64_t block) {
   const int64_t kv_begin = block * kv_tile_;
   const int64_t columns = std::min(kv_tile_, task_.kv_end - kv_begin);
-  bool packed = false;
-  for (int64_t begin = 0; begin < groups_;) {
-    const plan::TileKind kind = kind_at(begin, block);
-    int64_t end = begin + 1;
-    while (end < groups_ && end - begin < kRunGroups && kind_at(end, block) == kind) {
-      ++end;
-    }
-    if (kind != plan::TileKind::kSkipped && layout_.direct) {
+  if (layout_.direct) {
+    const plan::TileKind kind = parts_.kind_at(0, block);
+    if (kind != plan::TileKind::kSkipped) {
       run_direct(kv_begin, columns, kind == plan::TileKind::kPartial);
-    } else if (kind != plan::TileKind::kSkipped) {
-      if (!packed) {
-        pack_keys(kv_begin, columns);
-        pack_values(kv_begin, columns);
-        packed = true;
-      }
-      prefetch(block + 1, begin, end);
-      run_rows(begin * kVisitRows, std::min(end * kVisitRows, task_.rows()), kv_begin, columns,
-               kind == plan::TileKind::kPartial);
     }
-    begin = end;
+    return;
+  }
+  Part parts[kMaxVisitGroups];
+  const int count = parts_.find(block, columns, parts);
+  if (count == 0) {
+    return;
+  }
+  pack_keys(kv_begin, columns);
+  pack_values(kv_begin, columns);
+  const int64_t next = parts_.block_after(block);
+  for (int i = 0; i < count; ++i) {
+    prefetch(next, i, count);
+    run_part(kv_begin, parts[i]);
   }
 }
 
 void TaskRunner::run() {
   const PairSection section(pairs_);
   load_queries();
-  find_visits();
   // A split begins at a whole block.
   for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
     visit_block(block);

@@ -26,7 +26,8 @@ Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, 
   // Smaller tiles where there would be too few tasks to keep the threads evenly loaded.
   const int64_t wanted = concurrency > 1 ? divide_up(pairs * rows_per_pair, int64_t{4} * concurrency) : max_rows;
   const int64_t rows = std::clamp(round_up(wanted, kMinRows), kMinRows, max_rows);
-  q_per_tile_ = std::min(sizes.q_len, rows);
+  // Tiles of even sizes: a small last one would pack all keys for a few rows.
+  q_per_tile_ = std::min(sizes.q_len, round_up(divide_up(sizes.q_len, divide_up(sizes.q_len, rows)), kMinRows));
   heads_per_tile_ = std::clamp<int64_t>(rows / sizes.q_len, 1, sizes.group());
   head_tiles_ = divide_up(sizes.group(), heads_per_tile_);
   q_tiles_ = divide_up(sizes.q_len, q_per_tile_);
@@ -40,6 +41,7 @@ Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, 
     }
   }
   tasks_ = pairs * head_tiles_ * q_tiles_ * splits_;
+  together_ = std::clamp<int64_t>(concurrency, 1, pairs);
 }
 
 Task Partition::task(int64_t index) const {
@@ -48,10 +50,13 @@ Task Partition::task(int64_t index) const {
   index /= splits_;
   const int64_t head_tile = index % head_tiles_;
   index /= head_tiles_;
-  task.g = index % sizes_.kv_heads;
-  index /= sizes_.kv_heads;
-  task.b = index % sizes_.batch;
-  const int64_t q_tile = q_tiles_ - 1 - index / sizes_.batch;
+  const int64_t first_pair = index / (together_ * q_tiles_) * together_;
+  const int64_t pairs = std::min(together_, sizes_.batch * sizes_.kv_heads - first_pair);
+  index -= first_pair * q_tiles_;
+  const int64_t pair = first_pair + index % pairs;
+  task.g = pair % sizes_.kv_heads;
+  task.b = pair / sizes_.kv_heads;
+  const int64_t q_tile = q_tiles_ - 1 - index / pairs;
 
   const int64_t first = head_tile * heads_per_tile_;
   task.h_begin = task.g * sizes_.group() + first;

@@ -44,8 +44,9 @@ class Partition {
   int64_t splits() const { return splits_; }
   // Rows of the largest task.
   int64_t tile_rows() const { return heads_per_tile_ * q_per_tile_; }
-  // Tasks of equal index / splits() are the splits of the same rows. With causal masks in mind, the last queries, which
-  // have the most keys, come first.
+  // Tasks of equal index / splits() are the splits of the same rows. As many key-value heads as there are threads go
+  // together, so that a head's keys and values may stay in a thread's cache for all of its queries. With causal masks
+  // in mind, the last queries, which have the most keys, come first.
   Task task(int64_t index) const;
 
  private:
@@ -55,6 +56,7 @@ class Partition {
   int64_t head_tiles_ = 0;
   int64_t q_tiles_ = 0;
   int64_t splits_ = 1;
+  int64_t together_ = 1;
   int64_t keys_per_split_ = 0;
   int64_t tasks_ = 0;
 };
