@@ -37,21 +37,41 @@ bool is_key(const Program& program, ValueId id) {
 
 CaptureGradients::CaptureGradients(const Problem& problem, const BackwardArguments& arguments, const CallSizes& sizes)
     : problem_(problem), arguments_(arguments) {
-  for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
-    if (arguments.d_captures[i]) {
-      offsets_[i] = floats_;
-      // An empty tensor has one element that nobody reads.
-      floats_ += std::max<int64_t>(arguments.d_captures[i]->element_count(), 1);
-    }
+  // An empty tensor has one element that nobody reads.
+  const auto floats = [](const TensorView& gradient) { return std::max<int64_t>(gradient.element_count(), 1); };
+  int64_t all = 0;
+  for (const std::optional<TensorView>& gradient : arguments.d_captures) {
+    all += gradient ? floats(*gradient) : 0;
   }
-  if (floats_ == 0) {
+  if (all == 0) {
     return;
   }
-  if (floats_ <= kMaxPrivateFloats) {
+  if (all <= kMaxPrivateFloats) {
     mode_ = Mode::kPrivate;
   } else {
     mode_ = each_element_has_one_key(sizes) ? Mode::kSharedByKeys : Mode::kSerial;
   }
+  for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+    if (arguments.d_captures[i] && !is_in_place(i)) {
+      offsets_[i] = floats_;
+      floats_ += floats(*arguments.d_captures[i]);
+    }
+  }
+}
+
+bool CaptureGradients::is_in_place(size_t capture) const {
+  const TensorView& gradient = *arguments_.d_captures[capture];
+  if (is_private() || gradient.dtype != DType::kF32 || gradient.element_count() == 0) {
+    return false;
+  }
+  int64_t stride = 1;
+  for (int d = gradient.rank - 1; d >= 0; --d) {
+    if (gradient.sizes[d] != 1 && gradient.strides[d] != stride) {
+      return false;
+    }
+    stride *= gradient.sizes[d];
+  }
+  return true;
 }
 
 bool CaptureGradients::each_element_has_one_key(const CallSizes& sizes) const {
@@ -87,6 +107,12 @@ void CaptureGradients::place(std::byte* memory) {
   } else {
     shared_ = reinterpret_cast<float*>(memory);
     std::fill_n(shared_, floats_, 0.0f);
+    for (size_t i = 0; i < arguments_.d_captures.size(); ++i) {
+      if (arguments_.d_captures[i] && is_in_place(i)) {
+        const TensorView& gradient = *arguments_.d_captures[i];
+        std::fill_n(static_cast<float*>(gradient.data), gradient.element_count(), 0.0f);
+      }
+    }
   }
 }
 
@@ -101,7 +127,7 @@ void CaptureGradients::begin_task(float* own, std::span<CaptureView> views) {
     }
     const TensorView& gradient = *arguments_.d_captures[i];
     CaptureView& view = views[i];
-    view.data = base + offsets_[i];
+    view.data = is_in_place(i) ? static_cast<float*>(gradient.data) : base + offsets_[i];
     const bool empty = gradient.element_count() == 0;
     int64_t stride = 1;
     for (int d = gradient.rank - 1; d >= 0; --d) {
@@ -119,20 +145,28 @@ void CaptureGradients::commit(const float* own) {
 }
 
 void CaptureGradients::store() const {
-  for (size_t c = 0; c < arguments_.d_captures.size(); ++c) {
-    if (!arguments_.d_captures[c]) {
-      continue;
+  for (size_t i = 0; i < arguments_.d_captures.size(); ++i) {
+    if (arguments_.d_captures[i] && !is_in_place(i)) {
+      store(i);
     }
-    const TensorView& view = *arguments_.d_captures[c];
-    const int64_t count = view.element_count();
-    for (int64_t i = 0; i < count; ++i) {
-      int64_t rest = i;
-      int64_t offset = 0;
-      for (int d = view.rank - 1; d >= 0; --d) {
-        offset += rest % view.sizes[d] * view.strides[d];
-        rest /= view.sizes[d];
-      }
-      const auto at = static_cast<size_t>(offsets_[c] + i);
+  }
+}
+
+void CaptureGradients::store(size_t capture) const {
+  const TensorView& view = *arguments_.d_captures[capture];
+  const int last = view.rank - 1;
+  const int64_t inner = last < 0 ? 1 : view.sizes[last];
+  const int64_t inner_stride = last < 0 ? 0 : view.strides[last];
+  const int64_t rows = inner == 0 ? 0 : view.element_count() / inner;
+  int64_t at = offsets_[capture];
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t rest = row;
+    int64_t offset = 0;
+    for (int d = last - 1; d >= 0; --d) {
+      offset += rest % view.sizes[d] * view.strides[d];
+      rest /= view.sizes[d];
+    }
+    for (int64_t i = 0; i < inner; ++i, ++at, offset += inner_stride) {
       write(view, offset, is_private() ? sums_[at] : static_cast<double>(shared_[at]));
     }
   }

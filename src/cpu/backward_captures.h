@@ -11,8 +11,8 @@
 namespace flashlift::cpu {
 
 // Small tensors: each task adds to a buffer of its own, and the buffers are added up in the order of the tasks.
-// Large ones (a full bias) have one buffer for all tasks. If each element belongs to one key, tasks of different keys
-// may run at the same time; otherwise all run one after the other.
+// Large ones (a full bias) are added to by all tasks, where they lie if they are dense and f32. If each element belongs
+// to one key, tasks of different keys may run at the same time; otherwise all run one after the other.
 class CaptureGradients {
  public:
   enum class Mode { kNone, kPrivate, kSharedByKeys, kSerial };
@@ -36,6 +36,9 @@ class CaptureGradients {
 
  private:
   bool each_element_has_one_key(const CallSizes& sizes) const;
+  // Whether a wanted gradient is summed in the caller's memory.
+  bool is_in_place(size_t capture) const;
+  void store(size_t capture) const;
 
   const Problem& problem_;
   const BackwardArguments& arguments_;
