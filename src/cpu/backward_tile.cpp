@@ -24,8 +24,8 @@ constexpr int64_t kProducts = 5;
 
 // A tile of q or d_out: as the second operand of a product, in panels, and as its first, rows of `stride` floats.
 struct Operand {
-  float* panels;
-  float* rows;
+  const float* panels;
+  const float* rows;
   int64_t stride;
   bool finite = true;
 };
@@ -180,13 +180,16 @@ void ChunkRunner::pack_keys(int64_t b, int64_t g) {
 Operand ChunkRunner::load(const TensorView& tensor, int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t width,
                           const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at) {
   const MatrixView from = head_rows(tensor, b, h, q_begin);
-  Operand operand{.panels = at<float>(panels_at), .rows = at<float>(panels_at), .stride = 0};
-  operand.finite = pack_panels(from, rows, width, panels, panel_count, scale, operand.panels);
-  operand.stride = panels[0].vectors * kernels_.lanes;
-  if (panel_count > 1) {
+  Operand operand{
+      .panels = at<float>(panels_at), .rows = at<float>(panels_at), .stride = panels[0].vectors * kernels_.lanes};
+  operand.finite = pack_panels(from, rows, width, panels, panel_count, scale, at<float>(panels_at));
+  if (panel_count > 1 && from.dtype == DType::kF32 && from.column_stride == 1 && scale == 1.0f) {
+    operand.rows = static_cast<const float*>(from.data);
+    operand.stride = from.row_stride;
+  } else if (panel_count > 1) {
     operand.rows = at<float>(rows_at);
     operand.stride = width;
-    kernels_.convert_rows(from, rows, width, scale, operand.rows, width);
+    kernels_.convert_rows(from, rows, width, scale, at<float>(rows_at), width);
   }
   return operand;
 }
