@@ -14,6 +14,9 @@ namespace {
 
 using llvm::Value;
 
+// e to it is less than kLeastProbability, and a normal number.
+constexpr double kLeastExponent = -87.1;
+
 class GradientEmitter : ProgramEmitter {
  public:
   GradientEmitter(llvm::Module& module, const Problem& problem, Isa isa, const score::Derivative* derivative)
@@ -48,6 +51,7 @@ class GradientEmitter : ProgramEmitter {
   Value* row_ds_ = nullptr;
   Value* shift_ = nullptr;
   Value* factor_ = nullptr;
+  Value* least_ = nullptr;  // exponentials below it give no probability
   Value* delta_ = nullptr;
 };
 
@@ -103,8 +107,11 @@ void GradientEmitter::emit_vector(bool masked) {
     visible = kept == nullptr ? visible : ir_.CreateAnd(visible, kept);
   }
   Value* zero = llvm::Constant::getNullValue(vector);
-  Value* p = ir_.CreateFMul(ops_.math().exp(ir_.CreateFSub(result, splat(shift_))), splat(factor_));
-  p = ir_.CreateSelect(visible, p, zero);
+  Value* exponent = ir_.CreateFSub(result, splat(shift_));
+  Value* in_range = ir_.CreateFCmpUGE(exponent, llvm::ConstantFP::get(vector, kLeastExponent));
+  Value* exponential = ops_.math().exp(ir_.CreateSelect(in_range, exponent, zero));
+  visible = ir_.CreateAnd(visible, ir_.CreateAnd(in_range, ir_.CreateFCmpUGE(exponential, splat(least_))));
+  Value* p = ir_.CreateSelect(visible, ir_.CreateFMul(exponential, splat(factor_)), zero);
   Value* alive = ir_.CreateFCmpUNE(p, zero);
   Value* ds = ir_.CreateFMul(p, ir_.CreateFSub(dp, splat(delta_)));
   Value* d_score = ds;
@@ -122,6 +129,7 @@ void GradientEmitter::emit_row(bool masked, Value* row) {
   shift_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, shift));
   factor_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, factor));
   delta_ = row_field(ir_.getFloatTy(), row, offsetof(RowGradient, delta));
+  least_ = ir_.CreateFDiv(llvm::ConstantFP::get(ir_.getFloatTy(), kLeastProbability), factor_);
   for (const RowSum& sum : row_sums_) {
     ir_.CreateStore(llvm::Constant::getNullValue(vector_of(ir_.getFloatTy())), sum.lanes);
   }

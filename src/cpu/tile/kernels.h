@@ -52,6 +52,10 @@ struct RowGradient {
   int32_t empty;
 };
 
+// Probabilities of the backward pass below it are 0: arithmetic that gives numbers below f32's normal range, 1.2e-38,
+// takes a processor some hundred cycles.
+inline constexpr float kLeastProbability = 1.65e-38f;
+
 struct PairKernels;  // pairs.h
 
 // Dropout of one call.

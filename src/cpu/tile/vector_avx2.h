@@ -36,6 +36,8 @@ struct Vector {
   static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   static Float fms(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }
+  // x, or 0 where x < least.
+  static Float zero_if_less(Float x, Float least) { return _mm256_and_ps(_mm256_cmp_ps(x, least, _CMP_NLT_UQ), x); }
   // b where either is NaN.
   static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
   static float reduce_max(Float a) {

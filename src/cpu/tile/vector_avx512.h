@@ -31,6 +31,10 @@ struct Vector {
   static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static Float fms(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
+  // x, or 0 where x < least.
+  static Float zero_if_less(Float x, Float least) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), x);
+  }
   // b where either is NaN.
   static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static float reduce_max(Float a) {
