@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
 
-Peers: cuDNN and FlashAttention-2 through torch, FlexAttention with its Triton backend; whichever is there. Every
-kernel's output is compared with f32 maths first. Rounds go through all kernels in turn, so that a GPU that clocks
+Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4 is
+installed, FlexAttention with its Triton backend. Every kernel's output is compared with f32 maths first. Rounds go through all kernels in turn, so that a GPU that clocks
 down slows all of them; a figure is the median. Inputs are random: zeros draw less power and run faster.
 TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks
 that hold a kept score, as FlexAttention's block mask has them.
@@ -19,12 +19,16 @@ import sys
 import tempfile
 import time
 
+import flashlift
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import flashlift
+try:
+    from flash_attn.cute.interface import flash_attn_func
+except ImportError:
+    flash_attn_func = None
 
 BLOCK = 128
 
@@ -64,6 +68,15 @@ def bind(text, q, k, v, captures=()):
     return attention, out, attention.bind(q, k, v, out, captures=captures)
 
 
+def first_result(name, call):
+    """What a peer gives, or None where it is not for this problem or not whole."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises, the others are still to be measured
+        print(f"  {name} is left out: {type(error).__name__}: {str(error).strip().splitlines()[-1][:120]}", flush=True)
+        return None
+
+
 def plain_case(s, d, dv, causal, heads, kv_heads):
     b = max(1, 16384 // s)
     q, k, v = inputs(b, heads, kv_heads, s, s, d, dv)
@@ -80,14 +93,15 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
         return call
 
     reference = None
-    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
-        call = sdpa(backend)
-        try:
-            result = call()
-        except RuntimeError:
-            continue
-        kernels[name] = call
-        reference = result.float() if reference is None else reference
+    peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
+    if flash_attn_func is not None:
+        rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]  # the layout it is made for
+        peers["fa4"] = lambda: flash_attn_func(*rows_first, causal=causal)
+    for name, call in peers.items():
+        result = first_result(name, call)
+        if result is not None:
+            kernels[name] = call
+            reference = result.float() if reference is None else reference
     run()
     error = relative_error(out, reference) if reference is not None else float("nan")
     flops = 2 * b * heads * s * s * (d + dv) * (0.5 if causal else 1)
@@ -147,16 +161,25 @@ def mod_case(case, s):
     block_mask = create_block_mask(mask_mod, None, None, s, skv, device="cuda") if mask_mod else None
     torch._dynamo.reset()  # it gives up compiling after eight masks otherwise
     compiled = torch.compile(flex_attention, dynamic=False)
+    kernels = {"flashlift": run}
+    reference = None
+    for peer, backend in (("flex", "TRITON"), ("flex_flash", "FLASH")):
+        if backend == "FLASH" and flash_attn_func is None:
+            continue
 
-    def flex():
-        return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
+        def flex(backend=backend):
+            return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, kernel_options={"BACKEND": backend})
 
+        result = first_result(peer, flex)
+        if result is not None:
+            kernels[peer] = flex
+            reference = result.float() if reference is None else reference
     run()
-    error = relative_error(out, flex().float())
+    error = relative_error(out, reference) if reference is not None else float("nan")
     blocks = (s // BLOCK) * (skv // BLOCK)
     if block_mask is not None:
         blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
-    return name, {"flashlift": run, "flex": flex}, 4 * b * h * blocks * BLOCK * BLOCK * d, error
+    return name, kernels, 4 * b * h * blocks * BLOCK * BLOCK * d, error
 
 
 def report(rows, name, kernels, flops, error, rounds):

@@ -54,6 +54,14 @@ std::vector<std::string> hopper_problems() {
         "score_mod() { %0 = lt q, kv; %1 = select %0, -inf, score; return %1 }"}) {
     problems.push_back(std::string("attn h2 s512 d128 bf16 ") + features);
   }
+  // Lengths choose tiles, too.
+  for (const char* features :
+       {"d128 bf16", "d128 bf16 softcap=30", "d128 bf16 alibi", "d64 bf16 lse", "d64 bf16 causal",
+        "d128 bf16 score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, 8192; %2 = load table[%1]; %3 = add score, "
+        "%2; return %3 }",
+        "d128 bf16 causal window=1024"}) {
+    problems.push_back(std::string("attn h2 s8192 ") + features);
+  }
   return problems;
 }
 

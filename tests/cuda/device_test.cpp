@@ -123,10 +123,29 @@ TEST(Device, FixedProblemsAgreeWithTheOracle) {
   for (const char* text :
        {"attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 causal lse", "attn h1 s1 d64 bf16",
         "attn b2 hq8 hkv2 sq130 skv700 d128 bf16 causal=bottom_right", "attn h2 sq64 skv0 d64 bf16 lse",
-        "attn h2 sq64 skv0 d64 bf16 lse empty_rows=uniform", "attn h2 s300 d40 bf16 alibi",
-        "attn h2 s300 dqk192 dv128 bf16 softcap=10 causal", "attn h2 s200 d256 f16 window=20",
-        "attn b0 h2 s20 d64 bf16", "attn h2 s1000 d96 bf16 causal lse sinks=1"}) {
+        "attn h2 sq64 skv0 d64 bf16 lse empty_rows=uniform",
+        "attn h2 sq64 skv0 d64 bf16 mask_mod(ids: i32[2,?]) { %0 = load ids[b, kv]; %1 = eq %0, 3; return %1 }",
+        "attn h2 s300 d40 bf16 alibi", "attn h2 s300 dqk192 dv128 bf16 softcap=10 causal",
+        "attn h2 s200 d256 f16 window=20", "attn b0 h2 s20 d64 bf16", "attn h2 s1000 d96 bf16 causal lse sinks=1"}) {
     expect_agreement(text, 1, "", false);
+  }
+}
+
+// Many queries take other tiles.
+TEST(Device, LongProblemsAgreeWithTheOracle) {
+  for (const char* text :
+       {"attn h2 sq2300 skv333 d128 bf16 lse", "attn hq2 hkv1 sq2100 skv160 dqk128 dv64 f16 row_max",
+        "attn h1 sq2100 skv400 d128 bf16 softcap=5", "attn h2 sq2100 skv400 d128 bf16 alibi sinks=1",
+        "attn h1 sq2100 skv400 d128 bf16 page_size=16", "attn h1 sq2100 skv400 d64 bf16 causal=bottom_right",
+        "attn h1 sq2300 skv2300 d128 bf16 causal window=200 lse", "attn h1 sq4200 skv500 d128 bf16 causal",
+        "attn h1 sq2100 skv300 d128 bf16 score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, 310; %2 = load "
+        "table[%1]; %3 = add score, %2; return %3 }",
+        "attn h2 sq1500 skv1500 d64 bf16 cu_seqlens causal alibi",
+        "attn h1 sq1300 skv1300 d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; "
+        "%3 = le kv, q; %4 = and %2, %3; return %4 }"}) {
+    for (const bool strided : {false, true}) {
+      expect_agreement(text, 2, "", strided);
+    }
   }
 }
 

@@ -105,7 +105,8 @@ void expect_mask_compiles(const Problem& problem) {
       "#include \"program.cuh\"\n"
       "using namespace flashlift::cuda;\n"
       "extern \"C\" __global__ void probe(const __grid_constant__ ForwardParams params, int* out) {\n"
-      "  out[0] = mask_mod(0, 0, threadIdx.x, blockIdx.x, params);\n"
+      "  out[0] = mask_mod(mask_row(0, 0, threadIdx.x, params), mask_column(0, blockIdx.x, params), 0, 0,\n"
+      "                    threadIdx.x, blockIdx.x, 0, params);\n"
       "  out[1] = mask_interval(0, 0, 0, threadIdx.x, threadIdx.y, blockIdx.x, blockIdx.y, params);\n}\n";
   const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
   EXPECT_TRUE(kernel.ok()) << print(problem) << ": " << kernel.error().message;

@@ -17,15 +17,21 @@ constexpr int kHopperStages = 2;
 constexpr int kSwizzledRows = 8;
 constexpr int64_t kPortableSharedBytes = 101376;  // of sm_86, 89 and 120; sm_80, 90 and 100 have more
 
+bool divides_by_constant(const Program& program, const Node& node) {
+  const Node& divisor = program.nodes[node.operands[1]];
+  return divisor.op == Op::k_constant && std::isnormal(std::bit_cast<float>(static_cast<uint32_t>(divisor.payload)));
+}
+
 // May it give -inf for a finite score? Overflow aside.
 bool may_mask(const Program& score_mod) {
-  return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [](const Node& node) {
+  return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [&](const Node& node) {
     switch (node.op) {
       case Op::k_constant:
         return node.type == Type::kF32 && !std::isfinite(std::bit_cast<float>(static_cast<uint32_t>(node.payload)));
       case Op::k_load:
         return node.type == Type::kF32;
       case Op::k_div:
+        return node.type == Type::kF32 && !divides_by_constant(score_mod, node);
       case Op::k_log:
       case Op::k_log2:
       case Op::k_log1p:
@@ -88,8 +94,66 @@ int hopper_live_registers(const ForwardConfig& config) {
 void set_warpgroups(ForwardConfig& config, int consumers) {
   config.q_tile = 64 * consumers;
   config.threads = 128 * (consumers + 1);
-  config.producer_registers = consumers == 3 ? 32 : 24;
-  config.consumer_registers = consumers == 3 ? 160 : 240;
+  // Their sum over all threads may not exceed what the block begins with. Under a mask the scout needs some, too.
+  const bool scouts = config.has_mask_mod || config.has_score_mod;
+  switch (consumers) {
+    case 2:
+      config.producer_registers = scouts ? 40 : 24;
+      config.consumer_registers = scouts ? 232 : 240;
+      break;
+    case 3:
+      config.producer_registers = 32;
+      config.consumer_registers = 160;
+      break;
+    default:
+      config.producer_registers = 24;
+      config.consumer_registers = 112;
+  }
+}
+
+void set_tiles(ForwardConfig& config, int consumers, int kv_tile, int stages, bool ping_pong) {
+  set_warpgroups(config, consumers);
+  config.kv_tile = kv_tile;
+  config.stages = stages;
+  config.ping_pong = ping_pong;
+}
+
+// Tiles measured on an H200; docs/lessons.md has the figures. More consumer warpgroups hide more latency, and read each
+// key for more queries, where their registers suffice; otherwise there are two, with as many keys at a time as
+// registers and shared memory allow. Of a short sequence, or under a mask, many rows compute much that is not there.
+void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
+  constexpr size_t kSmallProgram = 16;
+  const bool has_mods = config.has_score_mod || config.has_mask_mod;
+  const bool small_mods = !problem.score_mod || problem.score_mod->nodes.size() <= kSmallProgram;
+  const bool short_rows = problem.q_len <= 2048;
+  const int widest = std::max(config.head_dim_padded, config.value_dim_padded);
+  if (!config.dropout) {  // its random numbers take registers
+    if (widest <= 64 && config.has_mask_mod && short_rows) {
+      return set_tiles(config, 2, 128, 4, true);
+    }
+    if (widest <= 64 && !has_mods && problem.q_len <= 1024) {
+      return set_tiles(config, 4, 64, 4, false);
+    }
+    if (widest <= 64) {
+      return set_tiles(config, 3, 128, 4, true);
+    }
+    if (widest <= 96) {
+      return set_tiles(config, 3, 112, kHopperStages, true);
+    }
+    if (widest <= 128 && !config.has_mask_mod && small_mods && !short_rows) {
+      return set_tiles(config, 3, 80, 4, has_mods);
+    }
+  }
+  // Under a mask the warpgroups do better left alone, unless the products are long.
+  set_tiles(config, 2, 0, kHopperStages, !has_mods || config.value_dim_padded > 128);
+  for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
+    config.kv_tile = kv_tile;
+    const bool narrow = has_mods && kv_tile > 128;     // finer tiles skip more, and programs need registers
+    const bool torn = config.dropout && kv_tile % 64;  // random numbers come for 64 keys at a time
+    if (!narrow && !torn && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
+      break;
+    }
+  }
 }
 
 }  // namespace
@@ -113,32 +177,8 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   ForwardConfig config = common_config(problem);
   config.kind = KernelKind::kHopper;
   config.architecture = 90;
-  config.stages = kHopperStages;
   config.vector_output = problem.value_dim % 8 == 0;
-  // Tiles measured on an H200; docs/lessons.md has the figures. Three consumer warpgroups hide more latency where their
-  // registers suffice; otherwise two, with as many keys at a time as registers and shared memory allow.
-  // Under a mask, 192 rows of a short sequence compute much that is masked.
-  const bool narrow_rows = config.has_mask_mod && problem.q_len <= 2048;
-  const int widest = std::max(config.head_dim_padded, config.value_dim_padded);
-  if (widest <= 96 && !(widest <= 64 && narrow_rows) && !config.dropout) {
-    set_warpgroups(config, 3);
-    config.kv_tile = config.value_dim_padded <= 64 && config.head_dim_padded <= 64 ? 128 : 112;
-    config.ping_pong = true;
-  } else {
-    set_warpgroups(config, 2);
-    const bool has_mods = config.has_score_mod || config.has_mask_mod;
-    for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
-      config.kv_tile = kv_tile;
-      const bool narrow = has_mods && kv_tile > 128;     // finer tiles skip more, and programs need registers
-      const bool torn = config.dropout && kv_tile % 64;  // random numbers come for 64 keys at a time
-      if (!narrow && !torn && hopper_live_registers(config) <= 196 &&
-          hopper_shared_bytes(config) <= kHopperSharedBytes) {
-        break;
-      }
-    }
-    // Under a mask the warpgroups do better left alone, unless the products are long.
-    config.ping_pong = !has_mods || config.value_dim_padded > 128;
-  }
+  choose_hopper_tiles(problem, config);
   config.page_piece = std::gcd(config.page_size, config.kv_tile);
   if (config.page_piece % kSwizzledRows != 0) {
     return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",

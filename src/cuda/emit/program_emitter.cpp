@@ -190,22 +190,96 @@ LastFactor last_factor(const Problem& problem, const Program& program) {
   return {program.result, 1.0f};
 }
 
+// What each value of a program depends on, and how i32 values grow with q and kv where that is constant.
+struct Motion {
+  explicit Motion(const Program& program) {
+    for (size_t i = 0; i < program.nodes.size(); ++i) {
+      const Node& node = program.nodes[i];
+      const auto any = [&](const std::vector<bool>& which) {
+        return std::any_of(node.operands.begin(), node.operands.end(), [&](ValueId id) { return which[id]; });
+      };
+      score.push_back(node.op == Op::k_score || any(score));
+      kv.push_back(node.op == Op::k_kv || any(kv));
+      q.push_back(node.op == Op::k_q || any(q));
+      h.push_back(node.op == Op::k_h || any(h));
+      kv_step.push_back(step(node, Op::k_kv, kv[i], kv_step));
+      q_step.push_back(step(node, Op::k_q, q[i], q_step));
+    }
+  }
+
+  std::vector<bool> score, kv, q, h;
+  std::vector<std::optional<int>> kv_step, q_step;
+
+ private:
+  static std::optional<int> step(const Node& node, Op input, bool moves, const std::vector<std::optional<int>>& steps) {
+    if (!moves) {
+      return 0;
+    }
+    if (node.op == input) {
+      return 1;
+    }
+    if ((node.op != Op::k_add && node.op != Op::k_sub) || node.type != Type::kI32) {
+      return std::nullopt;
+    }
+    const std::optional<int> x = steps[node.operands[0]];
+    const std::optional<int> y = steps[node.operands[1]];
+    if (!x || !y || std::abs(*x) + std::abs(*y) > 2) {
+      return std::nullopt;
+    }
+    return node.op == Op::k_add ? *x + *y : *x - *y;
+  }
+};
+
+// Which function a program's values are computed in.
+enum class Part : uint8_t {
+  kWhole,     // score_mod or mask_mod
+  kInside,    // score_mod where loads that move with the keys are known to be inside their tensors
+  kInterval,  // the program over intervals
+  kRow,       // searches that depend on the query alone
+  kColumn,    // searches that depend on the key alone
+};
+
 class Emitter {
  public:
-  Emitter(const Problem& problem, const Program& program, bool interval)
-      : problem_(problem), program_(program), interval_(interval) {
+  Emitter(const Problem& problem, const Program& program, Part part)
+      : problem_(problem), program_(program), motion_(program), part_(part), interval_(part == Part::kInterval) {
     find_steps();
+  }
+
+  bool is_row_search(size_t i) const {
+    return program_.nodes[i].op == Op::k_search && !motion_.kv[i] && !motion_.score[i];
+  }
+  bool is_column_search(size_t i) const {
+    const Node& node = program_.nodes[i];
+    return node.op == Op::k_search && motion_.kv_step[node.operands[0]].value_or(0) != 0 && !motion_.q[i] &&
+           !motion_.h[i] && !motion_.score[i];
+  }
+  // A load at a position that grows with the keys, step by step.
+  bool is_straight_load(size_t i) const {
+    const Node& node = program_.nodes[i];
+    if (node.op != Op::k_load || node.operands.empty()) {
+      return false;
+    }
+    const ValueId last = node.operands.back();
+    const bool others = std::any_of(node.operands.begin(), node.operands.end() - 1,
+                                    [&](ValueId id) { return motion_.kv[id] || motion_.score[id]; });
+    return !others && !motion_.score[last] && program_.nodes[last].type == Type::kI32 &&
+           motion_.kv_step[last].value_or(0) != 0;
+  }
+  template <typename Predicate>
+  std::vector<size_t> nodes_that(Predicate predicate) const {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      if ((this->*predicate)(i)) {
+        found.push_back(i);
+      }
+    }
+    return found;
   }
 
   // Statements that compute every node, the result last.
   std::string body() {
-    for (size_t i = 0; i < program_.nodes.size(); ++i) {
-      text_ += fmt::format("  const {} v{} = {};\n", interval_ ? "auto" : type_name(program_.nodes[i].type), i,
-                           value(program_.nodes[i]));
-      if (steps_[i] != 0) {
-        text_ += fmt::format("  const i32 first{} = {};\n", i, value_at_first_key(program_.nodes[i]));
-      }
-    }
+    statements();
     const bool score_mod = program_.kind == ProgramKind::kScoreMod;
     if (interval_) {
       text_ += score_mod ? fmt::format("  return surely_masked(v{});\n", program_.result)
@@ -216,12 +290,51 @@ class Emitter {
     return std::move(text_);
   }
 
+  // Statements that give the row's or the column's searches.
+  std::string searches() {
+    statements();
+    std::string list;
+    for (const size_t i : nodes_that(part_ == Part::kRow ? &Emitter::is_row_search : &Emitter::is_column_search)) {
+      list += fmt::format("{}v{}", list.empty() ? "" : ", ", i);
+    }
+    return std::move(text_) + fmt::format("  return {{{}}};\n", list);
+  }
+
+  // Statements that say whether all straight loads of a row's keys 0 to last_key are inside their tensors.
+  std::string bounds_check() {
+    statements();
+    std::string condition;
+    for (const size_t i : nodes_that(&Emitter::is_straight_load)) {
+      const Node& node = program_.nodes[i];
+      condition += fmt::format("{}op_inside(params.captures[{}], {}, {}, {} * last_key)",
+                               condition.empty() ? "" : " && ", capture_index(node), node.operands.size() - 1,
+                               origin(node.operands.back(), false), *motion_.kv_step[node.operands.back()]);
+    }
+    return std::move(text_) + fmt::format("  return {};\n", condition);
+  }
+
  private:
+  void statements() {
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      const bool moves = motion_.score[i] || (part_ == Part::kRow && motion_.kv[i]) ||
+                         (part_ == Part::kColumn && (motion_.q[i] || motion_.h[i]));
+      if ((part_ == Part::kRow || part_ == Part::kColumn) && moves) {
+        continue;
+      }
+      text_ +=
+          fmt::format("  const {} v{} = {};\n", interval_ ? "auto" : type_name(program_.nodes[i].type), i, value(i));
+      if (steps_[i] != 0) {
+        text_ += fmt::format("  const i32 first{} = {};\n", i, value_at_first_key(program_.nodes[i]));
+      }
+    }
+  }
+
   // How much an i32 value grows from key to key, where that is constant: the sums with kv. Of such a value, the one at
   // the thread's first key is converted to f32 once, and a constant added for each other key: conversions are slow.
   void find_steps() {
     steps_.assign(program_.nodes.size(), 0);
-    if (interval_ || problem_.dtype == DType::kF32 || program_.kind != ProgramKind::kScoreMod) {
+    const bool whole = part_ == Part::kWhole || part_ == Part::kInside;
+    if (!whole || problem_.dtype == DType::kF32 || program_.kind != ProgramKind::kScoreMod) {
       return;
     }
     const auto plain = [&](ValueId id) {  // q, or a small constant: the sum cannot wrap around
@@ -251,7 +364,24 @@ class Emitter {
     return fmt::format("op_{}({}, {})", info(node.op).name, operand(node.operands[0]), operand(node.operands[1]));
   }
 
-  std::string value(const Node& node) const {
+  // A value that grows with kv at the first key; and, if asked for, with q at the first of two rows.
+  std::string origin(ValueId id, bool first_row) const {
+    const Node& node = program_.nodes[id];
+    if (node.op == Op::k_kv) {
+      return "kv_first";
+    }
+    if (node.op == Op::k_q && first_row) {
+      return "q_first";
+    }
+    if (!motion_.kv[id] && !(first_row && motion_.q[id])) {
+      return fmt::format("v{}", id);
+    }
+    return fmt::format("op_{}({}, {})", info(node.op).name, origin(node.operands[0], first_row),
+                       origin(node.operands[1], first_row));
+  }
+
+  std::string value(size_t i) const {
+    const Node& node = program_.nodes[i];
     if (interval_ && !has_interval_form(program_, node)) {
       return everything(node.type);
     }
@@ -262,9 +392,18 @@ class Emitter {
         return input(node.op);
       case TypeRule::kConstant:
         return interval_ ? fmt::format("point({})", constant_text(node)) : constant_text(node);
-      case TypeRule::kLoad:
       case TypeRule::kSearch:
+        if (part_ == Part::kWhole || part_ == Part::kInside) {
+          if (is_row_search(i)) {
+            return fmt::format("row.v{}", i);
+          }
+          if (is_column_search(i)) {
+            return fmt::format("column.v{}", i);
+          }
+        }
         return load(node);
+      case TypeRule::kLoad:
+        return part_ == Part::kInside && is_straight_load(i) ? straight_load(node) : load(node);
       case TypeRule::kNumeric:
       case TypeRule::kInteger:
       case TypeRule::kBits:
@@ -304,8 +443,10 @@ class Emitter {
         return fmt::format("op_to_f32(first{}) + static_cast<float>({} * key)", node.operands[0],
                            steps_[node.operands[0]]);
       }
-      if (const std::optional<std::string> product = product_with_constant(node)) {
-        return *product;
+      for (const auto& product : {product_with_constant(node), product_with_distance(node)}) {
+        if (product) {
+          return *product;
+        }
       }
     }
     return fmt::format("{}_{}({})", interval_ ? "iv" : "op", info(node.op).name, operands(node));
@@ -332,17 +473,56 @@ class Emitter {
     return std::nullopt;
   }
 
-  std::string load(const Node& node) const {
+  // A row's slope times the distance to the key: the product at the first key once, and one multiply-add for each key.
+  std::optional<std::string> product_with_distance(const Node& node) const {
+    if (node.op != Op::k_mul || node.type != Type::kF32) {
+      return std::nullopt;
+    }
+    for (const int side : {0, 1}) {
+      const Node& distance = program_.nodes[node.operands[side]];
+      const ValueId slope = node.operands[1 - side];
+      if (distance.op == Op::k_to_f32 && steps_[distance.operands[0]] != 0 && !motion_.kv[slope] &&
+          !motion_.score[slope]) {
+        return fmt::format("fmaf(v{0}, static_cast<float>({1} * key), v{0} * op_to_f32(first{2}))", slope,
+                           steps_[distance.operands[0]], distance.operands[0]);
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::ptrdiff_t capture_index(const Node& node) const {
     const Capture& capture = program_.captures[static_cast<size_t>(node.payload)];
-    const auto found = std::find(problem_.captures.begin(), problem_.captures.end(), capture);
+    return std::find(problem_.captures.begin(), problem_.captures.end(), capture) - problem_.captures.begin();
+  }
+  const char* element_of(const Node& node) const {
+    return element_name(program_.captures[static_cast<size_t>(node.payload)].dtype);
+  }
+
+  std::string load(const Node& node) const {
     const std::string indices = operands(node);
     return fmt::format("{}_{}<{}>(params.captures[{}]{}{})", interval_ ? "iv" : "op", info(node.op).name,
-                       element_name(capture.dtype), found - problem_.captures.begin(), indices.empty() ? "" : ", ",
-                       indices);
+                       element_of(node), capture_index(node), indices.empty() ? "" : ", ", indices);
+  }
+
+  // From the address at the first key, so that each key's is a constant away; and from that of the first of two rows if
+  // the position grows with q too: the rows' elements are then seen to be the same ones, some keys apart.
+  std::string straight_load(const Node& node) const {
+    const ValueId last = node.operands.back();
+    const bool shares = motion_.q_step[last] && std::none_of(node.operands.begin(), node.operands.end() - 1,
+                                                             [&](ValueId id) { return motion_.q[id]; });
+    std::string indices;
+    for (size_t d = 0; d + 1 < node.operands.size(); ++d) {
+      indices += fmt::format(", v{}", node.operands[d]);
+    }
+    return fmt::format("op_load_inside<{}>(params.captures[{}], {} * key + {} * row_offset{}, {})", element_of(node),
+                       capture_index(node), *motion_.kv_step[last], shares ? *motion_.q_step[last] : 0, indices,
+                       origin(last, shares));
   }
 
   const Problem& problem_;
   const Program& program_;
+  const Motion motion_;
+  const Part part_;
   const bool interval_;
   std::vector<int> steps_;
   std::string text_;
@@ -361,12 +541,9 @@ bool loads_by_key(const std::optional<Program>& score_mod) {
   if (!score_mod) {
     return false;
   }
-  std::vector<bool> moves(score_mod->nodes.size());
+  const Motion motion(*score_mod);
   for (size_t i = 0; i < score_mod->nodes.size(); ++i) {
-    const Node& node = score_mod->nodes[i];
-    moves[i] = node.op == Op::k_kv ||
-               std::any_of(node.operands.begin(), node.operands.end(), [&](ValueId id) { return moves[id]; });
-    if (reads_capture(node.op) && moves[i]) {
+    if (reads_capture(score_mod->nodes[i].op) && motion.kv[i]) {
       return true;
     }
   }
@@ -374,12 +551,10 @@ bool loads_by_key(const std::optional<Program>& score_mod) {
 }
 
 void add_bounded_captures(const Problem& problem, const Program& program, std::vector<size_t>& bounded) {
-  std::vector<bool> moves(program.nodes.size());  // with q or kv
-  for (size_t i = 0; i < program.nodes.size(); ++i) {
-    const Node& node = program.nodes[i];
-    moves[i] = node.op == Op::k_q || node.op == Op::k_kv ||
-               std::any_of(node.operands.begin(), node.operands.end(), [&](ValueId id) { return moves[id]; });
-    if (node.op != Op::k_load || node.operands.empty() || !moves[node.operands.back()]) {
+  const Motion motion(program);
+  for (const Node& node : program.nodes) {
+    if (node.op != Op::k_load || node.operands.empty() ||
+        !(motion.q[node.operands.back()] || motion.kv[node.operands.back()])) {
       continue;
     }
     const Capture& capture = program.captures[static_cast<size_t>(node.payload)];
@@ -389,6 +564,77 @@ void add_bounded_captures(const Problem& problem, const Program& program, std::v
       bounded.push_back(index);
     }
   }
+}
+
+constexpr const char* kFunction = "__device__ __forceinline__";
+
+// What the two kinds of program differ in.
+struct Names {
+  const char* function;  // score_mod
+  const char* prefix;    // score
+  const char* type;      // Score
+  const char* upper;     // SCORE
+  const char* result;    // float
+  const char* before;    // parameters before the position
+  const char* begin;     // first statements
+};
+constexpr Names kScoreNames = {
+    "score_mod", "score", "Score", "SCORE", "float", "float raw, ", "  const float score = raw * params.scale;\n"};
+constexpr Names kMaskNames = {"mask_mod", "mask", "Mask", "MASK", "bool", "", ""};
+
+// <name>Row, <name>Column and what gives them: the program's searches that depend on the query or the key alone, which
+// are loops, and which no compiler computes once where they stand many times. Two columns agree if no search changes
+// from the one key to the other, and then none does between them.
+std::string emit_searches(const Problem& problem, const Program& program, const Names& names) {
+  Emitter rows(problem, program, Part::kRow);
+  Emitter columns(problem, program, Part::kColumn);
+  const std::vector<size_t> of_rows = rows.nodes_that(&Emitter::is_row_search);
+  const std::vector<size_t> of_columns = columns.nodes_that(&Emitter::is_column_search);
+  std::string text;
+  const auto add_struct = [&](const char* suffix, const std::vector<size_t>& nodes) {
+    text += fmt::format("struct {}{} {{", names.type, suffix);
+    for (const size_t i : nodes) {
+      text += fmt::format(" i32 v{};", i);
+    }
+    text += " };\n";
+  };
+  add_struct("Row", of_rows);
+  add_struct("Column", of_columns);
+  text += fmt::format("{} {}Row {}_row(int b, int h, int q, const ForwardParams& params) {{\n", kFunction, names.type,
+                      names.prefix);
+  text += of_rows.empty() ? "  return {};\n}\n" : rows.searches() + "}\n";
+  text += fmt::format("{} {}Column {}_column(int b, int kv, const ForwardParams& params) {{\n", kFunction, names.type,
+                      names.prefix);
+  text += of_columns.empty() ? "  return {};\n}\n" : columns.searches() + "}\n";
+  text +=
+      fmt::format("{0} bool agree(const {1}Column& x, const {1}Column& y) {{\n  return true", kFunction, names.type);
+  for (const size_t i : of_columns) {
+    text += fmt::format(" && x.v{0} == y.v{0}", i);
+  }
+  return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
+}
+
+// A program and all that the kernels ask of it beside its intervals.
+std::string emit_program(const Problem& problem, const Program& program, const Names& names) {
+  const auto head = [&](const char* suffix, const char* query) {
+    return fmt::format(
+        "{} {} {}{}({}const {}Row& row, const {}Column& column, int b, int h, {}, int kv_first, int key, "
+        "const ForwardParams& params) {{\n{}  const int kv = kv_first + key;\n",
+        kFunction, names.result, names.function, suffix, names.before, names.type, names.type, query, names.begin);
+  };
+  std::string text = emit_searches(problem, program, names);
+  text += head("", "int q") + Emitter(problem, program, Part::kWhole).body() + "}\n\n";
+  const bool straight = !Emitter(problem, program, Part::kWhole).nodes_that(&Emitter::is_straight_load).empty();
+  text += fmt::format("#define FL_{}_STRAIGHT_LOADS {:d}\n", names.upper, straight);
+  if (straight) {
+    text += head("_inside", "int q_first, int row_offset") + "  const int q = q_first + row_offset;\n";
+    text += Emitter(problem, program, Part::kInside).body() + "}\n\n";
+    text += fmt::format(
+        "{} bool {}_loads_inside(int b, int h, int q, int kv_first, int last_key, const ForwardParams& params) {{\n",
+        kFunction, names.prefix);
+    text += Emitter(problem, program, Part::kRow).bounds_check() + "}\n\n";
+  }
+  return text;
 }
 
 }  // namespace
@@ -407,31 +653,32 @@ std::vector<size_t> bounded_captures(const Problem& problem) {
 std::string emit_programs(const Problem& problem) {
   std::string text = "#pragma once\n#include \"capture_bounds.cuh\"\n#include \"interval.cuh\"\n\n";
   text += "namespace flashlift::cuda {\n\n";
-  const char* qualifiers = "__device__ __forceinline__";
-  const char* score_parameters = "float raw, int b, int h, int q, int kv_first, int key, const ForwardParams& params";
   if (problem.score_mod) {
-    const float unit = last_factor(problem, *problem.score_mod).factor;
-    text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(unit));
-    text += fmt::format("{} float score_mod({}) {{\n", qualifiers, score_parameters);
-    text += "  const float score = raw * params.scale;\n  const int kv = kv_first + key;\n";
-    text += Emitter(problem, *problem.score_mod, false).body() + "}\n\n";
+    text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));
+    text += emit_program(problem, *problem.score_mod, kScoreNames);
   } else {  // for a scale that cannot be folded into the softmax
-    text += fmt::format("#define FL_SCORE_UNIT 1.0f\n\n{} float score_mod({}) {{ return raw * params.scale; }}\n\n",
-                        qualifiers, score_parameters);
+    text += fmt::format(
+        "#define FL_SCORE_UNIT 1.0f\n#define FL_SCORE_COLUMNS 0\n#define FL_SCORE_STRAIGHT_LOADS 0\n"
+        "struct ScoreRow {{}};\nstruct ScoreColumn {{}};\n"
+        "{0} ScoreRow score_row(int, int, int, const ForwardParams&) {{ return {{}}; }}\n"
+        "{0} ScoreColumn score_column(int, int, const ForwardParams&) {{ return {{}}; }}\n"
+        "{0} float score_mod(float raw, const ScoreRow&, const ScoreColumn&, int, int, int, int, int, const "
+        "ForwardParams& "
+        "params) {{ return raw * params.scale; }}\n\n",
+        kFunction);
   }
   const char* tile_parameters =
       "int b, int h_first, int h_last, int q_first, int q_last, int kv_first, int kv_last, const ForwardParams& params";
   text += fmt::format("#define FL_SCORE_LOADS {:d}\n", loads_by_key(problem.score_mod));
   text += fmt::format("#define FL_SCORE_MASKS {:d}\n\n", masks(problem.score_mod));
   if (masks(problem.score_mod)) {
-    text += fmt::format("{} bool score_is_masked({}) {{\n", qualifiers, tile_parameters);
-    text += Emitter(problem, *problem.score_mod, true).body() + "}\n\n";
+    text += fmt::format("{} bool score_is_masked({}) {{\n", kFunction, tile_parameters);
+    text += Emitter(problem, *problem.score_mod, Part::kInterval).body() + "}\n\n";
   }
   if (problem.mask_mod) {
-    text += fmt::format("{} bool mask_mod(int b, int h, int q, int kv, const ForwardParams& params) {{\n", qualifiers);
-    text += Emitter(problem, *problem.mask_mod, false).body() + "}\n\n";
-    text += fmt::format("{} int mask_interval({}) {{\n", qualifiers, tile_parameters);
-    text += Emitter(problem, *problem.mask_mod, true).body() + "}\n\n";
+    text += emit_program(problem, *problem.mask_mod, kMaskNames);
+    text += fmt::format("{} int mask_interval({}) {{\n", kFunction, tile_parameters);
+    text += Emitter(problem, *problem.mask_mod, Part::kInterval).body() + "}\n\n";
   }
   for (const size_t index : bounded_captures(problem)) {
     const Capture& capture = problem.captures[index];

@@ -89,11 +89,30 @@ FL_OP typename Element::Scalar op_load(const CaptureArgument& capture, Indices..
   return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset));
 }
 
+// Are the positions from `first` to `first + reach` in dimension `d` inside, and elements neighbours?
+FL_OP bool op_inside(const CaptureArgument& capture, int d, i32 first, int reach) {
+  const i64 last = static_cast<i64>(first) + reach;
+  return first >= 0 && last >= 0 && first < capture.sizes[d] && last < capture.sizes[d] && capture.strides[d] == 1;
+}
+
+// A load known to be inside; the last index is `elements` away from the one given.
+template <typename Element, typename... Indices>
+FL_OP typename Element::Scalar op_load_inside(const CaptureArgument& capture, int elements, Indices... indices) {
+  i64 offset = 0;
+  int d = 0;
+  ((offset += d + 1 == static_cast<int>(sizeof...(indices)) ? static_cast<i64>(indices)
+                                                            : clamp_index(capture, d, indices) * capture.strides[d],
+    ++d),
+   ...);
+  return Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset + elements));
+}
+
 // See ops.def: the same steps as everywhere.
 template <typename Element, typename Value>
 FL_OP i32 op_search(const CaptureArgument& capture, Value x) {
   const i32 size = max(capture.sizes[0], 1);
   i32 found = 0;
+#pragma unroll 1
   for (i32 step = 1 << (31 - __clz(size)); step > 0; step /= 2) {
     const i32 last = found + step - 1;
     found += last < size && static_cast<i64>(op_load<Element>(capture, last)) <= static_cast<i64>(x) ? step : 0;

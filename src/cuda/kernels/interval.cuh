@@ -304,12 +304,18 @@ FL_OP typename ScalarInterval<Scalar>::type stored_range(const CaptureArgument& 
   if (capture.bounds == nullptr || last - first >= kMaxRangeBlocks) {
     return Result::everything();
   }
-  const i64* bounds = static_cast<const i64*>(capture.bounds) + 2 * row * ((size + kCaptureBlock - 1) / kCaptureBlock);
-  i64 smallest = bounds[2 * first];
-  i64 largest = bounds[2 * first + 1];
-  for (int block = first + 1; block <= last; ++block) {
-    smallest = min(smallest, bounds[2 * block]);
-    largest = max(largest, bounds[2 * block + 1]);
+  const longlong2* bounds =
+      static_cast<const longlong2*>(capture.bounds) + row * ((size + kCaptureBlock - 1) / kCaptureBlock);
+  // Both ends at once: a tile seldom has more blocks.
+  const longlong2 begin = __ldg(bounds + first);
+  const longlong2 end = __ldg(bounds + last);
+  i64 smallest = min(begin.x, end.x);
+  i64 largest = max(begin.y, end.y);
+#pragma unroll 1
+  for (int block = first + 1; block < last; ++block) {
+    const longlong2 between = __ldg(bounds + block);
+    smallest = min(smallest, between.x);
+    largest = max(largest, between.y);
   }
   return Result::stored(smallest, largest);
 }

@@ -23,16 +23,73 @@ __device__ __forceinline__ float score_factor(const ForwardParams& params) {
   return score_unit(params) * kExponentUnit;
 }
 
+// The last column of a thread that has kCount elements of two rows, beside its first.
+template <int kCount>
+constexpr int kLastKey = 2 * kCount - 7;
+
+// Programs that change from key to key in a way that cannot be unrolled: few instructions, scores in local memory.
+template <int kCount>
+__device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const ForwardParams& params,
+                                                       const Rows& rows, const ScoreRow (&row)[2], int kv) {
+  float scores[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    scores[i] = s[i];
+  }
+#pragma unroll 1
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int key = 8 * j + c;
+      const ScoreColumn column = score_column(rows.b, kv + key, params);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& x = scores[4 * j + 2 * r + c];
+        x = score_mod(x, row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] = scores[i];
+  }
+}
+
 // `kv` is the thread's first column.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                 int kv) {
 #if FL_HAS_SCORE_MOD
+  const ScoreRow row[2] = {score_row(rows.b, rows.h[0], rows.q[0], params),
+                           score_row(rows.b, rows.h[1], rows.q[1], params)};
+  const ScoreColumn column = score_column(rows.b, kv, params);
+  bool fast = true;
+#if FL_SCORE_COLUMNS
+  fast = agree(column, score_column(rows.b, kv + kLastKey<kCount>, params));
+#endif
+#if FL_SCORE_STRAIGHT_LOADS
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    fast = fast && score_loads_inside(rows.b, rows.h[r], rows.q[r], kv, kLastKey<kCount>, params);
+  }
+#endif
+  if ((FL_SCORE_COLUMNS || FL_SCORE_STRAIGHT_LOADS) && !__all_sync(0xffffffff, fast)) {
+    apply_score_mod_slowly(s, params, rows, row, kv);
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      s[4 * j + e] = score_mod(s[4 * j + e], rows.b, rows.h[e / 2], rows.q[e / 2], kv, 8 * j + e % 2, params);
+      const int r = e / 2;
+      float& x = s[4 * j + e];
+#if FL_SCORE_STRAIGHT_LOADS
+      const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
+      x = score_mod_inside(x, row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, 8 * j + e % 2,
+                           params);
+#else
+      x = score_mod(x, row[r], column, rows.b, rows.h[r], rows.q[r], kv, 8 * j + e % 2, params);
+#endif
     }
   }
 #endif
@@ -42,14 +99,60 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
 template <int kCount>
 __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                int kv) {
+#if FL_HAS_MASK_MOD
+  const MaskRow row[2] = {mask_row(rows.b, rows.h[0], rows.q[0], params),
+                          mask_row(rows.b, rows.h[1], rows.q[1], params)};
+  const MaskColumn column = mask_column(rows.b, kv, params);
+  bool fast = true;
+#if FL_MASK_COLUMNS
+  fast = agree(column, mask_column(rows.b, kv + kLastKey<kCount>, params));
+#endif
+#if FL_MASK_STRAIGHT_LOADS
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    fast = fast && mask_loads_inside(rows.b, rows.h[r], rows.q[r], kv, kLastKey<kCount>, params);
+  }
+#endif
+  if ((FL_MASK_COLUMNS || FL_MASK_STRAIGHT_LOADS) && !__all_sync(0xffffffff, fast)) {
+    // Bit by bit in a loop, and then unrolled.
+#pragma unroll
+    for (int first = 0; first < kCount; first += 32) {
+      u32 keep = 0;
+#pragma unroll 1
+      for (int i = first; i < first + 32 && i < kCount; i += 4) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int key = 2 * i + c;
+          const MaskColumn of_key = mask_column(rows.b, kv + key, params);
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const bool kept = kv + key < params.kv_len &&
+                              mask_mod(row[r], of_key, rows.b, rows.h[r], rows.q[r], kv, key, params);
+            keep |= static_cast<u32>(kept) << (i - first + 2 * r + c);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 32 && first + i < kCount; ++i) {
+        s[first + i] = keep >> i & 1 ? s[first + i] : -FL_INFINITY;
+      }
+    }
+    return;
+  }
+#endif
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int column = kv + 8 * j + e % 2;
-      bool keep = column < params.kv_len;
-#if FL_HAS_MASK_MOD
-      keep = keep && mask_mod(rows.b, rows.h[e / 2], rows.q[e / 2], column, params);
+      const int r = e / 2;
+      const int key = 8 * j + e % 2;
+      bool keep = kv + key < params.kv_len;
+      // Not &&: what depends on a condition is not computed once for all keys.
+#if FL_HAS_MASK_MOD && FL_MASK_STRAIGHT_LOADS
+      const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
+      keep &= mask_mod_inside(row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
+#elif FL_HAS_MASK_MOD
+      keep &= mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
 #endif
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
     }

@@ -198,8 +198,9 @@ struct Worker {
     if (partial) {
       apply_mask_mod(scores, params, rows, kv);
     }
-    TileSoftmax softmax = update_maxima(scores, share.state, factor);
-    if (take_exponentials(scores, share.state, factor, softmax)) {
+    const TileSoftmax softmax = update_maxima(scores, share.state, factor);
+    take_exponentials(scores, share.state, factor, softmax);
+    if (softmax.rescale) {
       rescale_rows(share.output, softmax.alpha);
     }
     drop_out(scores, params, rows, kv);

@@ -63,8 +63,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (i < found.partial) {
       apply_mask_mod(scores, params, rows, kv);
     }
-    TileSoftmax softmax = update_maxima(scores, state, factor);
-    if (take_exponentials(scores, state, factor, softmax)) {
+    const TileSoftmax softmax = update_maxima(scores, state, factor);
+    take_exponentials(scores, state, factor, softmax);
+    if (softmax.rescale) {
       rescale_rows(output, softmax.alpha);
     }
     drop_out(scores, params, rows, kv);

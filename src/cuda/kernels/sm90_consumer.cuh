@@ -84,7 +84,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void apply_mods(int kv, bool partial) {
-#if FL_SCORE_LOADS
+#if FL_SCORE_LOADS && !FL_SCORE_STRAIGHT_LOADS
     // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses, between
     // the products, which then start late.
     kv |= __float_as_int(scores[0]) & params.zero;
@@ -117,19 +117,20 @@ struct Consumer {
     }
     k_ring.advance();
     apply_mods(kv, masked);
-    TileSoftmax tile = update_maxima(scores, state, factor);
+    const TileSoftmax tile = update_maxima(scores, state, factor);
     // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
     wgmma_wait<0>();
     pin(output);
     release(shared.v_empty + 8 * v_ring.stage());
     v_ring.advance();
-    const bool rescale = take_exponentials(scores, state, factor, tile);
+    // Not after the exponentials: ptxas would then move the packing behind this branch, away from them.
+    if (tile.rescale) {
+      rescale_rows(output, tile.alpha);
+    }
+    take_exponentials(scores, state, factor, tile);
     drop_out(scores, params, rows(), kv);
     pin(probabilities);
     pack_probabilities(scores, probabilities);
-    if (rescale) {
-      rescale_rows(output, tile.alpha);
-    }
   }
 
   // From one query tile to the next without draining the pipeline: the last product of the old tile and the first
@@ -186,8 +187,7 @@ struct Consumer {
       release(shared.k_empty + 8 * k_ring.stage());
       k_ring.advance();
       apply_mods(kv, partial > 0);
-      TileSoftmax tile = update_maxima(scores, state, factor);
-      take_exponentials(scores, state, factor, tile);
+      take_exponentials(scores, state, factor, update_maxima(scores, state, factor));
       drop_out(scores, params, rows(), kv);
     }
     pack_probabilities(scores, probabilities);

@@ -23,6 +23,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x < 32) {
       Producer{params, shared}.run();
     }
+#if FL_FINDS_VISITS
+    else if (threadIdx.x < 64) {
+      Scout{params, shared}.run();
+    }
+#endif
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     Consumer consumer{params, shared, warpgroup - 1};

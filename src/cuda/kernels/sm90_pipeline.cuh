@@ -1,6 +1,7 @@
 // Shared memory and barriers of the Hopper forward kernel: one Q tile and a ring of K and V tiles.
 #pragma once
 
+#include "scheduler.cuh"
 #include "sm90_ptx.cuh"
 
 namespace flashlift::cuda {
@@ -23,6 +24,16 @@ constexpr u32 kVBytes = kVBoxes * kKvBoxBytes;
 enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldCount };
 constexpr int kNoMoreTiles = -1;  // in kFieldVisits
 
+// What the scout tells the producer about the next query tile: its number, or kNoMoreTiles, and its visits.
+enum VisitField {
+  kVisitTile,
+  kVisitPartial,
+  kVisitFull,
+  kVisitPartialBits,  // of each lane
+  kVisitFullBits = kVisitPartialBits + 32,
+  kVisitFieldCount = kVisitFullBits + 32
+};
+
 struct SharedLayout {
   u32 q;
   u32 k;
@@ -31,6 +42,8 @@ struct SharedLayout {
   u32 k_full, k_empty, v_full, v_empty;  // one barrier a stage
   u32 kv_tile;                           // one int a stage: which key tile it holds
   u32 tile_fields;                       // kFieldCount ints a warpgroup
+  u32 visits_full, visits_empty;         // one barrier each
+  u32 visits;                            // kVisitFieldCount ints
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
@@ -44,14 +57,17 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.k_empty = layout.k_full + 8 * kStages;
   layout.v_full = layout.k_empty + 8 * kStages;
   layout.v_empty = layout.v_full + 8 * kStages;
-  layout.kv_tile = layout.v_empty + 8 * kStages;
+  layout.visits_full = layout.v_empty + 8 * kStages;
+  layout.visits_empty = layout.visits_full + 8;
+  layout.kv_tile = layout.visits_empty + 8;
   layout.tile_fields = layout.kv_tile + 4 * kStages;
+  layout.visits = layout.tile_fields + 4 * kFieldCount * kConsumers;
   return layout;
 }
 
 // The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
 constexpr u32 kSharedBytes =
-    kConsumers * (kQBytes + 16 + 4 * kFieldCount) + kStages * (kKBytes + kVBytes + 32 + 4);
+    kConsumers * (kQBytes + 16 + 4 * kFieldCount) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages. One register.
@@ -75,6 +91,8 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.v_full + 8 * stage, 1);
     barrier_init(shared.v_empty + 8 * stage, kConsumerWarps);
   }
+  barrier_init(shared.visits_full, 32);
+  barrier_init(shared.visits_empty, 32);
   barrier_init_fence();
 }
 

@@ -1,9 +1,8 @@
-// The producer warp of the Hopper forward kernel: chooses tiles, evaluates the mask over intervals and keeps the bulk
-// copies running ahead of the consumers.
+// The producer warp of the Hopper forward kernel, which keeps the bulk copies running ahead of the consumers; and the
+// scout, which under a mask finds out meanwhile what the next query tile visits.
 #pragma once
 
 #include "keys.cuh"
-#include "scheduler.cuh"
 #include "sm90_pipeline.cuh"
 
 namespace flashlift::cuda {
@@ -13,6 +12,57 @@ constexpr int kPieceKeys = FL_PAGE_SIZE > 0 ? FL_PAGE_PIECE : FL_BLOCK_N;
 constexpr int kPieces = FL_BLOCK_N / kPieceKeys;
 static_assert(kPieces <= 32 && kPieceKeys % 8 == 0, "a lane a piece, whole swizzled groups of rows");
 constexpr int kNoPage = 1 << 30;  // beyond all pages: such copies read zeros
+
+// The query tile after the block's present one: known to the first lane.
+__device__ __forceinline__ int claim_tile(const ForwardParams& params) {
+  int next = 0;
+  if (threadIdx.x % 32 == 0) {
+    next = gridDim.x + atomicAdd(params.counters, 1);
+  }
+  return next;
+}
+
+// The last block leaves the counters at zero for the next launch.
+__device__ __forceinline__ void stop_claiming(const ForwardParams& params) {
+  if (threadIdx.x % 32 == 0) {
+    __threadfence();
+    if (atomicAdd(params.counters + 1, 1) == gridDim.x - 1) {
+      params.counters[0] = 0;
+      params.counters[1] = 0;
+    }
+  }
+}
+
+// One query tile ahead of the producer, and no more: what is claimed early is missing where another block is idle.
+struct Scout {
+  const ForwardParams& params;
+  const SharedLayout& shared;
+
+  __device__ __forceinline__ void tell(int tile, const Visits& found) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) {
+      store_shared(shared.visits + 4 * kVisitTile, tile);
+      store_shared(shared.visits + 4 * kVisitPartial, found.partial);
+      store_shared(shared.visits + 4 * kVisitFull, found.full);
+    }
+    store_shared(shared.visits + 4 * (kVisitPartialBits + lane), static_cast<int>(found.partial_bits));
+    store_shared(shared.visits + 4 * (kVisitFullBits + lane), static_cast<int>(found.full_bits));
+    barrier_arrive(shared.visits_full);
+  }
+
+  __device__ __forceinline__ void run() {
+    u32 phase = 0;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < params.total_tiles;
+         index = __shfl_sync(0xffffffff, claim_tile(params), 0)) {
+      tell(index, find_visits(params, query_tile(params, index)));
+      barrier_wait(shared.visits_empty, phase);
+      phase ^= 1;
+    }
+    tell(kNoMoreTiles, Visits());
+    stop_claiming(params);
+  }
+};
 
 struct Producer {
   const ForwardParams& params;
@@ -98,8 +148,7 @@ struct Producer {
   }
 
   // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1).
-  __device__ __forceinline__ void load_tile(const QueryTile& tile) {
-    const Visits found = find_visits(params, tile);
+  __device__ __forceinline__ void load_tile(const QueryTile& tile, const Visits& found) {
     const int visits = found.partial + found.full;
     if (visits == 0) {
       load_q(tile, 0, 0);
@@ -125,24 +174,35 @@ struct Producer {
   }
 
   __device__ __forceinline__ void run() {
+#if FL_FINDS_VISITS
+    u32 phase = 0;
+    while (true) {
+      barrier_wait(shared.visits_full, phase);
+      phase ^= 1;
+      const int lane = threadIdx.x % 32;
+      const int index = load_shared(shared.visits + 4 * kVisitTile);
+      Visits found;
+      found.partial = load_shared(shared.visits + 4 * kVisitPartial);
+      found.full = load_shared(shared.visits + 4 * kVisitFull);
+      found.partial_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitPartialBits + lane)));
+      found.full_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitFullBits + lane)));
+      barrier_arrive(shared.visits_empty);
+      if (index == kNoMoreTiles) {
+        break;
+      }
+      load_tile(query_tile(params, index), found);
+    }
+#else
     int index = blockIdx.x;
     while (index < params.total_tiles) {
-      int next = 0;
-      if (leads()) {
-        next = gridDim.x + atomicAdd(params.counters, 1);
-      }
-      load_tile(query_tile(params, index));
+      const int next = claim_tile(params);  // waited for after the loads
+      const QueryTile tile = query_tile(params, index);
+      load_tile(tile, find_visits(params, tile));
       index = __shfl_sync(0xffffffff, next, 0);
     }
+    stop_claiming(params);
+#endif
     load_q(QueryTile(), 0, kNoMoreTiles);
-    if (leads()) {
-      // The last block leaves the counters at zero for the next launch.
-      __threadfence();
-      if (atomicAdd(params.counters + 1, 1) == gridDim.x - 1) {
-        params.counters[0] = 0;
-        params.counters[1] = 0;
-      }
-    }
   }
 };
 

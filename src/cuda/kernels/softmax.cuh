@@ -53,6 +53,7 @@ struct Rows {
 struct RowState {
   float maximum[2] = {-FL_INFINITY, -FL_INFINITY};  // in units of the scores
   float sum[2] = {0.0f, 0.0f};                  // of this thread's columns only
+  bool large = true;  // is a maximum of the warp's rows infinite, or too large for one multiply-add
 };
 
 // For rows whose maximum is infinite or too large for one multiply-add: rows without a key so far, rows masked by a large
@@ -68,13 +69,12 @@ __device__ __forceinline__ void subtract_maximum(float (&s)[kCount], const float
 
 // What the exponentials of a tile need to know: its first half.
 struct TileSoftmax {
-  float alpha[2];   // what each row's accumulator has to be multiplied by
-  float offset[2];  // p = exponential(factor * s + offset), unless the maximum is large
-  bool rescale;     // does any row of the thread need that
-  bool large;
+  float alpha[2] = {1.0f, 1.0f};  // what each row's accumulator has to be multiplied by
+  bool rescale;                   // does any row of the warp need that
 };
 
-// Brings the maxima up to date.
+// Brings the maxima up to date. Most tiles change none: to see that takes one vote, where a row's maximum takes exchanges
+// between its four threads that the exponentials would have to wait for.
 template <int kCount>
 __device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], RowState& state, float factor) {
   float largest[2][2];
@@ -88,31 +88,37 @@ __device__ __forceinline__ TileSoftmax update_maxima(const float (&s)[kCount], R
       largest[r][0] = fmaxf(largest[r][0], s[4 * j + 2 * r]);
       largest[r][1] = fmaxf(largest[r][1], s[4 * j + 2 * r + 1]);
     }
+    largest[r][0] = fmaxf(largest[r][0], largest[r][1]);
   }
+  const auto grows = [&](int r, float maximum) {
+    return (maximum - state.maximum[r]) * factor > kRescaleThreshold;
+  };
   TileSoftmax tile;
-  tile.rescale = false;
-  tile.large = false;
+  tile.rescale = __any_sync(0xffffffff, grows(0, largest[0][0]) || grows(1, largest[1][0]));
+  if (tile.rescale) {
+    bool large = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float maximum = fmaxf(state.maximum[r], quad_max(fmaxf(largest[r][0], largest[r][1])));
-    const bool grown = (maximum - state.maximum[r]) * factor > kRescaleThreshold;
-    tile.alpha[r] = grown ? exponential((state.maximum[r] - maximum) * factor) : 1.0f;
-    state.maximum[r] = grown ? maximum : state.maximum[r];
-    tile.rescale |= grown;
-    tile.offset[r] = -state.maximum[r] * factor;
-    tile.large |= !(fabsf(tile.offset[r]) <= kLargestOffset);
+    for (int r = 0; r < 2; ++r) {
+      const float maximum = quad_max(largest[r][0]);
+      if (grows(r, maximum)) {
+        tile.alpha[r] = exponential((state.maximum[r] - maximum) * factor);
+        state.maximum[r] = maximum;
+      }
+      large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
+    }
+    state.large = __any_sync(0xffffffff, large);
   }
   return tile;
 }
 
-// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date. Says whether any
-// row of the warp has to be rescaled.
+// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date.
 template <int kCount>
-__device__ __forceinline__ bool take_exponentials(float (&s)[kCount], RowState& state, float factor,
-                                                  TileSoftmax& tile) {
-  if (__any_sync(0xffffffff, tile.large)) {
+__device__ __forceinline__ void take_exponentials(float (&s)[kCount], RowState& state, float factor,
+                                                  const TileSoftmax& tile) {
+  float offset[2] = {-state.maximum[0] * factor, -state.maximum[1] * factor};
+  if (state.large) {
     subtract_maximum(s, state.maximum);
-    tile.offset[0] = tile.offset[1] = 0.0f;
+    offset[0] = offset[1] = 0.0f;
   }
   float partial[2][2] = {};
 #pragma unroll
@@ -121,7 +127,7 @@ __device__ __forceinline__ bool take_exponentials(float (&s)[kCount], RowState& 
     for (int e = 0; e < 4; ++e) {
       const int r = e / 2;
       float& x = s[4 * j + e];
-      x = fmaf(x, factor, tile.offset[r]);
+      x = fmaf(x, factor, offset[r]);
       x = exponential(x);
       partial[r][e % 2] += x;
     }
@@ -130,7 +136,6 @@ __device__ __forceinline__ bool take_exponentials(float (&s)[kCount], RowState& 
   for (int r = 0; r < 2; ++r) {
     state.sum[r] = fmaf(state.sum[r], tile.alpha[r], partial[r][0] + partial[r][1]);
   }
-  return __any_sync(0xffffffff, tile.rescale);
 }
 
 template <int kCount>

@@ -95,14 +95,15 @@ int64_t block_count(const TensorView& view) {
 }
 
 Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
+  const int least = params.kv_len > 0 ? 1 : 0;  // without keys no program is run
   for (size_t i = 0; i < views.size(); ++i) {
     CaptureArgument& capture = params.captures[i];
     capture.data = views[i].data;
     capture.bounds = nullptr;
     for (int d = 0; d < views[i].rank; ++d) {
-      if (views[i].sizes[d] > INT32_MAX || views[i].sizes[d] == 0) {
-        return unsupported("captured tensor {} has dimension {} of size {}, expected 1 to {}", i, d, views[i].sizes[d],
-                           INT32_MAX);
+      if (views[i].sizes[d] > INT32_MAX || views[i].sizes[d] < least) {
+        return unsupported("captured tensor {} has dimension {} of size {}, expected {} to {}", i, d, views[i].sizes[d],
+                           least, INT32_MAX);
       }
       if (d + 1 == views[i].rank && (views[i].strides[d] > INT32_MAX || views[i].strides[d] < INT32_MIN)) {
         return unsupported("the last dimension of captured tensor {} has a stride of {} elements, expected 32 bits", i,
