@@ -258,6 +258,37 @@ def searched(count, length):
     return lambda b, h, q, kv: torch.searchsorted(starts, q, right=True) == torch.searchsorted(starts, kv, right=True)
 
 
+def detached(score, b, h, q, kv):
+    """Rounded on the way there, not on the way back."""
+    with torch.no_grad():
+        factor = 1 + 0.1 * torch.sin(score)
+    return score + (torch.round(score * 8) / 8 - score).detach() * factor
+
+
+def rows_of_tables(length):
+    """What a small network does with a row that indices choose."""
+    rows, weight, bias = _random(length, 6), _random(HEADS, 6), _random(HEADS)
+
+    def score_mod(score, b, h, q, kv):
+        x = torch.nn.functional.linear(rows[q] - rows[kv], weight, bias).relu()[h]
+        first, second = rows[q].chunk(2)
+        mixed = torch.cat([first.flip(0), second * 0.5, torch.stack([score, x])])
+        one_hot = (torch.nn.functional.one_hot(q.long() % 3, 3) * rows[kv][:3]).sum()
+        return score + 0.1 * x + 0.1 * mixed.std() + torch.layer_norm(rows[q], (6,))[2] + one_hot
+
+    return score_mod
+
+
+def angles(length):
+    points = _random(length, 2)
+
+    def score_mod(score, b, h, q, kv):
+        x, y = points[kv] - points[q] + 0.01
+        return score + torch.atan2(y, x) + torch.asinh(score) - torch.atan(x * 3) + 0.5 * torch.acos(torch.tanh(y))
+
+    return score_mod
+
+
 class Module(torch.nn.Module):
     def __init__(self, length):
         super().__init__()
@@ -331,5 +362,8 @@ def cases(batch, q_len, kv_len):
         "in_half": (in_half, None),
         "integer_arithmetic": (integer_arithmetic, None),
         "in_place": (in_place, None),
+        "detached": (detached, None),
+        "rows_of_tables": (rows_of_tables(longest), causal),
+        "angles": (angles(longest), None),
         "module": (Module(longest).score_mod, causal),
     }

@@ -120,6 +120,88 @@ def _hyperbolic(op: str) -> Compute:
     return compute
 
 
+def _arctangent(builder: Builder, x: Node) -> Node:
+    """Cephes' atanf: the argument reduced twice, then a polynomial; 2 units in the last place."""
+
+    def constant(number: float) -> Node:
+        return builder.constant(number, "f32")
+
+    size = builder.emit("abs", x)
+    large = builder.emit("gt", size, constant(2.414213562373095))
+    middle = builder.emit("gt", size, constant(0.4142135623730951))
+    inverse = builder.emit("div", constant(-1.0), builder.emit("max", size, constant(1.0)))
+    one = constant(1.0)
+    quotient = builder.emit("div", builder.emit("sub", size, one), builder.emit("add", size, one))
+    reduced = builder.emit("select", large, inverse, builder.emit("select", middle, quotient, size))
+    base = builder.emit("select", middle, constant(math.pi / 4), constant(0.0))
+    base = builder.emit("select", large, constant(math.pi / 2), base)
+    square = builder.emit("mul", reduced, reduced)
+    series = constant(8.05374449538e-2)
+    for coefficient in (-1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1):
+        series = builder.emit("add", builder.emit("mul", series, square), constant(coefficient))
+    small = builder.emit("add", builder.emit("mul", builder.emit("mul", series, square), reduced), reduced)
+    return builder.emit("mul", builder.emit("sign", x), builder.emit("add", base, small))
+
+
+def _arctangent_of_two(builder: Builder, y: Node, x: Node) -> Node:
+    zero, right = builder.constant(0.0, "f32"), builder.constant(math.pi / 2, "f32")
+    sign = builder.emit("select", _is_negative(builder, y), builder.constant(-1.0, "f32"), builder.constant(1.0, "f32"))
+    on_axis = builder.emit("eq", x, zero)
+    angle = _arctangent(
+        builder, builder.emit("div", y, builder.emit("select", on_axis, builder.constant(1.0, "f32"), x))
+    )
+    turned = builder.emit("add", angle, _scaled(builder, sign, math.pi))
+    left = _is_negative(builder, x)
+    axis = builder.emit("select", builder.emit("eq", y, zero), zero, builder.emit("mul", sign, right))
+    nowhere = builder.emit("select", left, _scaled(builder, sign, math.pi), axis)  # atan2(0, -0)
+    axis = builder.emit("select", builder.emit("eq", y, zero), nowhere, axis)
+    return builder.emit("select", on_axis, axis, builder.emit("select", left, turned, angle))
+
+
+def _is_negative(builder: Builder, x: Node) -> Node:
+    """By the sign bit."""
+    if x.type == "i1":
+        return builder.constant(False, "i1")
+    bits = x if x.type != "f32" else builder.node("bitcast_i32", "i32", (x,))
+    return builder.emit("lt", bits, builder.constant(0, bits.type))
+
+
+def _over_square_root(builder: Builder, x: Node) -> Node:
+    """x / sqrt(1 - x²), whose arctangent is the arcsine of x."""
+    one = builder.constant(1.0, "f32")
+    rest = builder.emit("mul", builder.emit("sub", one, x), builder.emit("add", one, x))
+    return builder.emit("div", x, builder.emit("sqrt", rest))
+
+
+def _arcsine(builder: Builder, x: Node) -> Node:
+    return _arctangent(builder, _over_square_root(builder, x))
+
+
+def _arccosine(builder: Builder, x: Node) -> Node:
+    return builder.emit("sub", builder.constant(math.pi / 2, "f32"), _arcsine(builder, x))
+
+
+def _area_sine(builder: Builder, x: Node) -> Node:
+    """By log1p and with no difference of large numbers, for either sign."""
+    size, one = builder.emit("abs", x), builder.constant(1.0, "f32")
+    square = builder.emit("mul", size, size)
+    root = builder.emit("add", one, builder.emit("sqrt", builder.emit("add", one, square)))
+    grown = builder.emit("add", size, builder.emit("div", square, root))
+    return builder.emit("mul", builder.emit("sign", x), builder.emit("log1p", grown))
+
+
+def _area_cosine(builder: Builder, x: Node) -> Node:
+    one = builder.constant(1.0, "f32")
+    rest = builder.emit("sub", x, one)
+    root = builder.emit("sqrt", builder.emit("mul", rest, builder.emit("add", x, one)))
+    return builder.emit("log1p", builder.emit("add", rest, root))
+
+
+def _area_tangent(builder: Builder, x: Node) -> Node:
+    both = [builder.emit("log1p", one) for one in (x, builder.emit("neg", x))]
+    return _scaled(builder, builder.emit("sub", *both), 0.5)
+
+
 def _leaky_relu(builder: Builder, x: Node, negative_slope: float = 0.01) -> Node:
     positive = builder.emit("gt", x, builder.constant(0.0, "f32"))
     return builder.emit("select", positive, x, _scaled(builder, x, negative_slope))
@@ -159,6 +241,8 @@ BINARY: dict[str, Compute] = {
     "floor_divide": _floor_divide,
     "remainder": _remainder,
     "fmod": _simple("rem"),
+    "atan2": _arctangent_of_two,
+    "arctan2": _arctangent_of_two,
     "minimum": _simple("min"),
     "maximum": _simple("max"),
     "pow": _power,
@@ -200,6 +284,13 @@ UNARY: dict[str, Compute] = {
     "tan": lambda builder, x: builder.emit("div", builder.emit("sin", x), builder.emit("cos", x)),
     "sinh": _hyperbolic("sub"),
     "cosh": _hyperbolic("add"),
+    "atan": _arctangent,
+    "arctan": _arctangent,
+    "asin": _arcsine,
+    "acos": _arccosine,
+    "asinh": _area_sine,
+    "acosh": _area_cosine,
+    "atanh": _area_tangent,
     "erfc": lambda builder, x: builder.emit("sub", builder.constant(1.0, "f32"), builder.emit("erf", x)),
     "relu": lambda builder, x: builder.emit("max", x, builder.constant(0, x.type)),
     "leaky_relu": _leaky_relu,
@@ -239,5 +330,7 @@ PREDICATES: dict[str, Compute] = {
     "isnan": _is_nan,
     "isinf": _is_inf,
     "isfinite": _is_finite,
+    "signbit": _is_negative,
+    "prims::signbit": _is_negative,
     "logical_not": lambda builder, x: builder.emit("not", builder.convert(x, "i1")),
 }

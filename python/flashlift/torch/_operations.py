@@ -204,9 +204,14 @@ def _convert(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tens
     return _elementwise(tracer, args[0], [value], lambda builder, node: builder.convert(node, type_of(dtype)), dtype)
 
 
-@_register("clone", "detach", "alias", "contiguous", "lift_fresh", "lift_fresh_copy", "positive")
+@_register("clone", "alias", "contiguous", "lift_fresh", "lift_fresh_copy", "positive")
 def _same(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     return tracer.traced(tracer.value_of(args[0]))
+
+
+@_register("detach")
+def _detach(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    return tracer.detached(_same(tracer, func, args, kwargs))
 
 
 @_register("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_like")
@@ -421,6 +426,43 @@ def _slice(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor
 
     shape = (*value.shape[:dim], len(range(start, end, step)), *value.shape[dim + 1 :])
     return _made(tracer, value.dtype, shape, at)
+
+
+@_register("flip")
+def _flip(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    builder = tracer.builder
+    value = tracer.value_of(args[0])
+    dims = {one % len(value.shape) for one in args[1]}
+
+    def at(index: Index) -> Node:
+        last = [builder.constant(size - 1, "i64") for size in value.shape]
+        turned = [builder.emit("sub", last[i], builder.convert(one, "i64")) for i, one in enumerate(index)]
+        return value.at(tuple(turned[i] if i in dims else one for i, one in enumerate(index)))
+
+    return _made(tracer, value.dtype, value.shape, at)
+
+
+@_register("cat", "concat", "concatenate")
+def _cat(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    builder = tracer.builder
+    inferred = func([one.to("meta") for one in args[0]], *args[1:], **kwargs)
+    values = [_operand(tracer, one, inferred.dtype) for one in args[0] if one.shape != (0,)]
+    dim = _arguments(func, args, kwargs).get("dim", 0) % inferred.dim()
+    starts = list(itertools.accumulate((value.shape[dim] for value in values), initial=0))
+
+    def at(index: Index) -> Node:
+        place = builder.convert(index[dim], "i64")
+        result = None
+        for value, start, end in reversed(list(zip(values, starts, starts[1:], strict=False))):
+            if place.op == "constant" and not start <= place.payload < end:
+                continue
+            here = builder.emit("sub", place, builder.constant(start, "i64"))
+            part = value.at((*index[:dim], here, *index[dim + 1 :]))
+            before_end = builder.emit("lt", place, builder.constant(end, "i64"))
+            result = part if result is None else builder.emit("select", before_end, part, result)
+        return result
+
+    return _made(tracer, inferred.dtype, tuple(inferred.shape), at)
 
 
 @_register("stack")

@@ -197,6 +197,7 @@ class Tracer(TorchDispatchMode):
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self.depends_on_sizes = False
+        self.has_gradient = True  # not while the mod runs under torch.no_grad()
         self._open: set[Any] = set()  # operations that are being taken apart
         self._capture_of: dict[int, Value] = {}
         self._sizes: dict[int | SizeOf, Value] = {}
@@ -294,18 +295,39 @@ class Tracer(TorchDispatchMode):
             result = self._decompose(func, args, kwargs)
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
+        if not self.has_gradient and not func._schema.is_mutable:
+            return tree_map_only(torch.Tensor, self.detached, result)
         return result
+
+    def detached(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values, without a gradient: a program differentiates no integers."""
+        if not tensor.is_floating_point() or not self.is_traced(tensor):
+            return tensor
+        value = self.value_of(tensor)
+
+        def at(index: tuple[Node, ...]) -> Node:
+            node = value.at(index)
+            if node.op in ("constant", "bitcast_f32"):
+                return node
+            return self.builder.node("bitcast_f32", "f32", (self.builder.node("bitcast_i32", "i32", (node,)),))
+
+        return self.traced(Value(value.dtype, value.shape, at) if value.shape else Value.scalar(value.dtype, at(())))
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
         from torch._decomp import decomposition_table  # a large module that few mods need
+
+        from flashlift.torch._composites import COMPOSITES
 
         if func in self._open:  # PyTorch's rules for what is elementary lead back to it
             return NotImplemented
         self._open.add(func)
         try:
             with self:
-                result = func.decompose(*args, **kwargs)
+                own = COMPOSITES.get(func._schema.name)
+                result = NotImplemented if own is None else own(*args, **kwargs)
+                if result is NotImplemented:
+                    result = func.decompose(*args, **kwargs)
                 if result is NotImplemented and func in decomposition_table:
                     return decomposition_table[func](*args, **kwargs)
                 composite = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -345,6 +367,7 @@ class Tracer(TorchDispatchMode):
         if id(result) in self._slots:  # an operation that gave its argument back
             return result
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
+        func = func if self.has_gradient else _without_gradient(func)
         self.prelude.append((func, *recorded, is_number))
         number_type = None
         if is_number:
@@ -353,6 +376,14 @@ class Tracer(TorchDispatchMode):
         self._add_slot(result, number_type)
         self._alive.append(result)
         return result
+
+
+def _without_gradient(func: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+    return call
 
 
 class IndexByTensors(TorchFunctionMode):
@@ -365,6 +396,20 @@ class IndexByTensors(TorchFunctionMode):
             if any(isinstance(one, torch.Tensor) for one in index):
                 return _index_by_tensors(tensor, index)
         return func(*args, **(kwargs or {}))
+
+
+class _ModFunctions(IndexByTensors):
+    """While a mod is traced: sees where it switches gradients off. Whether they are on does not tell, since
+    torch.autograd.Function has them off in its forward function."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch._C._set_grad_enabled:
+            self._tracer.has_gradient = args[0]
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _index_by_tensors(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
@@ -396,13 +441,14 @@ def trace(
     numbers: tensors that it captures in place of numbers, which are arguments of the program.
     Raises TraceError for what a program cannot say.
     """
-    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+    # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
+    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
         tracer = Tracer([*leaves, *extra], numbers)
         scalars = []
         for name in INPUTS[kind]:
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(tracer.traced(Value.scalar(dtype, tracer.builder.input(name))))
-        with tracer, IndexByTensors():
+        with tracer, _ModFunctions(tracer):
             result = mod(*scalars, *extra)
         node = _result(tracer, result, kind)
     return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude, tracer.depends_on_sizes)
