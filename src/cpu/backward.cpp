@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <thread>
 
 #include "cpu/backward_call.h"
 #include "cpu/backward_captures.h"
@@ -105,12 +104,16 @@ class Run {
       run_chunk(call_, i / streams, by_pairs ? stream : 0, by_pairs ? stream + 1 : pairs_, progress, gradients, layout,
                 memory);
       done_[i].store(Progress::kDone, std::memory_order_release);
+      done_[i].notify_all();
       if (captured_.is_private()) {
-        while (committed.load(std::memory_order_acquire) != i) {
-          std::this_thread::yield();
+        int64_t commits = committed.load(std::memory_order_acquire);
+        while (commits != i) {
+          committed.wait(commits, std::memory_order_acquire);
+          commits = committed.load(std::memory_order_acquire);
         }
         captured_.commit(own);
         committed.store(i + 1, std::memory_order_release);
+        committed.notify_all();
       }
     });
   }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <thread>
 
 #include "cpu/backward_call.h"
 #include "cpu/dropout.h"
@@ -292,7 +291,7 @@ void ChunkRunner::wait_for_turn(int64_t position) {
     const std::atomic<int64_t>& other = progress_.chunks[i * progress_.stride];
     int64_t done = other.load(std::memory_order_acquire);
     while (done <= position) {
-      std::this_thread::yield();
+      other.wait(done, std::memory_order_acquire);
       done = other.load(std::memory_order_acquire);
     }
     if (done == Progress::kDone && i == first_unfinished_) {
@@ -466,6 +465,7 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
     }
     std::atomic<int64_t>& own = progress_.chunks[chunk_ * progress_.stride];
     own.store(first_position + upcoming, std::memory_order_release);
+    own.notify_all();
     if (upcoming == tile) {
       run_tile(b, h, tile, first_position + tile, kinds);
       upcoming = tile + 1;
