@@ -73,6 +73,11 @@ class TaskRunner {
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
   bool pack_value_pairs(MatrixView values, int64_t columns);
+  // body(first, count, place) for keys of a block that lie one after the other: all, or those of a page.
+  template <typename Body>
+  void for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const;
+  void dot_keys(int64_t kv_begin, int64_t columns);
+  void add_values(int64_t kv_begin, int64_t columns);
   void run_direct(int64_t kv_begin, int64_t columns, bool partial);
   void run_part(int64_t block_begin, const Part& part);
   void finalize_scores(int64_t block_begin, const Part& part);
@@ -304,21 +309,60 @@ void TaskRunner::multiply_keys(const Part& part) {
   }
 }
 
+template <typename Body>
+void TaskRunner::for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const {
+  for (int64_t first = 0; first < columns;) {
+    const KeyPlace place = key_place(call_.arguments, problem_.page_size, task_.b, kv_begin + first);
+    const int64_t rest = columns - first;
+    const int64_t count = problem_.page_size == 0 ? rest : std::min(rest, problem_.page_size - place.row);
+    body(first, count, place);
+    first += count;
+  }
+}
+
+// Values come near while the keys are read, and the next block's keys while the values are.
+void TaskRunner::dot_keys(int64_t kv_begin, int64_t columns) {
+  const TensorView& k = call_.arguments.k;
+  const auto dot = [&](const MatrixView& keys, int64_t first, int64_t count, const MatrixView& next) {
+    kernels_.dot_rows(keys, count, problem_.head_dim, q_, layout_.q_stride, task_.rows(), s_ + first, kv_tile_, next);
+  };
+  if (k.strides[3] != 1) {
+    dot(key_rows(k, kv_begin, columns), 0, columns, {});
+    return;
+  }
+  for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
+    dot(head_rows(k, place.batch, task_.g, place.row), first, count,
+        head_rows(call_.arguments.v, place.batch, task_.g, place.row));
+  });
+}
+
+void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
+  const TensorView& v = call_.arguments.v;
+  const auto add = [&](const MatrixView& values, int64_t first, int64_t count, const MatrixView& next) {
+    kernels_.add_rows(values, count, problem_.value_dim, s_ + first, kv_tile_, task_.rows(), o_, layout_.o_stride,
+                      next);
+  };
+  if (v.strides[3] != 1) {
+    add(key_rows(v, kv_begin, columns), 0, columns, {});
+    return;
+  }
+  const int64_t next = kv_begin + columns;
+  const bool visits_next = next < task_.kv_end && parts_.kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped;
+  for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
+    MatrixView next_keys{};
+    if (visits_next && next + first < task_.kv_end) {
+      const KeyPlace there = key_place(call_.arguments, problem_.page_size, task_.b, next + first);
+      next_keys = head_rows(call_.arguments.k, there.batch, task_.g, there.row);
+    }
+    add(head_rows(v, place.batch, task_.g, place.row), first, count, next_keys);
+  });
+}
+
 // Few rows read keys and values once, as they lie: packing them would be most of the work.
 void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
   const int64_t rows = task_.rows();
   const Part whole{.row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
-  MatrixView next_keys{};
-  MatrixView next_values{};
-  if (problem_.page_size == 0) {
-    next_values = head_rows(call_.arguments.v, task_.b, task_.g, kv_begin);
-    const int64_t next = kv_begin + columns;
-    if (next < task_.kv_end && parts_.kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped) {
-      next_keys = head_rows(call_.arguments.k, task_.b, task_.g, next);
-    }
-  }
-  kernels_.dot_rows(key_rows(call_.arguments.k, kv_begin, columns), columns, problem_.head_dim, q_, layout_.q_stride,
-                    rows, s_, kv_tile_, next_values);
+  dot_keys(kv_begin, columns);
   finalize_scores(kv_begin, whole);
   kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
                    layout_.o_stride);
@@ -329,8 +373,7 @@ void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
   const int64_t outputs = rows * layout_.o_stride;
   float* before = v_;
   std::copy_n(o_, outputs, before);
-  kernels_.add_rows(key_rows(call_.arguments.v, kv_begin, columns), columns, problem_.value_dim, s_, kv_tile_, rows, o_,
-                    layout_.o_stride, next_keys);
+  add_values(kv_begin, columns);
   if (!kernels_.all_finite(o_, outputs)) {  // perhaps 0 times the infinite or NaN value of a key that takes no part
     std::copy_n(before, outputs, o_);
     for (int64_t r = 0; r < rows; ++r) {
