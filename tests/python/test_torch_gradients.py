@@ -242,3 +242,13 @@ def test_dropout():
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q, k, v), attend(q, k, v))
     assert not torch.equal(compiled(q, k, v, None), compiled(q, k, v, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_that_vanish_are_zero(dtype):
+    """Where all values are equal no score matters. The output has to be exactly theirs for the backward pass to see it."""
+    bias = torch.randn(2, 200, 200, dtype=dtype, requires_grad=True)
+    q, k, v = (torch.ones(1, 2, 200, 32, dtype=dtype, requires_grad=True) for _ in range(3))
+    out = flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h, i, j], mask_mod=torch_mods.causal)
+    for gradient in torch.autograd.grad(out.sum(), (q, k, bias)):
+        assert (gradient == 0).all()

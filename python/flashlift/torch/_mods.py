@@ -9,6 +9,7 @@ A number that turns out to differ from call to call is then made an argument, so
 nothing. Where a mod needs it as a number, to count a loop or to shape a tensor, it stays what it was.
 """
 
+import enum
 import functools
 import inspect
 import math
@@ -43,6 +44,8 @@ class _Family:
 
 
 _families: OrderedDict[Hashable, _Family] = OrderedDict()
+# Keys of mods that read tensors which a walk by names does not find, such as the weights of a module that they call.
+_walked_wholly: OrderedDict[Hashable, None] = OrderedDict()
 
 
 class Leaves(NamedTuple):
@@ -56,6 +59,20 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this very function captures."""
     walk = _Walk()
     key = (kind, walk.of(mod, frozenset()))
+    if key in _walked_wholly:
+        return _traced(mod, kind, walk := _Walk(wholly=True), ("wholly", kind, walk.of(mod, frozenset())))
+    found, leaves = _traced(mod, kind, walk, key)
+    if not found.reads_unknown:
+        return found, leaves
+    with _lock:
+        _families.pop(key, None)
+        _walked_wholly[key] = None
+        if len(_walked_wholly) > _CAPACITY:
+            _walked_wholly.popitem(last=False)
+    return traced(mod, kind)
+
+
+def _traced(mod: Callable, kind: str, walk: "_Walk", key: Hashable) -> tuple[Trace, Leaves]:
     # 0.0 and -0.0 are equal, and False == 0: zeros go by what they are written as.
     values = tuple([one or repr(one) for one in walk.numbers])
     with _lock:
@@ -81,6 +98,8 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
                 family.varying = frozenset()
             varying = frozenset()
     made = made or trace(mod, kind, walk.tensors)
+    if made.reads_unknown:  # tensors that nothing leads to are this call's alone
+        return made, _leaves(walk, varying)
     with _lock:
         family.varying, family.latest = varying, values
         family.traces[_variant(values, varying)] = made
@@ -101,7 +120,7 @@ def _trace_with_arguments(mod: Callable, kind: str, walk: "_Walk", varying: froz
     """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
     numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
-        copy = _Copy(numbers).of(mod)
+        copy = _Copy(numbers, walk).of(mod)
         return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
     except Exception:  # noqa: BLE001 - whatever the mod raised, it will tell with its own numbers if it is at fault
         return None
@@ -152,19 +171,22 @@ def _is_torchs_own(function: types.FunctionType) -> bool:
 
 
 class _Walk:
-    """One pass over all that a function captures. Of objects, only attributes that the function names are looked at."""
+    """One pass over all that a function captures. Of objects, only attributes that the function names are looked at,
+    unless it goes wholly."""
 
-    def __init__(self) -> None:
+    def __init__(self, wholly: bool = False) -> None:
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[int | float] = []  # those that may become arguments
+        self.fields: dict[int, list[str]] = {}  # of each object, by its identity: the attributes that were looked at
+        self._wholly = wholly
         self._places: dict[int, int] = {}
         self._open: set[int] = set()
-        self._in_object = 0
+        self._in_fixed = 0
 
     def of(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
         if kind is int or kind is float:
-            if self._in_object or not _may_be_argument(value):
+            if self._in_fixed or not _may_be_argument(value):
                 return (kind, repr(value))
             self.numbers.append(value)
             return kind
@@ -194,27 +216,39 @@ class _Walk:
             return self._function(value)
         if kind is types.MethodType:
             names = names | _names_in(value.__func__.__code__)
-            return (self._function(value.__func__), self._inside(value.__self__, names))
+            return (self._function(value.__func__), self.of(value.__self__, names))
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
             return ("partial", *(self.of(part, names) for part in parts))
         if kind in (tuple, list) and len(value) <= _MAX_ITEMS:
             return (kind, *(self.of(item, names) for item in value))
         if kind is dict and len(value) <= _MAX_ITEMS:
-            return (dict, *((self._inside(key, names), self.of(item, names)) for key, item in value.items()))
+            return (dict, *((self._fixed(key, names), self.of(item, names)) for key, item in value.items()))
         if kind is _WRAPPER:
             return self.of(value.fn, names)
-        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)) or not hasattr(value, "__dict__"):
+        if isinstance(value, enum.Enum):
             return _Identity(value)
-        return self._inside(value, names, self._object)
+        if isinstance(value, (int, float, str, bytes)):
+            return (kind, repr(value))
+        if isinstance(value, (tuple, list, dict)) and len(value) <= _MAX_ITEMS:
+            items = value.items() if isinstance(value, dict) else value
+            return (kind, *(self._fixed(item, names) for item in items))
+        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
+            return _Identity(value)
+        if hasattr(value, "__dict__"):
+            return self._object(value, names)
+        slots = [name for base in kind.__mro__ for name in _slots_of(base) if hasattr(value, name)]
+        if not slots:
+            return _Identity(value)
+        return (kind, *(self._fixed(getattr(value, name), names) for name in slots))
 
-    def _inside(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
+    def _fixed(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
         """Of something that _Copy does not copy, so that its numbers cannot be arguments."""
-        self._in_object += 1
+        self._in_fixed += 1
         try:
-            return (visit or self.of)(value, names)
+            return visit(value) if visit else self.of(value, names)
         finally:
-            self._in_object -= 1
+            self._in_fixed -= 1
 
     def _function(self, function: types.FunctionType) -> Hashable:
         code = function.__code__
@@ -237,7 +271,7 @@ class _Walk:
         call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
         parts: list[Hashable] = [kind]
         if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
-            parts.append(self._function(call))
+            parts.append(self._fixed(call, names, self._function))
             names = names | _names_in(call.__code__)
         if isinstance(value, torch.nn.Module):
             names = names | _names_in(kind.forward.__code__) if isinstance(kind.forward, types.FunctionType) else names
@@ -253,16 +287,37 @@ class _Walk:
             if isinstance(member, types.FunctionType):
                 module = member.__module__ or ""
                 if module.split(".")[0] != "torch":
-                    parts.append((name, self._function(member)))
+                    parts.append((name, self._fixed(member, names, self._function)))
                     pending |= _names_in(member.__code__) - seen
             elif isinstance(member, (int, float, *_EXACT)) and member is not None:
                 parts.append((name, type(member), repr(member)))
-        fields = dict(vars(value))
-        if isinstance(value, torch.nn.Module):
-            fields |= value._parameters | value._buffers | value._modules
+        fields = _fields_of(value)
         wanted = frozenset(seen)
-        parts.extend((name, self.of(fields[name], wanted)) for name in sorted(wanted & fields.keys()))
+        by_any_name = self._wholly or seen & _REFLECTION or hasattr(_own(kind), "__getattr__")
+        self.fields[id(value)] = sorted(fields.keys() if by_any_name else wanted & fields.keys())
+        parts.extend((name, self.of(fields[name], wanted)) for name in self.fields[id(value)])
         return tuple(parts)
+
+
+_REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _own(kind: type) -> type:
+    """What a class of somebody's adds to torch.nn.Module, whose __getattr__ finds what _fields_of lists."""
+    has_own = not issubclass(kind, torch.nn.Module) or kind.__getattr__ is not torch.nn.Module.__getattr__
+    return kind if has_own else object
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    fields = dict(vars(value))
+    if isinstance(value, torch.nn.Module):
+        fields |= value._parameters | value._buffers | value._modules
+    return fields
 
 
 def _may_be_argument(value: int | float) -> bool:
@@ -271,10 +326,11 @@ def _may_be_argument(value: int | float) -> bool:
 
 
 class _Copy:
-    """Functions with some of their numbers replaced, which are counted as _Walk meets them."""
+    """Functions and objects with some of their numbers replaced, which are counted as the walk met them."""
 
-    def __init__(self, numbers: dict[int, torch.Tensor]) -> None:
+    def __init__(self, numbers: dict[int, torch.Tensor], walk: _Walk) -> None:
         self._numbers = numbers
+        self._fields = walk.fields
         self._next = 0
         self._open: set[int] = set()
 
@@ -296,6 +352,9 @@ class _Copy:
     def _composite(self, value: Any, kind: type) -> Any:
         if kind is types.FunctionType:
             return self._function(value)
+        if kind is types.MethodType:
+            function = self._function(value.__func__)
+            return types.MethodType(function, self.of(value.__self__))
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
             func, args, keywords = (self.of(part) for part in parts)
@@ -306,7 +365,23 @@ class _Copy:
             return {key: self.of(item) for key, item in value.items()}
         if kind is _WRAPPER:
             return self.of(value.fn)
+        if id(value) in self._fields and not isinstance(value, (int, float, str, bytes, tuple, list, dict)):
+            return self._object(value)
         return value
+
+    def _object(self, value: Any) -> Any:
+        copy = object.__new__(type(value))
+        copy.__dict__.update(vars(value))
+        if isinstance(value, torch.nn.Module):
+            copy.__dict__["_modules"] = dict(value._modules)
+        fields = _fields_of(value)
+        for name in self._fields[id(value)]:
+            replaced = self.of(fields[name])
+            if isinstance(value, torch.nn.Module) and name in value._modules:
+                copy._modules[name] = replaced
+            elif name in vars(value):
+                copy.__dict__[name] = replaced
+        return copy
 
     def _function(self, function: types.FunctionType) -> Callable:
         code = function.__code__

@@ -89,6 +89,8 @@ class Trace:
     prelude: list[tuple[Callable, tuple, dict, bool]]
     # Whether another program might come of captured tensors of other sizes, rather than the same one.
     depends_on_sizes: bool = False
+    # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
+    reads_unknown: bool = False
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -197,6 +199,8 @@ class Tracer(TorchDispatchMode):
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self.depends_on_sizes = False
+        self.reads_unknown = False
+        self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
         self.has_gradient = True  # not while the mod runs under torch.no_grad()
         self._open: set[Any] = set()  # operations that are being taken apart
         self._capture_of: dict[int, Value] = {}
@@ -218,9 +222,13 @@ class Tracer(TorchDispatchMode):
     def keep(self, tensor: torch.Tensor) -> None:
         """Keeps a constant alive for as long as the trace goes by identities."""
         self._alive.append(tensor)
+        self._made.add(id(tensor))
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._values
+
+    def _is_unknown(self, tensor: torch.Tensor) -> bool:
+        return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """What a tensor stands for: a traced one its value; any other one is captured, or a constant."""
@@ -228,6 +236,7 @@ class Tracer(TorchDispatchMode):
         if found is not None:
             return found
         slot = self._slots.get(id(tensor))
+        self.reads_unknown |= self._is_unknown(tensor)
         if slot is None and tensor.dim() == 0:
             node = self.builder.constant(tensor.item(), type_of(tensor.dtype))
             return Value.scalar(tensor.dtype, node)
@@ -283,6 +292,9 @@ class Tracer(TorchDispatchMode):
 
         kwargs = kwargs or {}
         tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
+        if func is torch.ops.aten.lift_fresh.default:  # the tensor of a literal
+            self.keep(args[0])
+        self.reads_unknown |= any(self._is_unknown(one) for one in tensors)
         if not any(id(one) in self._values for one in tensors):
             return self._run_now(func, args, kwargs, tensors)
         if any(id(one) in self._numbers for one in tensors):
@@ -357,8 +369,9 @@ class Tracer(TorchDispatchMode):
             result = func(*args, **kwargs)
         self.depends_on_sizes |= any(one.dim() for one in depends)
         if not depends:
-            if isinstance(result, torch.Tensor):
-                self._alive.append(result)
+            for one in result if isinstance(result, (list, tuple)) else [result]:
+                if isinstance(one, torch.Tensor):
+                    self.keep(one)
             return result
         if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
             raise TraceError(
@@ -451,12 +464,22 @@ def trace(
         with tracer, _ModFunctions(tracer):
             result = mod(*scalars, *extra)
         node = _result(tracer, result, kind)
-    return Trace(kind, node, tracer.builder, tracer.captures, tracer.sources, tracer.prelude, tracer.depends_on_sizes)
+    return Trace(
+        kind,
+        node,
+        tracer.builder,
+        tracer.captures,
+        tracer.sources,
+        tracer.prelude,
+        tracer.depends_on_sizes,
+        tracer.reads_unknown,
+    )
 
 
 def _result(tracer: Tracer, result: Any, kind: str) -> Node:
     if isinstance(result, (bool, int, float)):
         result = torch.tensor(result)
+        tracer.keep(result)
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"{kind} must return a tensor, got {type(result).__name__}")
     if result.numel() != 1:
