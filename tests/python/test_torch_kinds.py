@@ -430,6 +430,19 @@ def test_row_of_a_mask_for_decoding():
         close(attend(query, keys, values, block_mask=row), expected)
 
 
+def test_block_mask_of_a_larger_batch():
+    """The first sequences, or heads, of those that it was made for."""
+    lengths = torch.tensor([9, 20, 33])
+    mask = create_block_mask(lambda b, h, q, kv: (kv < lengths[b] + h) & (q >= kv), 3, 4, 40, 40, device="cpu")
+    q, k, v = random(3, 2, 2, 40, 8)
+    expected = unfused(q, k, v, None, mask.mask_mod)[0]
+    for attend in (flex_attention, compiled()):
+        close(attend(q, k, v, block_mask=mask), expected)
+        close(attend(q[:1], k[:1], v[:1], block_mask=mask), expected[:1])
+    with pytest.raises(ValueError, match="block_mask has batch=3, the query 4"):
+        flex_attention(*random(3, 4, 4, 40, 8), block_mask=mask)
+
+
 def test_packed_sequences():
     ends = torch.tensor([0, 17, 17, 40, 58]), torch.tensor([0, 9, 30, 64, 70])
     inputs = random(1, 4, 60, 8), random(1, 4, 75, 8), random(1, 4, 75, 8)
