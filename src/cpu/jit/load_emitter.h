@@ -13,6 +13,7 @@ namespace flashlift::cpu {
 struct LoadIndex {
   llvm::Value* value = nullptr;  // scalar where the index is uniform along the keys, otherwise a vector
   int direction = 0;             // +1 or -1: known to go up or down by one from key to key; 0: not known
+  bool is_query = false;         // goes up by one from row to row
 };
 
 class LoadEmitter {
@@ -52,7 +53,11 @@ class LoadEmitter {
   llvm::Value* is_contiguous(const Tensor& tensor, size_t varying, llvm::Value* begin);
   void scatter(const Tensor& tensor, llvm::Value* offsets, llvm::Value* value);
   llvm::Value* gather(const Tensor& tensor, llvm::Value* offset, const std::vector<LoadIndex>& indices);
-  llvm::Value* contiguous(const Tensor& tensor, llvm::Value* offset, size_t varying, const LoadIndex& index);
+  llvm::Value* contiguous(const Tensor& tensor, llvm::Value* offset, size_t varying,
+                          const std::vector<LoadIndex>& indices);
+  // Where a dimension is indexed by the query, brings the same keys of a later row near.
+  void prefetch_row(const Tensor& tensor, const std::vector<LoadIndex>& indices, llvm::Type* element,
+                    llvm::Value* address, bool writes);
   llvm::Value* widen(const Tensor& tensor, llvm::Value* element);
   llvm::Type* memory_type(DType dtype);
 

@@ -11,6 +11,12 @@ using llvm::Value;
 
 int lanes_of(Isa isa) { return isa >= Isa::kAvx512 ? 16 : 8; }
 
+bool is_query(const Program& program, ValueId id) {
+  const Node& node = program.nodes[id];
+  const bool converts = node.op == Op::k_to_i32 || node.op == Op::k_to_i64;
+  return node.op == Op::k_q || (converts && is_query(program, node.operands[0]));
+}
+
 Shape shape_of(const Node& node, const std::vector<Shape>& shapes) {
   Shape shape;
   for (const ValueId operand : node.operands) {
@@ -164,7 +170,7 @@ void ProgramEmitter::open_function(const char* name) {
 std::vector<LoadIndex> ProgramEmitter::load_indices(const ProgramState& state, const Node& node) {
   std::vector<LoadIndex> indices;
   for (const ValueId operand : node.operands) {
-    indices.push_back({state.values[operand], state.shapes[operand].direction});
+    indices.push_back({state.values[operand], state.shapes[operand].direction, is_query(*state.program, operand)});
   }
   return indices;
 }
