@@ -19,7 +19,7 @@ struct Parallel {
 
 // Tile sizes, and how the work is cut into tasks.
 struct ForwardConfig {
-  int64_t q_tile = 1056;   // rows of a task: each packed block of keys serves this many
+  int64_t q_tile = 1056;  // rows of a task: each packed block of keys serves this many
   int64_t kv_tile = 128;  // keys of a block; a whole number of panels for every instruction set
 };
 
