@@ -138,6 +138,7 @@ TEST(Device, LongProblemsAgreeWithTheOracle) {
         "attn h1 sq2100 skv400 d128 bf16 softcap=5", "attn h2 sq2100 skv400 d128 bf16 alibi sinks=1",
         "attn h1 sq2100 skv400 d128 bf16 page_size=16", "attn h1 sq2100 skv400 d64 bf16 causal=bottom_right",
         "attn h1 sq2300 skv2300 d128 bf16 causal window=200 lse", "attn h1 sq4200 skv500 d128 bf16 causal",
+        "attn hq2 hkv1 sq4300 skv700 dqk128 dv96 f16 causal=bottom_right sinks=1 lse empty_rows=uniform",
         "attn h1 sq2100 skv300 d128 bf16 score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, 310; %2 = load "
         "table[%1]; %3 = add score, %2; return %3 }",
         "attn h2 sq1500 skv1500 d64 bf16 cu_seqlens causal alibi",

@@ -45,6 +45,18 @@ bool may_mask(const Program& score_mod) {
   });
 }
 
+// Does it keep all keys to one side of the query's, as a causal mask does? Such masks waste little of wide tiles.
+bool is_one_comparison(const Program& mask_mod) {
+  const auto comparisons = std::count_if(mask_mod.nodes.begin(), mask_mod.nodes.end(), [](const Node& node) {
+    return node.op == Op::k_lt || node.op == Op::k_le || node.op == Op::k_gt || node.op == Op::k_ge;
+  });
+  const bool others = std::any_of(mask_mod.nodes.begin(), mask_mod.nodes.end(), [](const Node& node) {
+    return node.type == Type::kI1 && node.op != Op::k_lt && node.op != Op::k_le && node.op != Op::k_gt &&
+           node.op != Op::k_ge;
+  });
+  return comparisons == 1 && !others && mask_mod.captures.empty();
+}
+
 ForwardConfig common_config(const Problem& problem) {
   ForwardConfig config;
   config.dtype = problem.dtype;
@@ -143,9 +155,14 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
     if (widest <= 128 && !config.has_mask_mod && small_mods && !short_rows) {
       return set_tiles(config, 3, 80, 4, has_mods);
     }
+    if (widest <= 128 && problem.mask_mod && !config.has_score_mod && problem.q_len > 4096 &&
+        is_one_comparison(*problem.mask_mod)) {
+      return set_tiles(config, 3, 80, 4, false);
+    }
   }
-  // Under a mask the warpgroups do better left alone, unless the products are long.
-  set_tiles(config, 2, 0, kHopperStages, !has_mods || config.value_dim_padded > 128);
+  // Under a mask alone the warpgroups do better left alone, unless the products are long.
+  const bool mask_alone = config.has_mask_mod && !config.has_score_mod;
+  set_tiles(config, 2, 0, kHopperStages, !mask_alone || config.value_dim_padded > 128);
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;
     const bool narrow = has_mods && kv_tile > 128;     // finer tiles skip more, and programs need registers

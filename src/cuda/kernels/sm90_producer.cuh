@@ -33,7 +33,8 @@ __device__ __forceinline__ void stop_claiming(const ForwardParams& params) {
   }
 }
 
-// One query tile ahead of the producer, and no more: what is claimed early is missing where another block is idle.
+// One query tile ahead of the producer, and only when that has few loads left: a tile claimed early is missing where
+// another block is idle, and waits behind a long one (docs/lessons.md: 12 % of causal work).
 struct Scout {
   const ForwardParams& params;
   const SharedLayout& shared;
@@ -63,6 +64,9 @@ struct Scout {
     stop_claiming(params);
   }
 };
+
+// Tiles of keys, in the time of whose loads the scout finds the next query tile's visits.
+constexpr int kLoadsLeft = 4;
 
 struct Producer {
   const ForwardParams& params;
@@ -147,10 +151,17 @@ struct Producer {
     load_keys<kVBoxes>(shared.v + at.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
   }
 
+  __device__ __forceinline__ void let_scout_claim() {
+#if FL_FINDS_VISITS
+    barrier_arrive(shared.visits_empty);
+#endif
+  }
+
   // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1).
   __device__ __forceinline__ void load_tile(const QueryTile& tile, const Visits& found) {
     const int visits = found.partial + found.full;
     if (visits == 0) {
+      let_scout_claim();
       load_q(tile, 0, 0);
       return;
     }
@@ -159,6 +170,9 @@ struct Producer {
     RingPosition previous;
 #pragma unroll 1
     for (int i = 0; i < visits; ++i) {
+      if (i == max(visits - kLoadsLeft, 0)) {
+        let_scout_claim();
+      }
       const int kv_tile = iterator.next();
       load_k(tile, kv_tile);
       if (i == 0) {
@@ -186,7 +200,6 @@ struct Producer {
       found.full = load_shared(shared.visits + 4 * kVisitFull);
       found.partial_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitPartialBits + lane)));
       found.full_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitFullBits + lane)));
-      barrier_arrive(shared.visits_empty);
       if (index == kNoMoreTiles) {
         break;
       }

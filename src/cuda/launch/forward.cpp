@@ -208,7 +208,10 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
   int64_t total = int64_t{params.q_tiles} * params.batch * (decode ? params.kv_heads : params.q_heads);
   if (decode) {
-    const int64_t slots = device.multiprocessors * std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
+    // Few units are over sooner with one block on a multiprocessor: half as many shares to put together.
+    const bool few = 8 * total <= device.multiprocessors;
+    const int64_t resident = few ? 1 : std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
+    const int64_t slots = device.multiprocessors * resident;
     params.splits = choose_splits(total, divide_up(params.kv_len, config.kv_tile), slots);
     total *= params.splits;
   }
