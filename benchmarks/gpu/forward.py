@@ -199,12 +199,12 @@ def decode_case(rows, b, kv, page, rounds):
     kv_bytes = 2 * b * hkv * kv * d * 2
     sets = max(1, (256 << 20) // kv_bytes)  # so many that no cache holds them
     calls, peers, error = [], [], float("nan")
+    text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
+    attention = flashlift.compile(text + (f" page_size={page}" if page else ""), device="cuda")
     for i in range(sets):
         q, k, v = inputs(b, hq, hkv, 1, kv, d, d)
-        text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
         options = {}
         if page:
-            text += f" page_size={page}"
             pages = b * kv // page
             table = torch.randperm(pages, device="cuda", dtype=torch.int32).reshape(b, kv // page)
             k_pages, v_pages = (torch.empty(pages, hkv, page, d, device="cuda", dtype=q.dtype) for _ in range(2))
@@ -214,7 +214,6 @@ def decode_case(rows, b, kv, page, rounds):
             options["page_table"] = table
         else:
             run_k, run_v = k, v
-        attention = flashlift.compile(text, device="cuda")
         out = torch.full_like(q, float("nan"))
         calls.append(attention.bind(q, run_k, run_v, out, **options))
 

@@ -59,7 +59,7 @@ Result<ForwardConfig> choose_config(const Problem& problem, KernelKind kind, int
 int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
   constexpr int64_t kLeastTiles = 2;  // of a split
   constexpr int64_t kMostSplits = 128;
-  constexpr double kGoodEnough = 0.9;
+  constexpr double kGoodEnough = 0.96;
   const int64_t most = std::clamp<int64_t>(tiles / kLeastTiles, 1, kMostSplits);
   const auto efficiency = [&](int64_t splits) {
     const double waves = static_cast<double>(units * splits) / static_cast<double>(slots);
@@ -208,10 +208,7 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
   int64_t total = int64_t{params.q_tiles} * params.batch * (decode ? params.kv_heads : params.q_heads);
   if (decode) {
-    // Few units are over sooner with one block on a multiprocessor: half as many shares to put together.
-    const bool few = 8 * total <= device.multiprocessors;
-    const int64_t resident = few ? 1 : std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
-    const int64_t slots = device.multiprocessors * resident;
+    const int64_t slots = device.multiprocessors * std::max<int64_t>(device.shared_bytes / config.shared_bytes, 1);
     params.splits = choose_splits(total, divide_up(params.kv_len, config.kv_tile), slots);
     total *= params.splits;
   }
