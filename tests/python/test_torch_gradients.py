@@ -1,6 +1,8 @@
 """Gradients of flashlift.torch.flex_attention on the CPU, against float64, by the rule of PyTorch's own tests."""
 
 import contextlib
+import subprocess
+import sys
 
 import flashlift
 import pytest
@@ -252,3 +254,16 @@ def test_gradients_that_vanish_are_zero(dtype):
     out = flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h, i, j], mask_mod=torch_mods.causal)
     for gradient in torch.autograd.grad(out.sum(), (q, k, bias)):
         assert (gradient == 0).all()
+
+
+def test_a_training_step_does_not_import_dynamo():
+    """It takes two seconds; only what compiles needs it."""
+    code = """if True:
+        import sys, torch
+        from flashlift.torch import flex_attention
+        q, k, v = torch.randn(3, 1, 2, 20, 8).requires_grad_().unbind(0)
+        bias = torch.randn(2, requires_grad=True)
+        flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h] * (i >= j)).sum().backward()
+        assert bias.grad.abs().sum() > 0 and "torch._dynamo" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -164,10 +165,15 @@ def attention(
     want_max: bool,
     f32_out: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    out, *others = run(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
-    if f32_out:
-        _settle(out, query.dtype)
-    return out, *others
+    return _run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
+
+
+def _run_for_backward(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As run(), where the backward pass may read the output."""
+    results = run(query, *others)
+    if results[0].dtype != query.dtype:
+        _settle(results[0], query.dtype)
+    return results
 
 
 def _settle(out: torch.Tensor, dtype: torch.dtype) -> None:
@@ -189,8 +195,7 @@ def _(query, key, value, captures, sinks, seed, features, scale, want_max, f32_o
     return empty_results(query, value, want_max, f32_out)
 
 
-@torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
-def attention_backward(
+def differentiate(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     query: torch.Tensor,
@@ -235,6 +240,27 @@ def attention_backward(
     library = attention._library
     check(library, library.flashlift_attention_run_backward(attention._handle, arguments, _options(query.device)))
     return gradients
+
+
+@torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
+def attention_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    wanted: Sequence[int],
+    features: str,
+    scale: float,
+) -> list[torch.Tensor]:
+    return differentiate(
+        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, features, scale
+    )
 
 
 def _empty_gradients(
@@ -335,6 +361,37 @@ class _Attention(torch.autograd.Function):
         return _results_over(info, in_dims, args, _Attention.apply)
 
 
+class _Direct(torch.autograd.Function):
+    """Without the operators, where nothing else has to see a call: through them PyTorch imports TorchDynamo, which takes
+    two seconds of a process's first training step."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, sinks, seed, features, scale, want_max, f32_out, *captures):  # noqa: ANN001, ANN002, ANN205
+        results = _run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
+        ctx.features, ctx.scale = features, scale
+        ctx.save_for_backward(query, key, value, *results[:2], sinks, seed, *captures)
+        ctx.mark_non_differentiable(results[2])
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN205
+        query, key, value, out, lse, sinks, seed, *captures = ctx.saved_tensors
+        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[9 + i] and one.is_floating_point()]
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        given = (grad_out, query, key, value, out, lse, *captures)
+        if torch.is_grad_enabled() or not _are_plain([one for one in (*given, grad_lse, sinks) if one is not None]):
+            read = query, key, value, out, lse, sinks, seed, *captures
+            gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *read)
+        else:
+            read = query, key, value, out, lse, captures, sinks, seed
+            gradients = differentiate(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
+        d_captures = [None] * len(captures)
+        for place, gradient in zip(wanted, gradients[3:], strict=False):
+            d_captures[place] = gradient
+        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, None, *d_captures
+
+
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
     def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, sinks, seed, *captures):  # noqa: ANN001, ANN002, ANN205
@@ -353,14 +410,13 @@ class _AttentionBackward(torch.autograd.Function):
         return _results_over(info, in_dims, args, _AttentionBackward.apply)
 
 
-def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but the kernel has to see a call: no gradient, no transform, no mode, no subclass."""
+def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
     if torch._C._len_torch_dispatch_stack():
         return False
     if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
         return False
-    grad = torch.is_grad_enabled()
-    return all([_is_plain_tensor(one) and not (grad and one.requires_grad) for one in tensors])
+    return all([_is_plain_tensor(one) for one in tensors])
 
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
@@ -391,8 +447,10 @@ def call(
     has_backward = query.device.type == "cpu" and query.dtype != torch.float32
     if torch._C._are_functorch_transforms_active():
         results = _Attention.apply(query, key, value, sinks, seed, features, scale, want_max, has_backward, *captures)
-    elif _is_plain(given):
-        return run(query, key, value, captures, sinks, seed, features, scale, want_max, False)
+    elif _are_plain(given):
+        if not torch.is_grad_enabled() or not any([one.requires_grad for one in given]):
+            return run(query, key, value, captures, sinks, seed, features, scale, want_max, False)
+        results = _Direct.apply(query, key, value, sinks, seed, features, scale, want_max, has_backward, *captures)
     else:
         f32_out = has_backward and torch.is_grad_enabled() and any(one.requires_grad for one in given)
         results = torch.ops.flashlift.attention(
