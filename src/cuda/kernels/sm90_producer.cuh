@@ -170,7 +170,8 @@ struct Producer {
     RingPosition previous;
 #pragma unroll 1
     for (int i = 0; i < visits; ++i) {
-      if (i == max(visits - kLoadsLeft, 0)) {
+      // Not i == max(visits - kLoadsLeft, 0), which takes a register more.
+      if (i + kLoadsLeft == visits || (i == 0 && visits < kLoadsLeft)) {
         let_scout_claim();
       }
       const int kv_tile = iterator.next();
