@@ -3,8 +3,9 @@
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
 
 Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4 is
-installed, FlexAttention with its Triton backend. Every kernel's output is compared with f32 maths first. Rounds go through all kernels in turn, so that a GPU that clocks
-down slows all of them; a figure is the median. Inputs are random: zeros draw less power and run faster.
+installed, FlexAttention with its Triton backend. Every kernel's output is compared with f32 maths first. Rounds go
+through all kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random:
+zeros draw less power and run faster.
 TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks
 that hold a kept score, as FlexAttention's block mask has them.
 """

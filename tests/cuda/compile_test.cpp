@@ -65,19 +65,23 @@ std::vector<std::string> hopper_problems() {
   return problems;
 }
 
-class PortableCompiles : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(PortableCompiles, ForTheOldestAndTheNewestArchitecture) {
+template <typename Choose>
+void expect_compiled(const Problem& problem, Choose choose) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
-  const Problem problem = problem_of(GetParam());
   for (const int architecture : {80, 100}) {  // what lies between takes the same code
-    const Result<ForwardConfig> config = choose_portable_config(problem, architecture);
+    const Result<ForwardConfig> config = choose(problem, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
     const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
     ASSERT_TRUE(kernel.ok()) << kernel.error().message;
     EXPECT_LE(spilled_bytes(kernel->log), 0) << describe(*config) << "\n" << kernel->log;
   }
+}
+
+class PortableCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PortableCompiles, ForTheOldestAndTheNewestArchitecture) {
+  expect_compiled(problem_of(GetParam()), choose_portable_config);
 }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
@@ -91,16 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
 class DecodeCompiles : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DecodeCompiles, ForTheOldestAndTheNewestArchitecture) {
-  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
-  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
-  const Problem problem = problem_of(GetParam());
-  for (const int architecture : {80, 100}) {
-    const Result<ForwardConfig> config = choose_decode_config(problem, architecture);
-    ASSERT_TRUE(config.ok()) << config.error().message;
-    const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
-    ASSERT_TRUE(kernel.ok()) << kernel.error().message;
-    EXPECT_LE(spilled_bytes(kernel->log), 0) << describe(*config) << "\n" << kernel->log;
-  }
+  expect_compiled(problem_of(GetParam()), choose_decode_config);
 }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, DecodeCompiles,
