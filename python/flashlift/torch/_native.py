@@ -4,7 +4,6 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -152,8 +151,7 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
     return memory.permute([order.index(i) for i in range(3)] + [3])
 
 
-@torch.library.custom_op("flashlift::attention", mutates_args=(), device_types=DEVICES)
-def attention(
+def run_for_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -165,12 +163,8 @@ def attention(
     want_max: bool,
     f32_out: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
-
-
-def _run_for_backward(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As run(), where the backward pass may read the output."""
-    results = run(query, *others)
+    results = run(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
     if results[0].dtype != query.dtype:
         _settle(results[0], query.dtype)
     return results
@@ -188,6 +182,9 @@ def _settle(out: torch.Tensor, dtype: torch.dtype) -> None:
         if not bool(is_close.any()):
             return
     torch.where(is_close, rounded, out, out=out)
+
+
+attention = torch.library.custom_op("flashlift::attention", run_for_backward, mutates_args=(), device_types=DEVICES)
 
 
 @attention.register_fake
@@ -219,9 +216,6 @@ def differentiate(
     features = _with_results(features, False, out.dtype != query.dtype)
     attention = _compiled_for(query, key, value, features, scale)
     gradients = _empty_gradients(query, key, value, captures, sinks, wanted)
-    d_captures: list[torch.Tensor | None] = [None] * len(captures)
-    for place, gradient in zip(wanted, gradients[3:], strict=False):
-        d_captures[place] = gradient
     views = _Views()
     forward = views.forward(query, key, value, captures, sinks, seed, out, lse)
     arguments = BackwardArguments(
@@ -231,7 +225,7 @@ def differentiate(
         d_q=views.of(gradients[0]),
         d_k=views.of(gradients[1]),
         d_v=views.of(gradients[2]),
-        d_captures=views.list_of(d_captures),
+        d_captures=views.list_of(_by_capture(gradients, wanted, captures)),
     )
     if grad_lse is not None:
         arguments.d_lse = views.of(grad_lse)
@@ -242,25 +236,9 @@ def differentiate(
     return gradients
 
 
-@torch.library.custom_op("flashlift::attention_backward", mutates_args=(), device_types=DEVICES)
-def attention_backward(
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    captures: Sequence[torch.Tensor],
-    sinks: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    wanted: Sequence[int],
-    features: str,
-    scale: float,
-) -> list[torch.Tensor]:
-    return differentiate(
-        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, features, scale
-    )
+attention_backward = torch.library.custom_op(
+    "flashlift::attention_backward", differentiate, mutates_args=(), device_types=DEVICES
+)
 
 
 def _empty_gradients(
@@ -277,6 +255,32 @@ def _empty_gradients(
         *(_empty_in_order_of(one, one.shape, one.dtype) for one in (query, key, value)),
         *(one.new_empty(one.shape) for one in like),
     ]
+
+
+def _wanted(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[int]:
+    """The numbers of the captured tensors whose gradients are asked for, and exist."""
+    return [i for i, (asked, one) in enumerate(zip(needed, captures, strict=True)) if asked and one.is_floating_point()]
+
+
+def _by_capture(
+    gradients: Sequence[torch.Tensor], wanted: Sequence[int], captures: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of what differentiate() gives, those of the captured tensors, each in its tensor's place."""
+    placed: list[torch.Tensor | None] = [None] * len(captures)
+    for place, gradient in zip(wanted, gradients[3:], strict=False):
+        placed[place] = gradient
+    return placed
+
+
+def _by_input(
+    gradients: Sequence[torch.Tensor],
+    wanted: Sequence[int],
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients in the order of the inputs of _Attention and _Direct."""
+    d_sinks = None if sinks is None else gradients[-1]
+    return *gradients[:3], d_sinks, None, None, None, None, None, *_by_capture(gradients, wanted, captures)
 
 
 @attention_backward.register_fake
@@ -297,13 +301,11 @@ def _backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN202
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     by_capture = needed[3] if isinstance(needed[3], (list, tuple)) else [needed[3]] * len(captures)
-    wanted = [i for i, one in enumerate(by_capture) if one and captures[i].is_floating_point()]
+    wanted = _wanted(by_capture, captures)
     gradients = torch.ops.flashlift.attention_backward(
         grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, ctx.features, ctx.scale
     )
-    d_captures: list[torch.Tensor | None] = [None] * len(captures)
-    for place, gradient in zip(wanted, gradients[3:], strict=False):
-        d_captures[place] = gradient
+    d_captures = _by_capture(gradients, wanted, captures)
     return *gradients[:3], d_captures, None if sinks is None else gradients[-1], None, None, None, None, None
 
 
@@ -349,12 +351,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN205
         saved = ctx.saved_tensors
         sinks, captures = saved[5], saved[7:]
-        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[9 + i] and one.is_floating_point()]
+        wanted = _wanted(ctx.needs_input_grad[9:], captures)
         gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
-        d_captures = [None] * len(captures)
-        for place, gradient in zip(wanted, gradients[3:], strict=False):
-            d_captures[place] = gradient
-        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, None, *d_captures
+        return _by_input(gradients, wanted, captures, sinks)
 
     @staticmethod
     def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
@@ -367,7 +366,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, sinks, seed, features, scale, want_max, f32_out, *captures):  # noqa: ANN001, ANN002, ANN205
-        results = _run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
+        results = run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
         ctx.features, ctx.scale = features, scale
         ctx.save_for_backward(query, key, value, *results[:2], sinks, seed, *captures)
         ctx.mark_non_differentiable(results[2])
@@ -377,7 +376,7 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, grad_lse, grad_max):  # noqa: ANN001, ANN205
         query, key, value, out, lse, sinks, seed, *captures = ctx.saved_tensors
-        wanted = [i for i, one in enumerate(captures) if ctx.needs_input_grad[9 + i] and one.is_floating_point()]
+        wanted = _wanted(ctx.needs_input_grad[9:], captures)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         given = (grad_out, query, key, value, out, lse, *captures)
         if torch.is_grad_enabled() or not _are_plain([one for one in (*given, grad_lse, sinks) if one is not None]):
@@ -386,10 +385,7 @@ class _Direct(torch.autograd.Function):
         else:
             read = query, key, value, out, lse, captures, sinks, seed
             gradients = differentiate(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
-        d_captures = [None] * len(captures)
-        for place, gradient in zip(wanted, gradients[3:], strict=False):
-            d_captures[place] = gradient
-        return *gradients[:3], None if sinks is None else gradients[-1], None, None, None, None, None, *d_captures
+        return _by_input(gradients, wanted, captures, sinks)
 
 
 class _AttentionBackward(torch.autograd.Function):
