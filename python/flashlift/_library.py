@@ -83,8 +83,17 @@ class BackwardArguments(Structure):
     ]
 
 
+class Executor(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("context", c_void_p),
+        ("concurrency", c_int32),
+        ("parallel_for", c_void_p),
+    ]
+
+
 class RunOptions(Structure):
-    _fields_ = [("struct_size", c_size_t), ("executor", c_void_p), ("stream", c_void_p)]
+    _fields_ = [("struct_size", c_size_t), ("executor", POINTER(Executor)), ("stream", c_void_p)]
 
 
 class ProblemInfo(Structure):

@@ -11,6 +11,7 @@ from flashlift._attention import Attention
 from flashlift._errors import UnsupportedError
 from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, check
 from flashlift.torch._program import DTYPE_NAMES
+from flashlift.torch._threads import options_of_cpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
@@ -92,9 +93,9 @@ def _compiled_for(
 
 
 def _options(device: torch.device) -> RunOptions | None:
-    """On a GPU, torch's current stream: what is queued there before and after stays in order."""
+    """On a CPU, torch's threads. On a GPU, its current stream: what is queued there before and after stays in order."""
     if device.type == "cpu":
-        return None
+        return options_of_cpu()
     return RunOptions(ctypes.sizeof(RunOptions), None, torch.cuda.current_stream(device).cuda_stream)
 
 
