@@ -38,7 +38,7 @@ bench: build ## measure Flashlift beside XLA, torch and flex_attention on this m
 	@$(VENV)/bin/python benchmarks/bench.py
 	@$(VENV)/bin/python benchmarks/backward_memory.py
 
-bench-peers: build ## the same beside ONNX Runtime and OpenVINO, where build/venv has them
+bench-peers: build ## the same beside ONNX Runtime, OpenVINO, vLLM and zentorch, where build/venv has them
 	@$(VENV)/bin/python benchmarks/peers.py
 
 build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python package in build/venv

@@ -177,7 +177,7 @@ def with_torch_backward(case: Case, inputs: Inputs) -> Contender:
 def with_torch(case: Case, inputs: Inputs) -> Contender:
     q, k, v = inputs.torch()
     options = {"is_causal": case.mod == "causal", "enable_gqa": case.groups != case.heads}
-    return _torch_contender(
+    return torch_contender(
         "torch SDPA", lambda: F.scaled_dot_product_attention(q, k, v, **options), time.perf_counter()
     )
 
@@ -195,10 +195,10 @@ def with_flex(case: Case, inputs: Inputs) -> Contender:
     if mod.mask_mod is not None:
         mask = create_block_mask(mod.mask_mod, None, None, case.length, case.length, device="cpu")
     options = {"score_mod": mod.score_mod, "block_mask": mask, "enable_gqa": case.groups != case.heads}
-    return _torch_contender("flex_attention", lambda: compiled(q, k, v, **options), start)
+    return torch_contender("flex_attention", lambda: compiled(q, k, v, **options), start)
 
 
-def _torch_contender(name: str, function: Callable[[], torch.Tensor], start: float) -> Contender:
+def torch_contender(name: str, function: Callable[[], torch.Tensor], start: float) -> Contender:
     latest = {}
 
     def run() -> None:

