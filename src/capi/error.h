@@ -29,7 +29,7 @@ Result<size_t> known_size(const T& given, const char* name) {
 // The caller's fields, as many as the caller's version of the structure has, and zero for the rest.
 template <typename T>
 Status read_struct(const T* given, const char* name, T& result) {
-  result = T{};
+  std::memset(static_cast<void*>(&result), 0, sizeof(T));  // not T{}: DLDeviceType has no value of zero
   if (given != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(const size_t known, known_size(*given, name));
     std::memcpy(static_cast<void*>(&result), given, known);

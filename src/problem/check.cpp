@@ -160,15 +160,15 @@ class GradientCheck {
     if (!got) {
       return;
     }
-    const CheckReport report =
-        judge({.name = name,
-               .got = *got,
-               .want = want,
-               .eager = eager.values,
-               .magnitudes = eager.magnitudes,
-               // All that a query's row passes on has the error of its softmax in common.
-               .samples = std::min(query_rows_, static_cast<double>(got->element_count() / width)),
-               .same_non_finite = false});
+    const int64_t rows = got->element_count() / width;
+    const CheckReport report = judge({.name = name,
+                                      .got = *got,
+                                      .want = want,
+                                      .eager = eager.values,
+                                      .magnitudes = eager.magnitudes,
+                                      // All that a query's row passes on has the error of its softmax in common.
+                                      .samples = std::min(query_rows_, static_cast<double>(rows)),
+                                      .same_non_finite = false});
     const auto excess = [](const CheckReport& r) { return r.mean_error / std::max(r.bound, 1e-300); };
     if (worst_.tensor.empty() || (worst_.ok && (!report.ok || excess(report) > excess(worst_)))) {
       worst_ = report;

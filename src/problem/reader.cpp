@@ -153,7 +153,7 @@ class Reader {
       if (!dtype) {
         return bad_value(name, value, "f32, bf16 or f16");
       }
-      out_dtype_ = *dtype;
+      out_dtype_ = dtype;
       return {};
     }
     if (name == "empty_rows") {

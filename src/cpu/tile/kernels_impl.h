@@ -663,6 +663,7 @@ constexpr const PairKernels* kPairs = nullptr;
 
 // Called once this machine is known to have the instruction set.
 const TileKernels& kernels();
+// NOLINTNEXTLINE(misc-definitions-in-headers): each instruction set has its namespace and one file that includes this
 const TileKernels& kernels() {
   static constexpr TileKernels kKernels = {.isa = FLASHLIFT_ISA_VALUE,
                                            .lanes = kLanes,

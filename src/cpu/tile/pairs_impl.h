@@ -125,6 +125,7 @@ struct PairProduct {
     return _mm512_set1_epi32(pair);
   }
   static Float add(Float sum, Operand a, Operand b) { return dot(sum, a, b); }
+  // NOLINTNEXTLINE(readability-identifier-naming): called as the function that it stands for
   static constexpr auto multiply_tiles = FLASHLIFT_ISA_NAMESPACE::multiply_tiles;
 };
 

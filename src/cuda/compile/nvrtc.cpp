@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "support/environment.h"
@@ -75,7 +76,7 @@ Result<const Nvrtc*> Nvrtc::load() {
         "instance `pip install nvidia-cuda-nvrtc`) and set FLASHLIFT_NVRTC to its path",
         tried);
   }
-  auto* functions = new Functions();  // NOLINT: lives as long as the process, like the library
+  auto functions = std::make_unique<Functions>();
   const bool complete =
       find(library, "nvrtcGetErrorString", functions->error_string) &&
       find(library, "nvrtcVersion", functions->version) && find(library, "nvrtcCreateProgram", functions->create) &&
@@ -91,8 +92,8 @@ Result<const Nvrtc*> Nvrtc::load() {
         "the CUDA backend needs NVRTC {} or newer, found version {}.{}; set FLASHLIFT_NVRTC to a newer one",
         kOldestMajor, major, minor);
   }
-  auto* nvrtc = new Nvrtc();  // NOLINT: as above
-  nvrtc->functions_ = functions;
+  auto* nvrtc = new Nvrtc();  // NOLINT: lives as long as the process, like the library
+  nvrtc->functions_ = functions.release();
   nvrtc->version_ = fmt::format("{}.{}", major, minor);
   log(LogLevel::kInfo, "NVRTC {}", nvrtc->version_);
   return nvrtc;

@@ -421,7 +421,7 @@ class Emitter {
 
   std::string input(Op op) const {
     const bool length = op == Op::k_q_len || op == Op::k_kv_len;
-    const std::string name = (length ? "params." : "") + std::string(info(op).name);
+    std::string name = (length ? "params." : "") + std::string(info(op).name);
     if (!interval_) {
       return name;
     }

@@ -14,9 +14,9 @@ namespace flashlift::cuda {
 //   one. For each of them (mask_..., FL_MASK_... likewise):
 //     row and column: what score_row(b, h, q, params) and score_column(b, kv, params) give, searches;
 //     FL_SCORE_COLUMNS: is there anything in a column; agree(x, y): is it the same from key to key;
-//     FL_SCORE_STRAIGHT_LOADS: does it load at positions that grow with the keys. Then score_mod_inside(raw, row, column,
-//     b, h, q_first, row_offset, kv_first, key, params) is score_mod where score_loads_inside(b, h, q, kv_first, last_key,
-//     params) for the row; and for the row q_first, if that is another one,
+//     FL_SCORE_STRAIGHT_LOADS: does it load at positions that grow with the keys. Then score_mod_inside(raw, row,
+//     column, b, h, q_first, row_offset, kv_first, key, params) is score_mod where score_loads_inside(b, h, q,
+//     kv_first, last_key, params) for the row; and for the row q_first, if that is another one,
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,

@@ -31,7 +31,7 @@ inline constexpr int kKeyAtom = 0;
 inline constexpr int kFirstBound = 40;
 inline constexpr int kMaxAtoms = 64;
 using AtomSet = uint64_t;
-inline constexpr AtomSet atom_bit(int atom) { return AtomSet{1} << atom; }
+constexpr AtomSet atom_bit(int atom) { return AtomSet{1} << atom; }
 
 enum class ReduceKind : uint8_t { kAdd, kMaximum, kMinimum, kAnd, kOr };
 
