@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "plan/visits.h"
+#include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
 
@@ -45,17 +46,6 @@ struct Panel {
   double width = 0;
   double height = 0;
 };
-
-// The views of a program's captured tensors, in its own order.
-std::vector<TensorView> views_of(const Program& program, const Problem& problem,
-                                 const std::vector<TensorView>& captures) {
-  std::vector<TensorView> views;
-  for (const Capture& capture : program.captures) {
-    const auto found = std::find(problem.captures.begin(), problem.captures.end(), capture);
-    views.push_back(captures[found - problem.captures.begin()]);
-  }
-  return views;
-}
 
 std::string escaped(std::string_view text) {
   constexpr size_t kMostCharacters = 150;
@@ -98,7 +88,7 @@ class KeptShares {
   KeptShares(const Problem& problem, const std::vector<TensorView>& captures, const PictureOptions& options)
       : problem_(problem), options_(options) {
     if (problem.mask_mod) {
-      views_ = views_of(*problem.mask_mod, problem, captures);
+      views_ = problem::views_of(*problem.mask_mod, problem, captures);
       mask_mod_.emplace(*problem.mask_mod, views_);
     }
   }

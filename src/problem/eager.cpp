@@ -5,7 +5,6 @@
 #include "problem/dropout.h"
 #include "problem/eager_rows.h"
 #include "problem/elements.h"
-#include "problem/oracle_rows.h"
 
 namespace flashlift::problem {
 namespace {
@@ -48,7 +47,7 @@ class Eager {
       float sum = nan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
       for (size_t j = 0; j < probabilities_.size(); ++j) {
         if (probabilities_[j] != 0) {
-          const int64_t offset = OracleRows::key_offset(p_, a_, a_.v, b, rows_.kv_head(h), static_cast<int64_t>(j));
+          const int64_t offset = rows_.value_offset(b, rows_.kv_head(h), static_cast<int64_t>(j));
           sum += probabilities_[j] * static_cast<float>(read_float(a_.v, offset + d * a_.v.strides[3]));
         }
       }

@@ -5,8 +5,6 @@
 #include <limits>
 
 #include "problem/elements.h"
-#include "problem/oracle_rows.h"
-#include "problem/sinks.h"
 
 namespace flashlift::problem {
 namespace {
@@ -27,31 +25,11 @@ float round_to(DType dtype, float value) {
 }
 
 EagerRows::EagerRows(const Problem& problem, const AttentionArguments& arguments)
-    : problem_(problem),
-      arguments_(arguments),
-      kv_len_(kv_length(problem, arguments)),
-      products_(kv_len_),
-      scores_(kv_len_),
-      probabilities_(kv_len_),
-      sink_probabilities_(problem.sinks) {
-  if (problem.score_mod) {
-    score_views_ = views_of(*problem.score_mod, problem, arguments);
-    score_mod_.emplace(*problem.score_mod, score_views_);
-  }
-  if (problem.mask_mod) {
-    mask_views_ = views_of(*problem.mask_mod, problem, arguments);
-    mask_mod_.emplace(*problem.mask_mod, mask_views_);
-  }
-}
-
-score::Coordinates EagerRows::coordinates(int64_t b, int64_t h, int64_t i, int64_t j) const {
-  return {.b = static_cast<int32_t>(b),
-          .h = static_cast<int32_t>(h),
-          .q = static_cast<int32_t>(i),
-          .kv = static_cast<int32_t>(j),
-          .q_len = static_cast<int32_t>(arguments_.q.sizes[2]),
-          .kv_len = static_cast<int32_t>(kv_len_)};
-}
+    : BoundProblem(problem, arguments),
+      products_(kv_len()),
+      scores_(kv_len()),
+      probabilities_(kv_len()),
+      sink_probabilities_(problem.sinks) {}
 
 void EagerRows::compute(int64_t b, int64_t h, int64_t i) {
   fill_scores(b, h, i);
@@ -60,18 +38,17 @@ void EagerRows::compute(int64_t b, int64_t h, int64_t i) {
 
 void EagerRows::fill_scores(int64_t b, int64_t h, int64_t i) {
   const int64_t q_offset = row_offset(arguments_.q, b, h, i);
-  for (int64_t j = 0; j < kv_len_; ++j) {
+  for (int64_t j = 0; j < kv_len(); ++j) {
     const score::Coordinates at = coordinates(b, h, i, j);
-    const int64_t k_offset = OracleRows::key_offset(problem_, arguments_, arguments_.k, b, kv_head(h), j);
+    const int64_t k_offset = key_offset(b, kv_head(h), j);
     float dot = 0;
     for (int64_t d = 0; d < problem_.head_dim; ++d) {
       dot += static_cast<float>(read_float(arguments_.q, q_offset + d * arguments_.q.strides[3])) *
              static_cast<float>(read_float(arguments_.k, k_offset + d * arguments_.k.strides[3]));
     }
     products_[j] = round_to(problem_.dtype, dot) * problem_.scale;
-    const float s = score_mod_ ? score_mod_->score_mod(products_[j], at) : products_[j];
-    const bool kept = !mask_mod_ || mask_mod_->mask_mod(at);
-    scores_[j] = kept ? s : -kInfinity;
+    const float s = score_mod(products_[j], at);
+    scores_[j] = mask_mod(at) ? s : -kInfinity;
   }
 }
 
@@ -87,7 +64,7 @@ void EagerRows::softmax(int64_t h) {
   if (empty_) {
     const bool uniform = problem_.empty_rows == EmptyRows::kUniform;
     const bool nan = problem_.empty_rows == EmptyRows::kNan;
-    const float mean = problem_.normalize ? 1.0f / static_cast<float>(kv_len_) : 1.0f;
+    const float mean = problem_.normalize ? 1.0f / static_cast<float>(kv_len()) : 1.0f;
     std::fill(probabilities_.begin(), probabilities_.end(), nan ? std::nanf("") : uniform ? mean : 0.0f);
     return;
   }
@@ -96,7 +73,7 @@ void EagerRows::softmax(int64_t h) {
     sink_probabilities_[r] = std::exp(sink(h, r) - maximum);
     sum += sink_probabilities_[r];
   }
-  for (int64_t j = 0; j < kv_len_; ++j) {
+  for (int64_t j = 0; j < kv_len(); ++j) {
     probabilities_[j] = std::exp(scores_[j] - maximum);
     sum += probabilities_[j];
   }
@@ -109,10 +86,6 @@ void EagerRows::softmax(int64_t h) {
   for (float& p : probabilities_) {
     p /= sum;
   }
-}
-
-float EagerRows::sink(int64_t h, int64_t r) const {
-  return static_cast<float>(read_float(*arguments_.sinks, sink_offset(*arguments_.sinks, h, r)));
 }
 
 }  // namespace flashlift::problem

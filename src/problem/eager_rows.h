@@ -1,17 +1,15 @@
 // One row of scores and probabilities as unfused maths has them: what the eager maths' two directions share.
 #pragma once
 
-#include <optional>
 #include <vector>
 
-#include "flashlift/problem.h"
-#include "score/interpret.h"
+#include "problem/bound_problem.h"
 
 namespace flashlift::problem {
 
 float round_to(DType dtype, float value);
 
-class EagerRows {
+class EagerRows : public BoundProblem<float> {
  public:
   EagerRows(const Problem& problem, const AttentionArguments& arguments);
 
@@ -27,22 +25,10 @@ class EagerRows {
   const std::vector<float>& probabilities() const { return probabilities_; }
   float sink_probability(int64_t r) const { return sink_probabilities_[static_cast<size_t>(r)]; }
 
-  score::Coordinates coordinates(int64_t b, int64_t h, int64_t i, int64_t j) const;
-  int64_t kv_len() const { return kv_len_; }
-  int64_t kv_head(int64_t h) const { return h * problem_.kv_heads / problem_.q_heads; }
-
  private:
   void fill_scores(int64_t b, int64_t h, int64_t i);
   void softmax(int64_t h);
-  float sink(int64_t h, int64_t r) const;
 
-  const Problem& problem_;
-  const AttentionArguments& arguments_;
-  int64_t kv_len_;
-  std::vector<TensorView> score_views_;
-  std::vector<TensorView> mask_views_;
-  std::optional<score::BasicInterpreter<float>> score_mod_;
-  std::optional<score::BasicInterpreter<float>> mask_mod_;
   bool empty_ = false;
   std::vector<float> products_;
   std::vector<float> scores_;

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "problem/oracle_rows.h"
+#include "problem/bound_problem.h"
 #include "score/derivative.h"
 
 namespace flashlift::problem {
@@ -19,7 +19,7 @@ class ScoreDerivative {
         arguments_(arguments),
         derivative_(
             score::differentiate(*problem.score_mod, std::vector<bool>(problem.score_mod->captures.size(), true))),
-        views_(views_of(derivative_.body, problem, arguments)),
+        views_(views_of(derivative_.body, problem, arguments.captures)),
         interpreter_(derivative_.body, views_) {}
   ScoreDerivative(const ScoreDerivative&) = delete;
   ScoreDerivative& operator=(const ScoreDerivative&) = delete;
