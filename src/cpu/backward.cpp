@@ -51,7 +51,7 @@ class Run {
   void run() {
     find_all_rows();
     const BackwardArguments& wanted = call_.arguments;
-    if (wanted.d_q || wanted.d_k || wanted.d_v || captured_.mode() != CaptureGradients::Mode::kNone) {
+    if (call_.multiplies) {
       multiply();
     }
     if (wanted.d_q) {
@@ -180,6 +180,7 @@ struct MemoryLayout {
     LayoutCounter shared;
     dq = shared.take(wants_dq ? row_count * kernel.d_stride() : 0, sizeof(float));
     rows = shared.take(row_count, sizeof(RowGradient));
+    sole_blocks = shared.take(row_tiles, sizeof(int32_t));
     sums = shared.take(captured != nullptr ? static_cast<int64_t>(captured->bytes()) : 0, 1);
     done = shared.take(chunks, sizeof(std::atomic<int64_t>));
     LayoutCounter own;
@@ -195,6 +196,7 @@ struct MemoryLayout {
   int64_t kv_chunk;
   size_t dq;
   size_t rows;
+  size_t sole_blocks;
   size_t sums;
   size_t done;
   CallMemory::Sizes memory;
@@ -229,6 +231,8 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
                     .visits = memory->visits,
                     .captures = captures,
                     .rows = nullptr,
+                    .sole_blocks = nullptr,
+                    .multiplies = false,
                     .dq = nullptr,
                     .d_stride = d_stride(),
                     .v_stride = v_stride(),
@@ -240,6 +244,8 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   std::byte* shared = memory->shared();
   call.rows = reinterpret_cast<RowGradient*>(shared + layout.rows);
   call.dq = arguments.d_q ? reinterpret_cast<float*>(shared + layout.dq) : nullptr;
+  call.sole_blocks = reinterpret_cast<int32_t*>(shared + layout.sole_blocks);
+  call.multiplies = arguments.d_q || arguments.d_k || arguments.d_v || captured.mode() != CaptureGradients::Mode::kNone;
   captured.place(shared + layout.sums);
   auto* done = reinterpret_cast<std::atomic<int64_t>*>(shared + layout.done);
   Run(call, parallel, layout.memory.workers, captured, *memory, done).run();

@@ -7,6 +7,7 @@
 #include "cpu/call_memory.h"
 #include "cpu/partition.h"
 #include "plan/visits.h"
+#include "support/rounding.h"
 
 namespace flashlift::cpu {
 
@@ -18,20 +19,41 @@ struct BackwardCall {
   const plan::Visits& visits;
   const CaptureView* captures;
   RowGradient* rows;  // [batch, q_heads, q_len]
-  float* dq;          // [batch, q_heads, q_len, d_stride] sums; null if d_q is not wanted
-  int64_t d_stride;   // head_dim and value_dim in whole vectors
+  // [batch, q_heads, tiles of queries]: the block of keys that all rows of a tile find their keys in, so that their
+  // softmax comes from there; kNoBlock: find_rows() has found it.
+  int32_t* sole_blocks;
+  bool multiplies;   // there is more to do than the sums of rows
+  float* dq;         // [batch, q_heads, q_len, d_stride] sums; null if d_q is not wanted
+  int64_t d_stride;  // head_dim and value_dim in whole vectors
   int64_t v_stride;
   Dropout dropout;
+
+  static constexpr int32_t kNoBlock = -1;
 
   const Problem& problem() const { return kernel.forward().problem(); }
   const TileKernels& kernels() const { return kernel.forward().kernels(); }
   const AttentionArguments& forward() const { return arguments.forward; }
   int64_t row_index(int64_t b, int64_t h, int64_t q) const { return (b * sizes.q_heads + h) * sizes.q_len + q; }
+  int32_t& sole_block(int64_t b, int64_t h, int64_t q_begin) const {
+    const int64_t q_tile = kernel.config().q_tile;
+    return sole_blocks[(b * sizes.q_heads + h) * divide_up(sizes.q_len, q_tile) + q_begin / q_tile];
+  }
 };
 
 // ---- Row statistics (backward_rows.cpp) ----
 
-// Fills in call.rows for a tile of queries.
+// What a row's scores come to: sum is that of e^(score - max), weighted that of e^(score - max) dp.
+struct RowSums {
+  double max = -__builtin_inf();
+  double sum = 0;
+  double weighted = 0;
+
+  void add(const RowSums& other);
+};
+// What follows from them for row (b, h, q).
+RowGradient row_gradient(const BackwardCall& call, int64_t b, int64_t h, int64_t q, const RowSums& sums);
+
+// Fills in call.rows and call.sole_blocks for a tile of queries.
 struct RowsLayout {
   RowsLayout(const Backward& kernel, const CallSizes& sizes);
   size_t q, k, s, dp, d_out, weighted, maxima, state, coordinates, out;
@@ -57,7 +79,8 @@ inline constexpr int64_t kMaxBlocks = BackwardConfig{}.max_chunk / BackwardConfi
 
 struct ChunkLayout {
   ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t kv_chunk);
-  size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, dk, dv, uniform, coordinates;
+  size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, scores, maxima, sums, part_sums, weighted, dk, dv, uniform,
+      coordinates;
   int64_t s_stride;
   size_t bytes;
 };

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cpu/backward_call.h"
+#include "cpu/forward_tile.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -20,6 +21,17 @@ float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
   return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
 }
 
+// What sums relative to `max` are multiplied by to be relative to `reference`. Sums with a maximum of -inf are 0,
+// or NaN, which must stay.
+double shrink(double max, double reference) {
+  return max == reference || max == -kInfinity ? 1.0 : std::exp(max - reference);
+}
+
+// `dot` is <d_out, out>.
+float row_delta(const BackwardCall& call, int64_t b, int64_t h, int64_t q, double dot) {
+  return static_cast<float>(call.arguments.d_lse ? dot - f32_at(*call.arguments.d_lse, b, h, q) : dot);
+}
+
 class RowFinder {
  public:
   RowFinder(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
@@ -34,14 +46,21 @@ class RowFinder {
         states_(call.rows + call.row_index(b, h, q_begin)) {}
 
   void run() {
+    if (find_sole_block()) {
+      return;
+    }
     const AttentionArguments& forward = call_.forward();
     // What rounding a stored output to 16 bits does to <d_out, out> is an error that all keys of the row share; it can
     // be larger than all others together. sum_p (p dp), which it stands for, is summed from the scores then.
     const bool reads_out = forward.out.dtype == DType::kF32;
-    bool trusted = forward.lse.has_value();
+    // Tasks of few rows sum their scores in another order than the products here do.
+    bool trusted = forward.lse.has_value() && call_.sizes.group() * call_.sizes.q_len > kDirectRows;
     for (int64_t r = 0; r < rows_; ++r) {
       const float lse = trusted ? f32_at(*forward.lse, b_, h_, q_begin_ + r) : 0;
-      states_[r] = {.shift = lse, .factor = 1, .delta = reads_out ? delta(r, out_dot(r)) : 0, .empty = 0};
+      states_[r] = {.shift = lse,
+                    .factor = 1,
+                    .delta = reads_out ? row_delta(call_, b_, h_, q_begin_ + r, out_dot(r)) : 0,
+                    .empty = 0};
       trusted = trusted && lse > -kTrustedLse && lse < kTrustedLse;
     }
     if (trusted && reads_out) {
@@ -49,9 +68,14 @@ class RowFinder {
     }
     sum_scores(!reads_out);
     for (int64_t r = 0; r < rows_; ++r) {
-      const double share = set_state(at<RowState>(layout_.state)[r], states_[r]);
-      if (!reads_out && states_[r].empty == 0) {
-        states_[r].delta = delta(r, share * at<float>(layout_.weighted)[r * call_.kernels().lanes]);
+      const RowState& state = at<RowState>(layout_.state)[r];
+      const float delta = states_[r].delta;
+      states_[r] = row_gradient(call_, b_, h_, q_begin_ + r,
+                                {.max = exponent_base(state.max),
+                                 .sum = state.sum,
+                                 .weighted = at<float>(layout_.weighted)[r * call_.kernels().lanes]});
+      if (reads_out && states_[r].empty == 0) {
+        states_[r].delta = delta;
       }
     }
   }
@@ -62,8 +86,28 @@ class RowFinder {
     return reinterpret_cast<T*>(memory_.tiles + offset);
   }
 
-  float delta(int64_t r, double sum) {
-    return static_cast<float>(call_.arguments.d_lse ? sum - f32_at(*call_.arguments.d_lse, b_, h_, q_begin_ + r) : sum);
+  // Whether the rows' softmax can be left to the only tile with keys of theirs. Where lse or the output come from
+  // rounding shows most there: the only key of a row has a probability of 1, whatever lse was rounded to.
+  bool find_sole_block() {
+    int32_t& sole = call_.sole_block(b_, h_, q_begin_);
+    sole = BackwardCall::kNoBlock;
+    const int64_t kv_tile = call_.kernel.config().kv_tile;
+    // Other chunks must know the empty rows if these have gradients.
+    const bool knows_empty =
+        call_.problem().empty_rows != EmptyRows::kUniform || call_.sizes.kv_len <= call_.kernel.config().min_chunk;
+    if (!call_.multiplies || !knows_empty || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
+      return false;
+    }
+    plan::VisitRow& visits = memory_.visits[0];
+    call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
+    if (visits.runs.size() != 1 || visits.runs[0].end - visits.runs[0].begin != 1) {
+      return false;
+    }
+    sole = static_cast<int32_t>(visits.runs[0].begin);
+    for (int64_t r = 0; r < rows_; ++r) {  // for those that have no key after all
+      states_[r] = row_gradient(call_, b_, h_, q_begin_ + r, {});
+    }
+    return true;
   }
 
   double out_dot(int64_t r) {
@@ -178,34 +222,6 @@ class RowFinder {
     }
   }
 
-  // Returns what sums over the row's exponentials are multiplied by for sums over its probabilities.
-  double set_state(const RowState& state, RowGradient& row) {
-    double maximum = state.max;
-    bool any_nan = std::isnan(state.sum);
-    for (int64_t r = 0; r < call_.problem().sinks; ++r) {
-      const double sink = sink_at(*call_.forward().sinks, h_, r);
-      any_nan |= std::isnan(sink);
-      maximum = sink > maximum ? sink : maximum;
-    }
-    if (any_nan || maximum == kInfinity) {
-      row.shift = 0;
-      row.factor = std::numeric_limits<float>::quiet_NaN();
-      return row.factor;
-    }
-    if (maximum == -kInfinity) {
-      row = {.shift = 0, .factor = 0, .delta = 0, .empty = 1};
-      return 0;
-    }
-    const double scale = state.max == -kInfinity ? 0.0 : std::exp(exponent_base(state.max) - maximum);
-    double sum = scale * state.sum;
-    for (int64_t r = 0; r < call_.problem().sinks; ++r) {
-      sum += std::exp(sink_at(*call_.forward().sinks, h_, r) - maximum);
-    }
-    row.shift = static_cast<float>(maximum);
-    row.factor = static_cast<float>(1.0 / sum);
-    return scale / sum;
-  }
-
   const BackwardCall& call_;
   const RowsLayout& layout_;
   const WorkerMemory& memory_;
@@ -217,6 +233,42 @@ class RowFinder {
 };
 
 }  // namespace
+
+void RowSums::add(const RowSums& other) {
+  const double both = std::max(max, other.max);
+  const double own = shrink(max, both);
+  const double others = shrink(other.max, both);
+  sum = sum * own + other.sum * others;
+  weighted = weighted * own + other.weighted * others;
+  max = both;
+}
+
+RowGradient row_gradient(const BackwardCall& call, int64_t b, int64_t h, int64_t q, const RowSums& sums) {
+  double maximum = sums.max;
+  bool any_nan = std::isnan(sums.sum);
+  for (int64_t r = 0; r < call.problem().sinks; ++r) {
+    const double sink = sink_at(*call.forward().sinks, h, r);
+    any_nan |= std::isnan(sink);
+    maximum = sink > maximum ? sink : maximum;
+  }
+  if (any_nan || maximum == kInfinity) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    return {.shift = 0, .factor = kNan, .delta = kNan, .empty = 0};
+  }
+  if (maximum == -kInfinity) {
+    return {.shift = 0, .factor = 0, .delta = 0, .empty = 1};
+  }
+  const float shift = static_cast<float>(maximum);  // the factor makes up for its rounding
+  const double scale = shrink(sums.max, shift);
+  double sum = scale * sums.sum;
+  for (int64_t r = 0; r < call.problem().sinks; ++r) {
+    sum += std::exp(static_cast<double>(sink_at(*call.forward().sinks, h, r)) - shift);
+  }
+  return {.shift = shift,
+          .factor = static_cast<float>(1.0 / sum),
+          .delta = row_delta(call, b, h, q, scale / sum * sums.weighted),
+          .empty = 0};
+}
 
 RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
   const int64_t rows = std::min(kernel.config().q_tile, sizes.q_len);

@@ -86,15 +86,20 @@ class ChunkRunner {
                const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at);
   void run_head(int64_t b, int64_t h, int64_t first_position);
   void run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds);
-  void run_trimmed(QueryTile& tile, const Part& whole);
-  void run_part(QueryTile& tile, const Part& part);
+  int find_parts(const QueryTile& tile, const Part& whole, Part (&parts)[2]);
   bool trim(const QueryTile& tile, Part& part);
+  void run_part(QueryTile& tile, const Part& part);
+  void run_sole_block(QueryTile& tile, const Part& whole);
+  void multiply(const QueryTile& tile, const Part& part, int64_t offset);
   void multiply_keys(const Operand& a, const Part& part, int64_t depth, const float* panels, float* c);
-  void finish_scores(const QueryTile& tile, const Part& part);
+  ScoreArguments score_arguments(const Part& part, float* scores, float* maxima);
+  void sum_rows(const Part& part, int64_t offset);
+  void finish_scores(const QueryTile& tile, const Part& part, int64_t offset, float scale);
+  void add_products(QueryTile& tile, const Part& part, int64_t offset);
   void drop_out(float* scores, const Part& part);
   void add_to_keys(const float* coefficients, int64_t tile_rows, const Part& part, const Operand& b,
                    const Panel* panels, int panel_count, float* c, int64_t c_stride);
-  void add_to_queries(const Part& part, float* dq);
+  void add_to_queries(const float* ds, const Part& part, float* dq);
   void wait_for_turn(int64_t position);
   void expect_tile(int64_t b, int64_t h, int64_t tile, int64_t steps);
   void prefetch_share();
@@ -212,30 +217,59 @@ void ChunkRunner::drop_out(float* scores, const Part& part) {
   }
 }
 
-// s becomes p, and ds the gradient of the scaled dot products.
-void ChunkRunner::finish_scores(const QueryTile& tile, const Part& part) {
+ScoreArguments ChunkRunner::score_arguments(const Part& part, float* scores, float* maxima) {
+  return {.s = scores,
+          .s_stride = layout_.s_stride,
+          .rows = part.rows,
+          .kv_begin = kv_begin_ + part.key,
+          .columns = part.columns,
+          .coordinates = at<RowCoordinates>(layout_.coordinates) + part.row,
+          .captures = call_.captures,
+          .maxima = maxima,
+          .q_len = static_cast<int32_t>(call_.sizes.q_len),
+          .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
+          .scale = problem_.scale};
+}
+
+// Adds a part's scores to the sums of its rows. Leaves products of a problem without programs multiplied by its scale.
+void ChunkRunner::sum_rows(const Part& part, int64_t offset) {
+  float* s = at<float>(layout_.s) + offset;
+  float* scores = s;
+  float* maxima = at<float>(layout_.maxima);
+  const ScoreFunction function =
+      function_for_tile(call_.kernel.forward().score(), problem_, part.partial, part.columns % kernels_.lanes == 0);
+  if (function == nullptr) {
+    kernels_.row_max(s, layout_.s_stride, part.rows, part.columns, problem_.scale, maxima);
+  } else {
+    scores = at<float>(layout_.scores);
+    for (int64_t r = 0; r < part.rows; ++r) {
+      std::copy_n(s + r * layout_.s_stride, part.columns, scores + r * layout_.s_stride);
+    }
+    const ScoreArguments arguments = score_arguments(part, scores, maxima);
+    function(&arguments);
+  }
+  float* sums = at<float>(layout_.part_sums);
+  float* weighted = at<float>(layout_.weighted);
+  kernels_.sum_rows(scores, at<float>(layout_.ds) + offset, layout_.s_stride, part.rows,
+                    round_up(part.columns, kernels_.lanes), maxima, sums, weighted);
+  for (int64_t r = 0; r < part.rows; ++r) {
+    at<RowSums>(layout_.sums)[part.row + r].add({.max = maxima[r], .sum = sums[r], .weighted = weighted[r]});
+  }
+}
+
+// s becomes p, and ds the gradient of the products times problem_.scale.
+void ChunkRunner::finish_scores(const QueryTile& tile, const Part& part, int64_t offset, float scale) {
+  float* s = at<float>(layout_.s) + offset;
+  float* ds = at<float>(layout_.ds) + offset;
   const RowGradient* states = call_.rows + call_.row_index(tile.b, tile.h, tile.q_begin + part.row);
   const GradientFunction function =
       function_for_tile(call_.kernel.gradient(), problem_, part.partial, part.columns % kernels_.lanes == 0);
   if (function == nullptr) {
-    kernels_.score_gradients(at<float>(layout_.s), at<float>(layout_.ds), layout_.s_stride, part.rows, part.columns,
-                             problem_.scale, states);
+    kernels_.score_gradients(s, ds, layout_.s_stride, part.rows, part.columns, scale, states);
     return;
   }
-  const GradientArguments arguments{.scores = {.s = at<float>(layout_.s),
-                                               .s_stride = layout_.s_stride,
-                                               .rows = part.rows,
-                                               .kv_begin = kv_begin_ + part.key,
-                                               .columns = part.columns,
-                                               .coordinates = at<RowCoordinates>(layout_.coordinates) + part.row,
-                                               .captures = call_.captures,
-                                               .maxima = nullptr,
-                                               .q_len = static_cast<int32_t>(call_.sizes.q_len),
-                                               .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
-                                               .scale = problem_.scale},
-                                    .ds = at<float>(layout_.ds),
-                                    .rows = states,
-                                    .gradients = gradients_};
+  const GradientArguments arguments{
+      .scores = score_arguments(part, s, nullptr), .ds = ds, .rows = states, .gradients = gradients_};
   function(&arguments);
 }
 
@@ -262,8 +296,7 @@ void ChunkRunner::add_to_keys(const float* coefficients, int64_t tile_rows, cons
   }
 }
 
-void ChunkRunner::add_to_queries(const Part& part, float* dq) {
-  const float* ds = at<float>(layout_.ds);
+void ChunkRunner::add_to_queries(const float* ds, const Part& part, float* dq) {
   for (int i = 0; i < d_panel_count_; ++i) {
     const int64_t width = d_panels_[i].vectors * kernels_.lanes;
     const float* panel = at<float>(layout_.k) + d_panels_[i].begin * keys_ + part.key * width;
@@ -333,6 +366,18 @@ void ChunkRunner::prefetch_share() {
 void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(config_.q_tile, call_.sizes.q_len - q_begin);
+  const int32_t sole = call_.sole_block(b, h, q_begin);
+  const bool has_sole = sole != BackwardCall::kNoBlock;
+  const auto is_visited = [&](int64_t block) {
+    return kinds[block] != plan::TileKind::kSkipped && (!has_sole || kv_begin_ / config_.kv_tile + block == sole);
+  };
+  int64_t visited = 0;
+  for (int64_t block = 0; block < blocks_; ++block) {
+    visited += is_visited(block) ? 1 : 0;
+  }
+  if (visited == 0) {
+    return;
+  }
   QueryTile queries{.b = b,
                     .h = h,
                     .q_begin = q_begin,
@@ -346,43 +391,52 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
     at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b), static_cast<int32_t>(h),
                                                   static_cast<int32_t>(q_begin + r)};
   }
-  const auto visited = blocks_ - std::count(kinds, kinds + blocks_, plan::TileKind::kSkipped);
   expect_tile(b, h, tile + 1, kProducts * visited);
   for (int64_t block = 0; block < blocks_; ++block) {
+    if (!is_visited(block)) {
+      continue;
+    }
     const Part whole{.row = 0,
                      .rows = rows,
                      .key = block * config_.kv_tile,
                      .columns = columns_of(block),
                      .partial = kinds[block] == plan::TileKind::kPartial};
-    if (whole.partial) {
-      run_trimmed(queries, whole);
-    } else if (kinds[block] == plan::TileKind::kFull) {
-      run_part(queries, whole);
+    if (has_sole) {
+      run_sole_block(queries, whole);
+      continue;
+    }
+    Part parts[2] = {whole};
+    const int count = whole.partial ? find_parts(queries, whole, parts) : 1;
+    for (int i = 0; i < count; ++i) {
+      run_part(queries, parts[i]);
     }
   }
 }
 
-// Of a partial tile only what its halves need: on a causal diagonal, less than half of it.
-void ChunkRunner::run_trimmed(QueryTile& tile, const Part& whole) {
+// What the halves of a partial tile need: on a causal diagonal, less than half of it. Returns how many parts that is.
+int ChunkRunner::find_parts(const QueryTile& tile, const Part& whole, Part (&parts)[2]) {
   const int64_t half = config_.kv_tile / 2;
   static_assert(BackwardConfig{}.kv_tile / 2 % 64 == 0, "whole panels, and whole counters of dropout");
-  Part parts[2] = {whole, whole};
-  parts[0].columns = std::min(whole.columns, half);
-  parts[1].key += half;
-  parts[1].columns = whole.columns - parts[0].columns;
-  bool needed[2] = {};
-  for (int i = 0; i < 2; ++i) {
-    needed[i] = parts[i].columns > 0 && trim(tile, parts[i]);
+  Part first = whole;
+  first.columns = std::min(whole.columns, half);
+  Part second = whole;
+  second.key += half;
+  second.columns = whole.columns - first.columns;
+  const bool needs_first = trim(tile, first);
+  const bool needs_second = second.columns > 0 && trim(tile, second);
+  if (needs_first && needs_second && first.rows == second.rows && first.row == second.row) {
+    first.columns = whole.columns;
+    parts[0] = first;
+    return 1;
   }
-  if (needed[0] && needed[1] && parts[0].rows == parts[1].rows && parts[0].row == parts[1].row) {
-    parts[0].columns = whole.columns;
-    needed[1] = false;
+  int count = 0;
+  if (needs_first) {
+    parts[count++] = first;
   }
-  for (int i = 0; i < 2; ++i) {
-    if (needed[i]) {
-      run_part(tile, parts[i]);
-    }
+  if (needs_second) {
+    parts[count++] = second;
   }
+  return count;
 }
 
 // Leaves off the first and last rows that none of the part's keys is kept for; false if that is all of them.
@@ -411,21 +465,21 @@ bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
   return part.rows > 0;
 }
 
-void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
-  float* s = at<float>(layout_.s);
-  float* ds = at<float>(layout_.ds);
+// <q, k> and <d_out, v>, from element `offset` of s and ds on.
+void ChunkRunner::multiply(const QueryTile& tile, const Part& part, int64_t offset) {
   prefetch_share();
-  multiply_keys(tile.q, part, problem_.head_dim, at<float>(layout_.kt), s);
+  multiply_keys(tile.q, part, problem_.head_dim, at<float>(layout_.kt), at<float>(layout_.s) + offset);
   prefetch_share();
-  multiply_keys(tile.d_out, part, problem_.value_dim, at<float>(layout_.vt), ds);
-  // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
-  // stays is in d_out.
-  drop_out(ds, part);
-  finish_scores(tile, part);
-  drop_out(s, part);
+  multiply_keys(tile.d_out, part, problem_.value_dim, at<float>(layout_.vt), at<float>(layout_.ds) + offset);
+}
+
+// What the probabilities and gradients from element `offset` of s and ds on add to d_v, d_k and dq.
+void ChunkRunner::add_products(QueryTile& tile, const Part& part, int64_t offset) {
+  const float* p = at<float>(layout_.s) + offset;
+  const float* ds = at<float>(layout_.ds) + offset;
   prefetch_share();
   if (call_.arguments.d_v) {
-    add_to_keys(s, tile.rows, part, tile.d_out, v_panels_, v_panel_count_, at<float>(layout_.dv), call_.v_stride);
+    add_to_keys(p, tile.rows, part, tile.d_out, v_panels_, v_panel_count_, at<float>(layout_.dv), call_.v_stride);
   }
   prefetch_share();
   if (call_.arguments.d_k) {
@@ -437,7 +491,42 @@ void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
       wait_for_turn(tile.position);
       tile.waited = true;
     }
-    add_to_queries(part, call_.dq + call_.row_index(tile.b, tile.h, tile.q_begin) * call_.d_stride);
+    add_to_queries(ds, part, call_.dq + call_.row_index(tile.b, tile.h, tile.q_begin) * call_.d_stride);
+  }
+}
+
+void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
+  multiply(tile, part, 0);
+  // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
+  // stays is in d_out.
+  drop_out(at<float>(layout_.ds), part);
+  finish_scores(tile, part, 0, problem_.scale);
+  drop_out(at<float>(layout_.s), part);
+  add_products(tile, part, 0);
+}
+
+// As run_part(), for a tile with all keys of its rows, whose softmax is found here.
+void ChunkRunner::run_sole_block(QueryTile& tile, const Part& whole) {
+  Part parts[2] = {whole};
+  const int count = whole.partial ? find_parts(tile, whole, parts) : 1;
+  if (count == 0) {
+    return;
+  }
+  const auto offset = [&](const Part& part) { return part.row * layout_.s_stride + part.key - whole.key; };
+  std::fill_n(at<RowSums>(layout_.sums), tile.rows, RowSums{});
+  for (int i = 0; i < count; ++i) {
+    multiply(tile, parts[i], offset(parts[i]));
+    drop_out(at<float>(layout_.ds) + offset(parts[i]), parts[i]);
+    sum_rows(parts[i], offset(parts[i]));
+  }
+  RowGradient* states = call_.rows + call_.row_index(tile.b, tile.h, tile.q_begin);
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    states[r] = row_gradient(call_, tile.b, tile.h, tile.q_begin + r, at<RowSums>(layout_.sums)[r]);
+  }
+  for (int i = 0; i < count; ++i) {
+    finish_scores(tile, parts[i], offset(parts[i]), 1.0f);
+    drop_out(at<float>(layout_.s) + offset(parts[i]), parts[i]);
+    add_products(tile, parts[i], offset(parts[i]));
   }
 }
 
@@ -544,6 +633,11 @@ ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t
   d_out_rows = counter.take(rows * value_dim, sizeof(float));
   s = counter.take(rows * s_stride, sizeof(float));
   ds = counter.take(rows * s_stride, sizeof(float));
+  scores = counter.take(kernel.forward().score() == nullptr ? 0 : rows * s_stride, sizeof(float));
+  maxima = counter.take(rows, sizeof(float));
+  sums = counter.take(rows, sizeof(RowSums));
+  part_sums = counter.take(rows, sizeof(float));
+  weighted = counter.take(rows, sizeof(float));
   dk = counter.take(kv_chunk * kernel.d_stride(), sizeof(float));
   dv = counter.take(kv_chunk * kernel.v_stride(), sizeof(float));
   uniform = counter.take(kernel.v_stride(), sizeof(float));

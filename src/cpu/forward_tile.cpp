@@ -14,9 +14,6 @@
 namespace flashlift::cpu {
 namespace {
 
-// Up to so many rows (a tile has no fewer than its head group has, or many more) keys and values are not packed.
-constexpr int64_t kDirectRows = 8;
-
 Bf16* as_pairs(float* buffer) { return reinterpret_cast<Bf16*>(buffer); }
 
 // Has the pair kernels ready while it lives.

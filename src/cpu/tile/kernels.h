@@ -117,6 +117,11 @@ struct TileKernels {
   // s[c] = 0 for each of `columns` keys from kv_begin on, a multiple of 64, that dropout leaves out. Touches whole
   // vectors.
   void (*drop_out)(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin);
+  // Of the backward pass, for rows whose scores all stand in s, -inf where there is no key (columns is a multiple of
+  // lanes): sums[r] = sum over c of e^(s[r][c] - maxima[r]), weighted[r] = sum over c of e^(s[r][c] - maxima[r])
+  // dp[r][c], to which a key without probability adds nothing, whatever its dp.
+  void (*sum_rows)(const float* s, const float* dp, int64_t stride, int64_t rows, int64_t columns, const float* maxima,
+                   float* sums, float* weighted);
   // Of the backward pass: s from <q, k> to probabilities, ds from <d_out, v> to the gradients of scale * <q, k>; both 0
   // in columns [columns, round_up(columns, lanes)).
   void (*score_gradients)(float* s, float* ds, int64_t stride, int64_t rows, int64_t columns, float scale,

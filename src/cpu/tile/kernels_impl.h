@@ -586,6 +586,43 @@ void drop_out(float* s, int64_t columns, const Dropout& dropout, const DropoutRo
   }
 }
 
+// ---- The backward pass --------------------------------------------------------------------------------------------
+
+// The exponentials are those of score_gradients(), so that the only key of a row has a probability of exactly 1.
+void sum_rows(const float* s, const float* dp, int64_t stride, int64_t rows, int64_t columns, const float* maxima,
+              float* sums, float* weighted) {
+  const Float log2e = Vector::set(kLog2E);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = s + r * stride;
+    const float* dp_row = dp + r * stride;
+    // -inf - -inf must not become NaN.
+    const Float shift = Vector::set(maxima[r] == kMinusInfinity ? 0.0f : maxima[r]);
+    const auto exponential = [&](int64_t c) {
+      return Vector::exp2_nonpositive(Vector::mul(Vector::sub(Vector::load(row + c), shift), log2e));
+    };
+    Float sum = Vector::zero();
+    Float dot = Vector::zero();
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const Float e = exponential(c);
+      sum = Vector::add(sum, e);
+      dot = Vector::fma(e, Vector::load(dp_row + c), dot);
+    }
+    sums[r] = Vector::reduce_add(sum);
+    weighted[r] = Vector::reduce_add(dot);
+    if (weighted[r] - weighted[r] == 0) {
+      continue;
+    }
+    weighted[r] = 0;
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      alignas(64) float e[kLanes];
+      Vector::store(e, exponential(c));
+      for (int64_t i = 0; i < kLanes; ++i) {
+        weighted[r] = e[i] != 0 ? __builtin_fmaf(e[i], dp_row[c + i], weighted[r]) : weighted[r];
+      }
+    }
+  }
+}
+
 void score_gradients(float* s, float* ds, int64_t stride, int64_t rows, int64_t columns, float scale,
                      const RowGradient* states) {
   const Float factor = Vector::set(scale);
@@ -679,6 +716,7 @@ const TileKernels& kernels() {
                                            .row_max = row_max,
                                            .softmax = softmax_to<Exponentials>,
                                            .drop_out = drop_out,
+                                           .sum_rows = sum_rows,
                                            .score_gradients = score_gradients,
                                            .store_row = store_row,
                                            .pairs = kPairs};

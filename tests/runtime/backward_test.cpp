@@ -1,0 +1,51 @@
+#include <gtest/gtest.h>
+
+#include "flashlift/attention.h"
+#include "problem/elements.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+class OnlyKeyOfARow : public ::testing::TestWithParam<const char*> {};
+
+// Its probability is 1, whatever lse was rounded to: d_v is d_out, and the scores have no gradient.
+TEST_P(OnlyKeyOfARow, HasExactGradients) {
+  const Result<Problem> problem = parse_problem(GetParam());
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  testing::Random random(1);
+  testing::OwnedArguments memory = testing::dense_arguments(*problem, random);
+  const auto like = [&](const TensorView& view) {
+    return memory.dense(view.dtype, {view.shape().begin(), view.shape().end()}, random);
+  };
+  BackwardArguments backward;
+  backward.d_out = like(memory.views.out);
+  backward.d_q = like(memory.views.q);
+  backward.d_k = like(memory.views.k);
+  backward.d_v = like(memory.views.v);
+  backward.forward = memory.views;
+  const Result<Attention> attention = Attention::compile(*problem);
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  ASSERT_TRUE(attention->run(memory.views).ok());
+  ASSERT_TRUE(attention->run_backward(backward).ok());
+  const auto at = [](const TensorView& view, int64_t i) {
+    return problem::read_float(view, problem::element_offset(view, i));
+  };
+  for (int64_t i = 0; i < backward.d_v->element_count(); ++i) {
+    ASSERT_EQ(at(*backward.d_v, i), at(backward.d_out, i)) << i;
+  }
+  for (int64_t i = 0; i < backward.d_q->element_count(); ++i) {
+    ASSERT_EQ(at(*backward.d_q, i), 0) << i;
+    ASSERT_EQ(at(*backward.d_k, i), 0) << i;
+  }
+}
+
+// Each query sees the key of its own position alone.
+INSTANTIATE_TEST_SUITE_P(Problems, OnlyKeyOfARow,
+                         ::testing::Values("attn h2 s1 d24 f32 lse", "attn b2 h2 s1 d64 bf16",
+                                           "attn h2 s8 d33 f32 lse window=0,0", "attn b2 h3 s90 d40 f32 window=0,0 lse",
+                                           "attn h2 s90 d24 f32 softcap=20 window=0,0 lse",
+                                           "attn h2 s90 d24 f16 window=0,0"));
+
+}  // namespace
+}  // namespace flashlift
