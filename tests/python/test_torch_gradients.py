@@ -184,6 +184,43 @@ def test_func_grad_vmap_and_checkpoint():
     torch.testing.assert_close(per_sample[0], plain[0])
 
 
+def test_mods_that_a_transform_meets_first():
+    """What a mod captures is in a wrapper of the transform's while it is traced."""
+    q, k, v = small()
+    bias, steps = torch.randn(4, 40), torch.randn(3, 4)
+
+    def loss(q, bias, factor=0.5):
+        def score_mod(score, b, h, i, j):
+            return score * bias[h, j] * factor + bias[h].sum()
+
+        return flex_attention(q, k, v, score_mod, enable_gqa=True).sin().sum()
+
+    inputs = [q.detach().requires_grad_(), bias.detach().requires_grad_()]
+    for factor in (0.5, 0.25, 2.0):  # a number of the program, then an argument
+        functional = torch.func.grad(loss, argnums=(0, 1))(q, bias, factor)
+        torch.testing.assert_close(functional, torch.autograd.grad(loss(*inputs, factor), inputs))
+
+    def slope(step):
+        return flex_attention(q, k, v, lambda score, b, h, i, j: score + step[h] * j, enable_gqa=True)
+
+    batched = torch.func.vmap(slope)(steps)
+    lengths = torch.tensor([3, 9, 22])
+    masked = torch.func.vmap(lambda n: flex_attention(q, k, v, mask_mod=lambda b, h, i, j: j < n, enable_gqa=True))(
+        lengths
+    )
+    for i in range(3):
+        torch.testing.assert_close(batched[i], slope(steps[i]))
+        expected = flex_attention(q, k, v, mask_mod=lambda b, h, i, j, n=int(lengths[i]): j < n, enable_gqa=True)
+        torch.testing.assert_close(masked[i], expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_trace():
+    q, k, v = small()
+    graph = torch.jit.trace(lambda q: flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True), q * 2)
+    torch.testing.assert_close(graph(q), flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True))
+
+
 def test_second_derivatives_are_refused():
     q, k, v = (one.requires_grad_() for one in small())
     out = flex_attention(q, k, v, enable_gqa=True)

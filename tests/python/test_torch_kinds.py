@@ -204,6 +204,33 @@ def test_numbers_of_a_graph_in_masks():
         close(graph(q, k, v, position), attend(q, k, v, position))
 
 
+class Capped(torch.nn.Module):
+    def __init__(self, cap):
+        super().__init__()
+        self.cap, self.window = cap, 7
+
+    def score_mod(self, score, b, h, q, kv):
+        return self.cap * torch.tanh(score / self.cap)
+
+    def forward(self, q, k, v, slope=0.1):
+        mask_mod = lambda b, h, i, j: i - j < self.window  # noqa: E731
+        return flex_attention(
+            q, k, v, lambda s, b, h, i, j: self.score_mod(s, b, h, i, j) + slope * j, mask_mod=mask_mod
+        )
+
+
+def test_floats_of_a_graph():
+    """Under dynamic=True Dynamo makes tensors of them, which the mod's graph reads."""
+    inputs = random(3, 2, 4, 20, 8)
+    model = Capped(5.5)
+    graph = compiled(model, dynamic=True)
+    for slope in (0.25, -0.125, 0.5):
+        out, found = gradients(lambda q, k, v: graph(q, k, v, slope), inputs)  # noqa: B023
+        plain, other = gradients(lambda q, k, v: model(q, k, v, slope), inputs)  # noqa: B023
+        close(out, plain)
+        close(found, other, 1e-4)
+
+
 def test_sizes_that_a_graph_does_not_know():
     mask = create_block_mask(torch_mods.causal, None, None, 64, 64, device="cpu")
 

@@ -112,6 +112,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 def test_without_openmp(monkeypatch):
     """Where torch has other threads, Flashlift's own run the call, and one thread is still the calling one."""
+    torch.set_num_threads(2)
     expected = attend(*tensors())
     monkeypatch.setattr(_threads, "_gomp_parallel", lambda: None)
     assert _threads.options_of_cpu() is None

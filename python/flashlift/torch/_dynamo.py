@@ -63,17 +63,17 @@ def _with(graph: Any, captures: tuple) -> Any:
 def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
     """The trace of a mod that Dynamo made a graph of. Numbers that it captures are symbols of Dynamo's, and arguments of
     the program where that is possible."""
-    tensors = [one for one in captured if isinstance(one, torch.Tensor)]
-    numbers = [one for one in captured if not isinstance(one, torch.Tensor)]
-    stand_ins = [_stand_in(one) if isinstance(one, torch.Tensor) else _number(one) for one in captured]
+    floats = _read_floats(graph, len(captured))
+    is_tensor = [isinstance(one, torch.Tensor) and i not in floats for i, one in enumerate(captured)]
+    tensors, numbers = _divided(captured, is_tensor)
+    stand_ins = [_stand_in(one) if whole else _number(one) for one, whole in zip(captured, is_tensor, strict=True)]
     if numbers:
-        leaves, symbols = (
-            [new for new, one in zip(stand_ins, captured, strict=True) if isinstance(one, torch.Tensor) == wanted]
-            for wanted in (True, False)
-        )
+        leaves, symbols = _divided(stand_ins, is_tensor)
         try:
             found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves, (), symbols)
         except Exception:  # noqa: BLE001 - with the numbers in the program, whatever is wrong is raised again
+            if floats:  # they are not known while a graph is compiled
+                raise
             stand_ins = [
                 new if isinstance(one, torch.Tensor) else int(one) for new, one in zip(stand_ins, captured, strict=True)
             ]
@@ -87,6 +87,22 @@ def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
     return found, Leaves(tensors, numbers)
 
 
+def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
+    return tuple(
+        [one for one, whole in zip(values, is_tensor, strict=True) if whole is wanted] for wanted in (True, False)
+    )
+
+
+def _read_floats(graph: Any, count: int) -> frozenset[int]:
+    """Which of a graph's last `count` arguments it reads as numbers: Dynamo makes tensors of the floats that a mod captures
+    if they may change."""
+    nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    captured = arguments[len(arguments) - count :]
+    reads = {node.args[0] for node in nodes if node.op == "call_method" and node.target == "item"}
+    return frozenset(i for i, node in enumerate(captured) if node in reads)
+
+
 def _hint(size: Any) -> Any:
     hint = size.node.hint if isinstance(size, torch.SymInt) else size
     return int(size) if hint is None else hint
@@ -94,6 +110,8 @@ def _hint(size: Any) -> Any:
 
 def _number(symbol: Any) -> torch.Tensor:
     with _disable_current_modes():
+        if isinstance(symbol, torch.Tensor):  # no program depends on which number it is
+            return torch.ones((), dtype=symbol.dtype)
         return as_tensor(_hint(symbol))
 
 

@@ -118,7 +118,8 @@ def _leaves(walk: "_Walk", varying: frozenset[int]) -> Leaves:
 
 def _trace_with_arguments(mod: Callable, kind: str, walk: "_Walk", varying: frozenset[int]) -> Trace | None:
     """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
-    numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
+    with torch._C._DisableFuncTorch():
+        numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
         copy = _Copy(numbers, walk).of(mod)
         return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))

@@ -409,7 +409,7 @@ class _AttentionBackward(torch.autograd.Function):
 
 def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return False
     if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
         return False

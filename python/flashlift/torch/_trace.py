@@ -10,12 +10,14 @@ with its final overload:
 make_fx would give the same operations as a graph, but not the Python line of each, and at a higher cost.
 """
 
+import contextlib
 import functools
 import linecache
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -113,16 +115,16 @@ class Trace:
     ) -> list[torch.Tensor]:
         """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`."""
         slots: list[Any] = [*leaves, *numbers]
+        in_mode = torch._C._len_torch_dispatch_stack() > 0
         for function, args, kwargs, is_number in self.prelude:
             if is_number:
                 args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
                 result = function(*args, **kwargs)
-                slots.append(result if isinstance(result, torch._subclasses.FakeTensor) else result.item())
+                slots.append(result if in_mode else result.item())
             else:
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
         found = []
-        in_mode = torch._C._len_torch_dispatch_stack() > 0
         for one in sources:
             if type(one) is SizeOf:
                 value = slots[one.number].shape[one.dim]
@@ -147,7 +149,7 @@ class Trace:
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
     still."""
-    with _disable_current_modes():
+    with _disable_current_modes(), torch._C._DisableFuncTorch():
         return torch.tensor(value, dtype=dtype, device=device)
 
 
@@ -186,7 +188,13 @@ class Tracer(TorchDispatchMode):
         Dynamo leaves frames alone under a mode as it is."""
         return False
 
-    def __init__(self, leaves: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor],
+        numbers: Sequence[torch.Tensor] = (),
+        wrapped: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """wrapped: by the identities of tensors, those in whose places they are."""
         super().__init__()
         self.builder = Builder()
         self.captures: list[Capture] = []
@@ -201,6 +209,7 @@ class Tracer(TorchDispatchMode):
         self.depends_on_sizes = False
         self.reads_unknown = False
         self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
+        self._wrapped = wrapped
         self.has_gradient = True  # not while the mod runs under torch.no_grad()
         self._open: set[Any] = set()  # operations that are being taken apart
         self._capture_of: dict[int, Value] = {}
@@ -227,6 +236,9 @@ class Tracer(TorchDispatchMode):
     def is_traced(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._values
 
+    def is_number(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._numbers
+
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
 
@@ -237,11 +249,12 @@ class Tracer(TorchDispatchMode):
             return found
         slot = self._slots.get(id(tensor))
         self.reads_unknown |= self._is_unknown(tensor)
-        if slot is None and tensor.dim() == 0:
+        wrapped = self._wrapped.get(id(tensor))
+        if slot is None and wrapped is None and tensor.dim() == 0:
             node = self.builder.constant(tensor.item(), type_of(tensor.dtype))
             return Value.scalar(tensor.dtype, node)
         self._alive.append(tensor)
-        value = self._capture(tensor, tensor if slot is None else slot)
+        value = self._capture(tensor, slot or (tensor if wrapped is None else wrapped))
         self._capture_of[id(tensor)] = value
         return value
 
@@ -411,17 +424,50 @@ class IndexByTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Unwrapped:
+    """While a mod is traced, torch.func's transforms are left, and what they wrapped has an ordinary tensor of the same
+    shape in its place: operations on it would go to the transform, and give wrappers that nobody has seen."""
+
+    def __init__(self) -> None:
+        self.in_transform = torch._C._are_functorch_transforms_active()
+        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of those in their places
+        self._in_place: dict[int, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.in_transform or not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return tensor
+        found = self._in_place.get(id(tensor))
+        if found is None:
+            with _disable_current_modes():  # a transform would wrap this too, but has been left
+                found = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            self._in_place[id(tensor)] = found
+            self.wrapped[id(found)] = tensor
+        return found
+
+    def without_transforms(self) -> contextlib.AbstractContextManager:
+        if not self.in_transform:
+            return contextlib.nullcontext()
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+        return temporarily_clear_interpreter_stack()
+
+
 class _ModFunctions(IndexByTensors):
     """While a mod is traced: sees where it switches gradients off. Whether they are on does not tell, since
-    torch.autograd.Function has them off in its forward function."""
+    torch.autograd.Function has them off in its forward function. And where a graph reads a number."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, unwrapped: "_Unwrapped") -> None:
         super().__init__()
         self._tracer = tracer
+        self._unwrapped = unwrapped
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self._unwrapped.in_transform:
+            args, kwargs = tree_map_only(torch.Tensor, self._unwrapped.of, (args, kwargs))
         if func is torch._C._set_grad_enabled:
             self._tracer.has_gradient = args[0]
+        if func is torch.Tensor.item and self._tracer.is_number(args[0]):
+            return args[0]  # a tensor still, so that it is seen where it goes
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -455,15 +501,21 @@ def trace(
     Raises TraceError for what a program cannot say.
     """
     # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
-    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
-        tracer = Tracer([*leaves, *extra], numbers)
+    unwrapped = _Unwrapped()
+    with (
+        _disable_current_modes(),
+        unwrapped.without_transforms(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch.enable_grad(),
+    ):
+        tracer = Tracer([unwrapped.of(one) for one in (*leaves, *extra)], numbers, unwrapped.wrapped)
         scalars = []
         for name in INPUTS[kind]:
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(tracer.traced(Value.scalar(dtype, tracer.builder.input(name))))
-        with tracer, _ModFunctions(tracer):
+        with tracer, _ModFunctions(tracer, unwrapped):
             result = mod(*scalars, *extra)
-        node = _result(tracer, result, kind)
+        node = _result(tracer, unwrapped.of(result) if isinstance(result, torch.Tensor) else result, kind)
     return Trace(
         kind,
         node,
