@@ -5,6 +5,7 @@
 //   status = attention->run_backward(backward_arguments);
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,6 +42,10 @@ struct CompileOptions {
 struct RunOptions {
   Executor* executor = nullptr;  // CPU: null means oneTBB
   void* stream = nullptr;        // CUDA: the caller's CUstream
+  // Any thread may make it other than 0 to end the call early, and leaves it so until the call has returned:
+  // kCancelled, with anything in the outputs. Read before a GPU's launch, and on a CPU before each task, which is about
+  // a thousand queries of a head.
+  const std::atomic<int32_t>* cancelled = nullptr;
 };
 
 // One implementation that was asked, and what it said.

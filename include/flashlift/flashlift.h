@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 2
+#define FLASHLIFT_API_VERSION 3
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -41,7 +41,8 @@ typedef enum FlashliftErrorCode {
   FLASHLIFT_INVALID_ARGUMENT = 1, /* the caller's input is wrong: a shape, a dtype, a malformed text */
   FLASHLIFT_UNSUPPORTED = 2,      /* the input is right, but no implementation can do it */
   FLASHLIFT_NOT_FOUND = 3,        /* a file, a device or a library is missing */
-  FLASHLIFT_INTERNAL = 4          /* a defect of Flashlift, or memory ran out */
+  FLASHLIFT_INTERNAL = 4,         /* a defect of Flashlift, or memory ran out */
+  FLASHLIFT_CANCELLED = 5         /* FlashliftRunOptions::cancelled said so */
 } FlashliftErrorCode;
 
 typedef struct FlashliftError FlashliftError;
@@ -136,6 +137,10 @@ typedef struct FlashliftRunOptions {
   size_t struct_size;
   const FlashliftExecutor* executor; /* CPU: NULL is Flashlift's own pool */
   void* stream;                      /* CUDA: the CUstream to run on */
+  /* NULL, or a number that any thread may make other than 0, by an atomic store, to end the call early. It stays so
+   * until the call has returned: CANCELLED, with anything in the outputs. Read before a GPU's launch, and on a CPU
+   * before each task, which is about a thousand queries of a head. */
+  const int32_t* cancelled;
 } FlashliftRunOptions;
 
 /* Runs. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow; nothing is

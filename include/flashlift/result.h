@@ -15,7 +15,8 @@ enum class ErrorKind {
   kInvalidArgument,  // the caller's input is wrong: a shape, a dtype, a malformed text
   kUnsupported,      // the input is right, but this implementation cannot do it
   kNotFound,         // a file, a device, a library is missing
-  kInternal,         // a defect of Flashlift
+  kInternal,         // a defect of Flashlift, or memory ran out
+  kCancelled,        // the caller asked for the call to end
 };
 
 const char* to_string(ErrorKind kind);

@@ -1,4 +1,5 @@
 // flashlift.h: compiling and running.
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -162,8 +163,13 @@ template <typename Run>
 Status run_with(const FlashliftRunOptions* given, Run&& run) {
   FlashliftRunOptions read;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftRunOptions", read));
+  RunOptions options{.stream = read.stream};
+  if (read.cancelled != nullptr) {
+    static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
+    options.cancelled = reinterpret_cast<const std::atomic<int32_t>*>(read.cancelled);
+  }
   if (read.executor == nullptr) {
-    return run(RunOptions{.stream = read.stream});
+    return run(options);
   }
   FlashliftExecutor lent;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(read.executor, "FlashliftExecutor", lent));
@@ -172,7 +178,8 @@ Status run_with(const FlashliftRunOptions* given, Run&& run) {
                             lent.concurrency);
   }
   LentExecutor executor(lent);
-  return run(RunOptions{.executor = &executor, .stream = read.stream});
+  options.executor = &executor;
+  return run(options);
 }
 
 Status read_arguments(const FlashliftArguments* given, DLDevice device, AttentionArguments& arguments) {

@@ -20,6 +20,8 @@ FlashliftErrorCode to_code(ErrorKind kind) {
       return FLASHLIFT_NOT_FOUND;
     case ErrorKind::kInternal:
       return FLASHLIFT_INTERNAL;
+    case ErrorKind::kCancelled:
+      return FLASHLIFT_CANCELLED;
   }
   return FLASHLIFT_INTERNAL;
 }

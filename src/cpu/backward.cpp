@@ -16,7 +16,8 @@ namespace {
 // Below so many multiply-adds, waking other threads costs more than they save.
 constexpr double kInlineWork = 200'000;
 
-// body(task, memory of the worker) for every task, taken in their order by as many workers as there are threads.
+// body(task, memory of the worker) for every task, taken in their order by as many workers as there are threads. Also
+// in a cancelled call: tasks wait for each other.
 template <typename Body>
 void for_each_task(int64_t tasks, const Parallel& parallel, int64_t workers, CallMemory& memory, const Body& body) {
   std::atomic<int64_t> next{0};
@@ -48,11 +49,14 @@ class Run {
         chunks_(divide_up(call.sizes.kv_len, call.kv_chunk)),
         pairs_(call.sizes.batch * call.sizes.kv_heads) {}
 
-  void run() {
+  Status run() {
     find_all_rows();
     const BackwardArguments& wanted = call_.arguments;
     if (call_.multiplies) {
       multiply();
+    }
+    if (parallel_.is_cancelled()) {
+      return cancelled();
     }
     if (wanted.d_q) {
       store_queries();
@@ -64,6 +68,7 @@ class Run {
       for_each_task(heads / shared, parallel_, workers_, memory_,
                     [&](int64_t i, const WorkerMemory&) { store_sink_gradients(call_, i * shared, (i + 1) * shared); });
     }
+    return {};
   }
 
  private:
@@ -72,6 +77,9 @@ class Run {
   void find_all_rows() {
     const RowsLayout layout(call_.kernel, call_.sizes);
     for_each_task(row_tiles(), parallel_, workers_, memory_, [&](int64_t i, const WorkerMemory& memory) {
+      if (parallel_.is_cancelled()) {
+        return;
+      }
       const int64_t q_begin = i % q_tiles_ * call_.kernel.config().q_tile;
       const int64_t head = i / q_tiles_;
       const int64_t b = head / call_.sizes.q_heads;
@@ -101,8 +109,10 @@ class Run {
         captured_.begin_task(own, gradients);
       }
       const Progress progress{done_ + stream, streams};
-      run_chunk(call_, i / streams, by_pairs ? stream : 0, by_pairs ? stream + 1 : pairs_, progress, gradients, layout,
-                memory);
+      if (!parallel_.is_cancelled()) {
+        run_chunk(call_, i / streams, by_pairs ? stream : 0, by_pairs ? stream + 1 : pairs_, progress, gradients,
+                  layout, memory);
+      }
       done_[i].store(Progress::kDone, std::memory_order_release);
       done_[i].notify_all();
       if (captured_.is_private()) {
@@ -248,8 +258,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   call.multiplies = arguments.d_q || arguments.d_k || arguments.d_v || captured.mode() != CaptureGradients::Mode::kNone;
   captured.place(shared + layout.sums);
   auto* done = reinterpret_cast<std::atomic<int64_t>*>(shared + layout.done);
-  Run(call, parallel, layout.memory.workers, captured, *memory, done).run();
-  return {};
+  return Run(call, parallel, layout.memory.workers, captured, *memory, done).run();
 }
 
 int64_t Backward::workspace_bytes(const Forward& forward, int concurrency) {

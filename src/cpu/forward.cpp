@@ -27,8 +27,10 @@ CallSizes sizes_of(const Problem& problem, const AttentionArguments& arguments) 
 // The tasks of one call, taken one after the other by as many workers as there are threads.
 class Work {
  public:
-  Work(const ForwardCall& call, const Partition& partition, const TileLayout& layout, float* partials)
+  Work(const ForwardCall& call, const Parallel& parallel, const Partition& partition, const TileLayout& layout,
+       float* partials)
       : call_(call),
+        parallel_(parallel),
         partition_(partition),
         layout_(layout),
         task_stride_(partition.tile_rows() * partial_stride(layout_.o_stride)),
@@ -40,7 +42,7 @@ class Work {
   }
 
   void work(const WorkerMemory& memory) {
-    for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < partition_.tasks();
+    for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < partition_.tasks() && !parallel_.is_cancelled();
          i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (partials_ != nullptr) {
         run_split(call_, partition_.task(i), layout_, memory, partials_ + i * task_stride_);
@@ -59,6 +61,7 @@ class Work {
 
  private:
   const ForwardCall& call_;
+  const Parallel& parallel_;
   const Partition& partition_;
   const TileLayout& layout_;
   const int64_t task_stride_;
@@ -108,11 +111,14 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
   const ForwardCall call{*this,          arguments, sizes,
                          memory->visits, captures,  dropout_of(problem_, arguments.dropout_seed)};
   float* partials = partition.splits() > 1 ? reinterpret_cast<float*>(memory->shared()) : nullptr;
-  Work work(call, partition, layout, partials);
+  Work work(call, parallel, partition, layout, partials);
   if (workers == 1) {
     work.work(memory->worker(0));
   } else {
     parallel.run(workers, [&work, &memory](int64_t i) { work.work(memory->worker(i)); });
+  }
+  if (parallel.is_cancelled()) {
+    return cancelled();
   }
   if (partials != nullptr) {
     work.combine(memory->worker(0));

@@ -1,6 +1,7 @@
 // The fused forward pass on a CPU.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ namespace flashlift::cpu {
 struct Parallel {
   int concurrency = 1;
   std::function<void(int64_t count, const std::function<void(int64_t)>& body)> run;
+  const std::atomic<int32_t>* cancelled = nullptr;  // see RunOptions
+
+  bool is_cancelled() const { return cancelled != nullptr && cancelled->load(std::memory_order_relaxed) != 0; }
 };
 
 // Tile sizes, and how the work is cut into tasks.
@@ -32,7 +36,7 @@ class Forward {
                                  const ScoreCompiler& compiler = compile_score);
 
   // The arguments have been verified against the problem.
-  // Errors: no memory for the tiles.
+  // Errors: no memory for the tiles; kCancelled.
   Status run(const AttentionArguments& arguments, const Parallel& parallel) const;
 
   // Bytes that a call of the compiled problem's lengths takes on `concurrency` threads.

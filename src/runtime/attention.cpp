@@ -35,7 +35,10 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
 
 // Memory that runs out is an error like any other. Its message is short enough to need no memory itself.
 template <typename Body>
-Status without_exceptions(const Body& body) {
+Status run_unless_cancelled(const RunOptions& options, const Body& body) {
+  if (options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed) != 0) {
+    return cancelled();
+  }
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -70,12 +73,12 @@ Result<Attention> Attention::compile(const Problem& problem, const CompileOption
 
 Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return without_exceptions([&] { return implementation_->run(arguments, options); });
+  return run_unless_cancelled(options, [&] { return implementation_->run(arguments, options); });
 }
 
 Status Attention::run_backward(const BackwardArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
-  return without_exceptions([&] { return implementation_->run_backward(arguments, options); });
+  return run_unless_cancelled(options, [&] { return implementation_->run_backward(arguments, options); });
 }
 
 const Problem& Attention::problem() const { return implementation_->problem(); }

@@ -76,9 +76,10 @@ class CpuAttention : public Attention::Implementation {
  private:
   static cpu::Parallel parallel(const RunOptions& options) {
     Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-    return {executor.concurrency(), [&executor](int64_t count, const std::function<void(int64_t)>& body) {
-              executor.parallel_for(count, body);
-            }};
+    return {
+        executor.concurrency(),
+        [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); },
+        options.cancelled};
   }
 
   Problem given_;

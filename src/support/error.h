@@ -27,4 +27,6 @@ Error internal_error(fmt::format_string<Args...> format, Args&&... args) {
   return {ErrorKind::kInternal, fmt::format(format, std::forward<Args>(args)...)};
 }
 
+inline Error cancelled() { return {ErrorKind::kCancelled, "the caller cancelled the call; its outputs hold anything"}; }
+
 }  // namespace flashlift

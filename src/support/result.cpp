@@ -12,6 +12,8 @@ const char* to_string(ErrorKind kind) {
       return "not found";
     case ErrorKind::kInternal:
       return "internal error";
+    case ErrorKind::kCancelled:
+      return "cancelled";
   }
   return "unknown error";
 }

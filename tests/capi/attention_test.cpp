@@ -249,7 +249,7 @@ TEST_F(CApi, RunsOnALentExecutor) {
                                 .concurrency = 2,
                                 .parallel_for = CountingExecutor::parallel_for};
   const FlashliftRunOptions options = {
-      .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr};
+      .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr, .cancelled = nullptr};
   EXPECT_EQ(take(flashlift_attention_run(attention, &arguments, &options)), "");
   for (const float value : large_out.data) {
     ASSERT_NEAR(value, 3.0f, 1e-5f);
@@ -257,6 +257,13 @@ TEST_F(CApi, RunsOnALentExecutor) {
   EXPECT_GT(counting.bodies, 0);
   executor.parallel_for = nullptr;
   EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
+TEST_F(CApi, EndsACancelledCall) {
+  const int32_t cancelled = 1;
+  const FlashliftRunOptions options = {
+      .struct_size = sizeof(FlashliftRunOptions), .executor = nullptr, .stream = nullptr, .cancelled = &cancelled};
+  EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_CANCELLED), "");
 }
 
 TEST(CApiTwoOutputs, PassesCapturesSinksAndLseAndAllocatesNothingOnceWarm) {

@@ -1,6 +1,9 @@
-// A warmed call allocates nothing, and one for which there is no memory writes nothing.
+// A warmed call allocates nothing, one for which there is no memory writes nothing, and one that is cancelled leaves
+// nothing behind.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -8,6 +11,7 @@
 #include "flashlift/block_mask.h"
 #include "support/allocation_hooks.h"
 #include "support/tensors.h"
+#include "support/threads.h"
 
 namespace flashlift {
 namespace {
@@ -54,8 +58,11 @@ class Call {
   }
 
   bool has_backward() const { return verify_backward(attention_->problem()).ok(); }
-  Status forward(Executor& executor) const { return attention_->run(arguments_.views, {.executor = &executor}); }
-  Status backward(Executor& executor) const { return attention_->run_backward(gradients_, {.executor = &executor}); }
+  Status run(bool backward, const RunOptions& options) const {
+    return backward ? attention_->run_backward(gradients_, options) : attention_->run(arguments_.views, options);
+  }
+  Status forward(Executor& executor) const { return run(false, {.executor = &executor}); }
+  Status backward(Executor& executor) const { return run(true, {.executor = &executor}); }
   const std::vector<TensorView>& outputs(bool backward) const { return backward ? d_outputs_ : outputs_; }
 
  private:
@@ -172,6 +179,89 @@ TEST(AllocationFailure, IsAnErrorThatWritesNothingAndLeaksNothing) {
         }
       }
     }
+  }
+}
+
+// Cancels the call when it comes to its n-th parallel section.
+class Canceller : public InlineExecutor {
+ public:
+  explicit Canceller(int64_t section) : InlineExecutor(4), section_(section) {}
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    if (section_-- == 0) {
+      cancelled.store(1);
+    }
+    InlineExecutor::parallel_for(count, body);
+  }
+
+  std::atomic<int32_t> cancelled{0};
+
+ private:
+  int64_t section_;
+};
+
+std::vector<std::vector<std::byte>> copies_of(const std::vector<TensorView>& views) {
+  std::vector<std::vector<std::byte>> copies;
+  for (const TensorView& view : views) {
+    const auto* from = static_cast<const std::byte*>(view.data);
+    copies.emplace_back(from, from + static_cast<size_t>(view.element_count()) * size_in_bytes(view.dtype));
+  }
+  return copies;
+}
+
+TEST(Cancellation, BeforeTheCallWritesNothing) {
+  const std::atomic<int32_t> cancelled{1};
+  for (const Problem& problem : problems()) {
+    const Call call(problem);
+    for (int backward = 0; backward <= static_cast<int>(call.has_backward()); ++backward) {
+      const std::vector<TensorView>& outputs = call.outputs(backward != 0);
+      fill_with(outputs, 0x5a);
+      const Status status = call.run(backward != 0, {.cancelled = &cancelled});
+      ASSERT_FALSE(status.ok());
+      EXPECT_EQ(status.error().kind, ErrorKind::kCancelled);
+      EXPECT_TRUE(holds_only(outputs, 0x5a));
+    }
+  }
+}
+
+TEST(Cancellation, WithinTheCallIsAnErrorAndTheNextCallIsRight) {
+  for (const Problem& problem : problems()) {
+    const Call call(problem);
+    for (int backward = 0; backward <= static_cast<int>(call.has_backward()); ++backward) {
+      const std::vector<TensorView>& outputs = call.outputs(backward != 0);
+      InlineExecutor executor(4);
+      ASSERT_TRUE(call.forward(executor).ok());
+      ASSERT_TRUE(call.run(backward != 0, {.executor = &executor}).ok());
+      const auto want = copies_of(outputs);
+      const int64_t live = testing::live_allocations();
+      for (int64_t section = 0; section < 6; ++section) {
+        Canceller canceller(section);
+        const Status status = call.run(backward != 0, {.executor = &canceller, .cancelled = &canceller.cancelled});
+        // A call that has few sections ends before, and what comes after the last products is not worth an error.
+        ASSERT_TRUE(status.ok() || (status.error().kind == ErrorKind::kCancelled && canceller.cancelled.load() != 0));
+        ASSERT_TRUE(section > 0 || !status.ok() || canceller.cancelled.load() == 0) << print(problem);
+      }
+      EXPECT_EQ(testing::live_allocations(), live) << print(problem);
+      ASSERT_TRUE(call.run(backward != 0, {.executor = &executor}).ok());
+      EXPECT_EQ(copies_of(outputs), want) << print(problem);
+    }
+  }
+}
+
+TEST(Cancellation, EndsALongCallOfThreadsEarly) {
+  const Result<Problem> problem = parse_problem("attn h8 s8192 d64 f32 causal lse");
+  ASSERT_TRUE(problem.ok());
+  const Call call(*problem);
+  for (const bool backward : {false, true}) {
+    testing::Threads threads(4);
+    std::atomic<int32_t> cancelled{0};
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      cancelled.store(1);
+    });
+    const Status status = call.run(backward, {.executor = &threads, .cancelled = &cancelled});
+    other.join();
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::kCancelled);
   }
 }
 

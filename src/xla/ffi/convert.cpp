@@ -59,6 +59,9 @@ ffi::Error to_ffi(const Error& error) {
       break;
     case ErrorKind::kInternal:
       break;
+    case ErrorKind::kCancelled:
+      code = ffi::ErrorCode::kCancelled;
+      break;
   }
   return {code, "flashlift.attention: " + error.message};
 }

@@ -10,7 +10,7 @@ namespace {
 // Lives as long as the last task that was scheduled, which may start after parallel_for has returned: such a task
 // finds no index left and never looks at `body`.
 struct Loop {
-  Loop(int64_t count_, const std::function<void(int64_t)>& body_) : count(count_), body(&body_) {}
+  Loop(int64_t indices, const std::function<void(int64_t)>& function) : count(indices), body(&function) {}
 
   void take_part() {
     int64_t ran = 0;
