@@ -122,16 +122,21 @@ double independent_rows(const AttentionArguments& arguments) {
 }
 
 // lse and row maxima.
-void check_rows(const char* name, const TensorView& view, const std::vector<double>& want, CheckReport& report) {
-  for (size_t i = 0; i < want.size() && report.ok; ++i) {
-    const double got = read_float(view, element_offset(view, static_cast<int64_t>(i)));
-    const double expected = want[i];
+void check_rows(const Subject& subject, CheckReport& report) {
+  for (size_t i = 0; i < subject.want.size() && report.ok; ++i) {
+    const double got = read_float(subject.got, element_offset(subject.got, static_cast<int64_t>(i)));
+    const double expected = subject.want[i];
     const bool same = (std::isnan(got) && std::isnan(expected)) || got == expected;
     // A score, or one plus a logarithm of its order: relative to it, with the error of a dot product allowed.
-    if (!same && !(std::abs(got - expected) <= 1e-4 * std::max(1.0, std::abs(expected)))) {
-      report.ok = false;
-      report.reason = fmt::format("{} of row {}: expected {}, got {}", name, i, expected, got);
+    if (same || std::abs(got - expected) <= 1e-4 * std::max(1.0, std::abs(expected))) {
+      continue;
     }
+    // A program that rounds scores (logits=bf16) makes a step of the smallest error now and then, in eager maths too.
+    if (const CheckReport rows = judge(subject); !rows.ok) {
+      report.ok = false;
+      report.reason = fmt::format("{} of row {}: expected {}, got {}; {}", subject.name, i, expected, got, rows.reason);
+    }
+    return;
   }
 }
 
@@ -185,19 +190,32 @@ class GradientCheck {
 
 Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments) {
   FLASHLIFT_ASSIGN_OR_RETURN(const OracleResult want, run_oracle(problem, arguments));
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<float> eager, run_eager(problem, arguments));
+  FLASHLIFT_ASSIGN_OR_RETURN(const EagerResult eager, run_eager(problem, arguments));
+  // A row's outputs share the errors of its scores.
+  const double samples = independent_rows(arguments);
   CheckReport report = judge({.name = "out",
                               .got = arguments.out,
                               .want = want.out,
-                              .eager = eager,
+                              .eager = eager.out,
                               .magnitudes = {},
-                              // A row's outputs share the errors of its scores.
-                              .samples = independent_rows(arguments)});
+                              .samples = samples});
   if (report.ok && arguments.lse) {
-    check_rows("lse", *arguments.lse, want.lse, report);
+    check_rows({.name = "lse",
+                .got = *arguments.lse,
+                .want = want.lse,
+                .eager = eager.lse,
+                .magnitudes = {},
+                .samples = samples},
+               report);
   }
   if (report.ok && arguments.row_max) {
-    check_rows("row_max", *arguments.row_max, want.row_max, report);
+    check_rows({.name = "row_max",
+                .got = *arguments.row_max,
+                .want = want.row_max,
+                .eager = eager.row_max,
+                .magnitudes = {},
+                .samples = samples},
+               report);
   }
   return report;
 }

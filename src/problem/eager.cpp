@@ -14,17 +14,19 @@ class Eager {
   Eager(const Problem& problem, const AttentionArguments& arguments)
       : p_(problem), a_(arguments), rows_(problem, arguments) {}
 
-  std::vector<float> run() {
+  EagerResult run() {
     for (int64_t b = 0; b < a_.q.sizes[0]; ++b) {
       for (int64_t h = 0; h < p_.q_heads; ++h) {
         for (int64_t i = 0; i < a_.q.sizes[2]; ++i) {
           rows_.compute(b, h, i);
+          result_.lse.push_back(rows_.lse());
+          result_.row_max.push_back(rows_.row_max());
           round_and_drop_out(b, h, i);
           multiply_values(b, h);
         }
       }
     }
-    return std::move(out_);
+    return std::move(result_);
   }
 
  private:
@@ -51,7 +53,7 @@ class Eager {
           sum += probabilities_[j] * static_cast<float>(read_float(a_.v, offset + d * a_.v.strides[3]));
         }
       }
-      out_.push_back(round_to(p_.out_dtype, sum));
+      result_.out.push_back(round_to(p_.out_dtype, sum));
     }
   }
 
@@ -59,12 +61,12 @@ class Eager {
   const AttentionArguments& a_;
   EagerRows rows_;
   std::vector<float> probabilities_;
-  std::vector<float> out_;
+  EagerResult result_;
 };
 
 }  // namespace
 
-Result<std::vector<float>> run_eager(const Problem& problem, const AttentionArguments& arguments) {
+Result<EagerResult> run_eager(const Problem& problem, const AttentionArguments& arguments) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
   return Eager(problem, arguments).run();

@@ -57,6 +57,7 @@ void EagerRows::softmax(int64_t h) {
   for (const float s : scores_) {
     maximum = std::max(maximum, s);
   }
+  row_max_ = maximum;
   for (int64_t r = 0; r < problem_.sinks; ++r) {
     maximum = std::max(maximum, sink(h, r));
   }
@@ -66,6 +67,7 @@ void EagerRows::softmax(int64_t h) {
     const bool nan = problem_.empty_rows == EmptyRows::kNan;
     const float mean = problem_.normalize ? 1.0f / static_cast<float>(kv_len()) : 1.0f;
     std::fill(probabilities_.begin(), probabilities_.end(), nan ? std::nanf("") : uniform ? mean : 0.0f);
+    lse_ = nan ? std::nanf("") : -kInfinity;
     return;
   }
   float sum = 0;
@@ -77,6 +79,7 @@ void EagerRows::softmax(int64_t h) {
     probabilities_[j] = std::exp(scores_[j] - maximum);
     sum += probabilities_[j];
   }
+  lse_ = maximum + std::log(sum);
   if (!problem_.normalize) {
     return;
   }

@@ -23,6 +23,9 @@ class EagerRows : public BoundProblem<float> {
   const std::vector<float>& scores() const { return scores_; }
   // The softmax, in f32. Without normalisation, the exponentials.
   const std::vector<float>& probabilities() const { return probabilities_; }
+  // As the oracle has them.
+  float lse() const { return lse_; }
+  float row_max() const { return row_max_; }
   float sink_probability(int64_t r) const { return sink_probabilities_[static_cast<size_t>(r)]; }
 
  private:
@@ -30,6 +33,8 @@ class EagerRows : public BoundProblem<float> {
   void softmax(int64_t h);
 
   bool empty_ = false;
+  float lse_ = 0;
+  float row_max_ = 0;
   std::vector<float> products_;
   std::vector<float> scores_;
   std::vector<float> probabilities_;

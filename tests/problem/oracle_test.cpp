@@ -72,7 +72,7 @@ TEST(Oracle, EmptyRowsAreAPropertyOfTheProblem) {
 
 TEST(Check, AcceptsEagerMathsAndRejectsAWrongValue) {
   Row row("lse");
-  row.out[0] = (*run_eager(row.problem, row.arguments))[0];
+  row.out[0] = run_eager(row.problem, row.arguments)->out[0];
   row.lse[0] = static_cast<float>(std::log(8.0));
   EXPECT_TRUE(check_output(row.problem, row.arguments)->ok);
   row.out[0] *= 1.00001f;
