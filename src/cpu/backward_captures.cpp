@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "problem/elements.h"
 #include "support/half.h"
 
 namespace flashlift::cpu {
@@ -158,14 +159,11 @@ void CaptureGradients::store(size_t capture) const {
   const int64_t inner = last < 0 ? 1 : view.sizes[last];
   const int64_t inner_stride = last < 0 ? 0 : view.strides[last];
   const int64_t rows = inner == 0 ? 0 : view.element_count() / inner;
+  TensorView outer = view;
+  outer.rank = std::max(last, 0);
   int64_t at = offsets_[capture];
   for (int64_t row = 0; row < rows; ++row) {
-    int64_t rest = row;
-    int64_t offset = 0;
-    for (int d = last - 1; d >= 0; --d) {
-      offset += rest % view.sizes[d] * view.strides[d];
-      rest /= view.sizes[d];
-    }
+    int64_t offset = problem::element_offset(outer, row);
     for (int64_t i = 0; i < inner; ++i, ++at, offset += inner_stride) {
       write(view, offset, is_private() ? sums_[at] : static_cast<double>(shared_[at]));
     }

@@ -6,6 +6,7 @@
 #include "cpu/backward_call.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
+#include "cpu/trim.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -15,9 +16,6 @@ namespace {
 // Gaps between the rows of the scores: without them, rows read down a column would share a few cache sets.
 constexpr int64_t kRowGap = 16;
 
-// Rows of a partial tile that are looked at together to find those which some of its keys need: a multiple of every
-// micro-kernel's rows.
-constexpr int64_t kTrimRows = 12;
 // Products of a tile with a block of keys, beside each of which a share of the next tile is prefetched.
 constexpr int64_t kProducts = 5;
 
@@ -442,26 +440,18 @@ int ChunkRunner::find_parts(const QueryTile& tile, const Part& whole, Part (&par
 // Leaves off the first and last rows that none of the part's keys is kept for; false if that is all of them.
 bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
   std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
-  const auto skipped = [&](int64_t row) {
+  const RowRange rows = trim_rows({0, tile.rows}, [&](int64_t begin, int64_t end) {
     const plan::TileBox box{.b = tile.b,
                             .h_begin = tile.h,
                             .h_end = tile.h + 1,
-                            .q_begin = tile.q_begin + row,
-                            .q_end = tile.q_begin + std::min(row + kTrimRows, tile.rows),
+                            .q_begin = tile.q_begin + begin,
+                            .q_end = tile.q_begin + end,
                             .kv_begin = kv_begin_ + part.key,
                             .kv_end = kv_begin_ + part.key + part.columns};
     return call_.visits.classify(box, scratch) == plan::TileKind::kSkipped;
-  };
-  int64_t begin = 0;
-  int64_t end = tile.rows;
-  while (begin < end && skipped(begin)) {
-    begin += kTrimRows;
-  }
-  while (begin < end && skipped((end - 1) / kTrimRows * kTrimRows)) {
-    end = (end - 1) / kTrimRows * kTrimRows;
-  }
-  part.row = begin;
-  part.rows = end - begin;
+  });
+  part.row = rows.begin;
+  part.rows = rows.end - rows.begin;
   return part.rows > 0;
 }
 

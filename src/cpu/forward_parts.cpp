@@ -2,14 +2,13 @@
 
 #include <algorithm>
 
+#include "cpu/trim.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
 namespace {
 
-// Rows of a partial tile that are looked at together to find those which some of its keys need: a multiple of every
-// micro-kernel's rows. No more tiles are looked at once so many in a row could not be made smaller.
-constexpr int64_t kTrimRows = 12;
+// No more tiles are looked at once so many in a row could not be made smaller.
 constexpr int kTrimTries = 8;
 
 }  // namespace
@@ -83,16 +82,11 @@ bool PartFinder::trim(int64_t kv_begin, Part& part) {
       part.columns = half;
     }
   }
-  const auto skips_rows = [&](int64_t row) {
-    return skipped(row, std::min(row + kTrimRows, whole.row_end), part.column, part.columns);
-  };
-  while (part.row_begin < part.row_end && skips_rows(part.row_begin)) {
-    part.row_begin += kTrimRows;
-  }
-  const auto last = [&] { return whole.row_begin + (part.row_end - 1 - whole.row_begin) / kTrimRows * kTrimRows; };
-  while (part.row_begin < part.row_end && skips_rows(last())) {
-    part.row_end = last();
-  }
+  const RowRange rows = trim_rows({part.row_begin, part.row_end}, [&](int64_t begin, int64_t end) {
+    return skipped(begin, end, part.column, part.columns);
+  });
+  part.row_begin = rows.begin;
+  part.row_end = rows.end;
   untrimmed_ = part.columns == whole.columns && part.rows() == whole.rows() ? untrimmed_ + 1 : 0;
   return part.row_begin < part.row_end;
 }

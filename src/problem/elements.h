@@ -1,4 +1,4 @@
-// Reading and writing float elements of strided tensors, for the oracle and the eager maths.
+// Single elements of strided tensors, where speed does not count: for the oracle, the eager maths and checks.
 #pragma once
 
 #include <span>

@@ -7,6 +7,41 @@
 namespace flashlift {
 namespace {
 
+TEST(Backward, RefusesWhatItHasNotWithAReasonAndWritesNothing) {
+  struct Refusal {
+    const char* problem;
+    ErrorKind kind;
+    const char* reason;
+  };
+  for (const Refusal& refusal : {
+           Refusal{"attn h2 s8 d16 f32 lse unnormalized", ErrorKind::kUnsupported, "ask for a normalised one"},
+           Refusal{"attn h2 s8 d16 f32 lse page_size=4", ErrorKind::kUnsupported, "gather them into tensors first"},
+           Refusal{"attn h2 s8 d16 f32", ErrorKind::kInvalidArgument,
+                   "gives d_lse, but the problem does not ask for lse"},
+           Refusal{"attn h2 s8 d16 f32 lse", ErrorKind::kInvalidArgument,
+                   "gives d_sinks, but the problem has no sinks"},
+       }) {
+    const Result<Problem> problem = parse_problem(refusal.problem);
+    ASSERT_TRUE(problem.ok()) << problem.error().message;
+    testing::Random random(1);
+    testing::OwnedArguments memory = testing::dense_arguments(*problem, random);
+    BackwardArguments backward;
+    backward.forward = memory.views;
+    backward.d_out = memory.dense(problem->out_dtype, {1, 2, 8, 16}, random);
+    backward.d_q = memory.dense(problem->dtype, {1, 2, 8, 16}, random);
+    backward.d_lse = memory.dense(DType::kF32, {1, 2, 8}, random);
+    backward.d_sinks = memory.dense(DType::kF32, {2, 1}, random);
+    const float before = *static_cast<float*>(backward.d_q->data);
+    const Result<Attention> attention = Attention::compile(*problem);
+    ASSERT_TRUE(attention.ok()) << attention.error().message;
+    const Status status = attention->run_backward(backward);
+    ASSERT_FALSE(status.ok()) << refusal.problem;
+    EXPECT_EQ(status.error().kind, refusal.kind) << status.error().message;
+    EXPECT_NE(status.error().message.find(refusal.reason), std::string::npos) << status.error().message;
+    EXPECT_EQ(*static_cast<float*>(backward.d_q->data), before);
+  }
+}
+
 class OnlyKeyOfARow : public ::testing::TestWithParam<const char*> {};
 
 // Its probability is 1, whatever lse was rounded to: d_v is d_out, and the scores have no gradient.

@@ -1,5 +1,5 @@
-// The kernels of pairs.h over AVX-512 registers, for the instruction sets that define FLASHLIFT_PAIR_PRODUCT. Included
-// by kernels_impl.h, whose products and softmax it shares.
+// The kernels of pairs.h over AVX-512 registers, for the instruction sets that define FLASHLIFT_PAIR_PRODUCT. A part
+// of kernels_impl.h, whose products and softmax it shares.
 //
 // FLASHLIFT_PAIR_PRODUCT is a header with
 //   Float dot(Float sum, __m512i a, __m512i b)   lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1] over bf16
@@ -11,6 +11,9 @@
 #include <immintrin.h>
 
 #include "cpu/tile/pairs.h"
+#include "cpu/tile/product_impl.h"
+#include "cpu/tile/rows_impl.h"
+#include "cpu/tile/softmax_impl.h"
 
 #include FLASHLIFT_PAIR_PRODUCT
 

@@ -1,0 +1,148 @@
+// Few rows against keys and values as they lie. A part of kernels_impl.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/rows_impl.h"
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
+
+// Brings near the cache line that holds this element, if the element is the line's first of `next`'s rows.
+template <DType kType>
+void prefetch_line(const MatrixView& next, int64_t row, int64_t column) {
+  if (next.data != nullptr && column * kElementSize<kType> % 64 == 0) {
+    _mm_prefetch(element<kType>(next, row, column), _MM_HINT_T1);
+  }
+}
+
+// s[r][key + i] = <q[r], keys[key + i]> for kKeys keys.
+template <DType kType, int kRows, int kKeys>
+void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* q, int64_t q_stride, float* s,
+               int64_t s_stride, const MatrixView& next) {
+  Float acc[kRows][kKeys];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {
+      acc[r][i] = Vector::zero();
+    }
+  }
+  for (int64_t c = 0; c < depth; c += kLanes) {
+    const int64_t n = depth - c;
+    Float column[kKeys];
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) {
+      column[i] = load_elements<kType>(element<kType>(keys, key + i, c), n);
+      prefetch_line<kType>(next, key + i, c);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Float x = load_elements<DType::kF32>(q + r * q_stride + c, n);
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) {
+        acc[r][i] = Vector::fma(x, column[i], acc[r][i]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    if constexpr (kKeys == 4) {
+      _mm_storeu_ps(s + r * s_stride + key, Vector::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+    } else {
+      s[r * s_stride + key] = Vector::reduce_add(acc[r][0]);
+    }
+  }
+}
+
+template <DType kType, int kRows>
+void dot_rows_typed(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride,
+                    int64_t rows, float* s, int64_t s_stride, MatrixView next) {
+  if constexpr (kRows > 0) {
+    for (; rows >= kRows; rows -= kRows, q += kRows * q_stride, s += kRows * s_stride) {
+      int64_t key = 0;
+      for (; key + 4 <= count; key += 4) {
+        dot_group<kType, kRows, 4>(keys, key, depth, q, q_stride, s, s_stride, next);
+      }
+      for (; key < count; ++key) {
+        dot_group<kType, kRows, 1>(keys, key, depth, q, q_stride, s, s_stride, next);
+      }
+      next.data = nullptr;
+    }
+    dot_rows_typed<kType, kRows - 1>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
+  }
+}
+
+void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
+              float* s, int64_t s_stride, const MatrixView& next) {
+  for_dtype(keys.dtype, [&]<DType kType>() {
+    dot_rows_typed<kType, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
+  });
+}
+
+// Columns [column, column + n) of o, at most kVectors vectors.
+template <DType kType, int kRows, int kVectors>
+void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t n, const float* p, int64_t p_stride,
+               float* o, int64_t o_stride, const MatrixView& next) {
+  Float acc[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = Vector::load(o + r * o_stride + column + v * kLanes);
+    }
+  }
+  for (int64_t key = 0; key < count; ++key) {
+    Float row[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      row[v] = load_elements<kType>(element<kType>(values, key, column + v * kLanes), n - v * kLanes);
+      prefetch_line<kType>(next, key, column + v * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Float x = Vector::set(p[r * p_stride + key]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = Vector::fma(x, row[v], acc[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector::store(o + r * o_stride + column + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+template <DType kType, int kRows>
+void add_rows_typed(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
+                    int64_t rows, float* o, int64_t o_stride, MatrixView next) {
+  if constexpr (kRows > 0) {
+    for (; rows >= kRows; rows -= kRows, p += kRows * p_stride, o += kRows * o_stride) {
+      int64_t c = 0;
+      for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
+        add_group<kType, kRows, 4>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
+      }
+      for (; c < columns; c += kLanes) {
+        add_group<kType, kRows, 1>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
+      }
+      next.data = nullptr;
+    }
+    add_rows_typed<kType, kRows - 1>(values, count, columns, p, p_stride, rows, o, o_stride, next);
+  }
+}
+
+void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
+              float* o, int64_t o_stride, const MatrixView& next) {
+  for_dtype(values.dtype, [&]<DType kType>() {
+    add_rows_typed<kType, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride, next);
+  });
+}
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

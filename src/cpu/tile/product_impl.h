@@ -1,0 +1,135 @@
+// The matrix product. A part of kernels_impl.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/rows_impl.h"
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+// How f32 operands are multiplied. A product of another kind has the same members (pairs_impl.h).
+struct F32Product {
+  using Element = float;
+  using Operand = Float;
+  static constexpr int kDepth = 1;  // elements of a row of A, and rows of B, in one step
+  static Operand load(const float* b) { return Vector::load(b); }
+  static Operand broadcast(const float* a) { return Vector::set(*a); }
+  static Float add(Float sum, Operand a, Operand b) { return Vector::fma(a, b, sum); }
+  // Takes as many rows as it likes before the vectors do.
+  static int64_t multiply_tiles(int64_t, int, int64_t, const float*, int64_t, const float*, float*, int64_t, bool) {
+    return 0;
+  }
+};
+
+// kTransposed: A is stored as its transpose, depth x rows.
+template <typename Product, int kRows, int kVectors, bool kTransposed>
+void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+  Float acc[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
+    }
+  }
+  for (int64_t k = 0; k < depth; k += Product::kDepth) {
+    typename Product::Operand column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = Product::load(b + v * kLanes * Product::kDepth);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const typename Product::Operand x = Product::broadcast(a + (kTransposed ? r : r * a_stride));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = Product::add(acc[r][v], x, column[v]);
+      }
+    }
+    a += kTransposed ? a_stride : Product::kDepth;
+    b += kVectors * kLanes * Product::kDepth;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector::store(c + r * c_stride + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+template <typename Product, int kRows, int kVectors, bool kTransposed>
+void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                   const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
+}
+
+template <typename Product, int kVectors, bool kTransposed>
+void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+  // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
+  constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
+  const int64_t row_step = kTransposed ? 1 : a_stride;
+  int64_t r = kTransposed ? 0 : Product::multiply_tiles(rows, kVectors, depth, a, a_stride, b, c, c_stride, accumulate);
+  for (; r + kRows <= rows; r += kRows) {
+    multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, c + r * c_stride,
+                                                          c_stride, accumulate);
+  }
+  multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b,
+                                                           c + r * c_stride, c_stride, accumulate);
+}
+
+template <typename Product, bool kTransposed>
+void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                  const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+  if (vectors == 1) {
+    multiply_panel<Product, 1, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if (vectors == 2) {
+    multiply_panel<Product, 2, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+  } else if constexpr (Vector::kPanelVectors > 2) {
+    if (vectors == 3) {
+      multiply_panel<Product, 3, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    } else {
+      multiply_panel<Product, 4, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    }
+  }
+}
+
+// Takes and leaves numbers below 2^-126 as zeros while it lives. A processor takes some hundred cycles for a
+// multiply-add that gives such a number, and sums of small probabilities can be full of them: with ALiBi the backward
+// pass took four times as long.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZero = 0x8000;
+  static constexpr unsigned kDenormalsAreZero = 0x40;
+  unsigned before_;
+};
+
+void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+              int64_t c_stride, bool accumulate) {
+  const FlushDenormals flush;
+  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
+}
+
+void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
+                         float* c, int64_t c_stride) {
+  const FlushDenormals flush;
+  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
+}
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

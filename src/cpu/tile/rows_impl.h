@@ -1,0 +1,184 @@
+// Rows of the caller's memory as floats and back, and packing. A part of kernels_impl.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/kernels.h"
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+using Float = Vector::Float;
+constexpr int kLanes = Vector::kLanes;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// The first n of kLanes consecutive elements, the rest 0.
+template <DType kType>
+Float load_elements(const void* p, int64_t n) {
+  if constexpr (kType == DType::kF32) {
+    const float* f = static_cast<const float*>(p);
+    return n >= kLanes ? Vector::load(f) : Vector::load_first(f, n);
+  } else {
+    return n >= kLanes ? Vector::load_half(p, kType) : Vector::load_half_first(p, n, kType);
+  }
+}
+
+template <DType kType>
+constexpr int64_t kElementSize = kType == DType::kF32 ? 4 : 2;
+
+template <DType kType>
+const char* element(const MatrixView& m, int64_t row, int64_t column) {
+  return static_cast<const char*>(m.data) + (row * m.row_stride + column * m.column_stride) * kElementSize<kType>;
+}
+
+// kLanes or fewer elements `stride` apart, the rest 0.
+template <DType kType>
+Float load_strided(const char* p, int64_t stride, int64_t n) {
+  alignas(64) float lanes[kLanes] = {};
+  if constexpr (kType == DType::kF32) {
+    for (int64_t i = 0; i < n; ++i) {
+      lanes[i] = *reinterpret_cast<const float*>(p + i * stride * 4);
+    }
+    return Vector::load(lanes);
+  } else {
+    alignas(64) uint16_t halves[kLanes] = {};
+    for (int64_t i = 0; i < n; ++i) {
+      halves[i] = *reinterpret_cast<const uint16_t*>(p + i * stride * 2);
+    }
+    return Vector::load_half(halves, kType);
+  }
+}
+
+template <DType kType>
+void convert_rows_typed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                        int64_t dst_stride) {
+  const Float factor = Vector::set(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* out = dst + r * dst_stride;
+    for (int64_t c = 0; c < dst_stride; c += kLanes) {
+      const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+      Float x = Vector::zero();
+      if (n > 0) {
+        x = src.column_stride == 1 ? load_elements<kType>(element<kType>(src, r, c), n)
+                                   : load_strided<kType>(element<kType>(src, r, c), src.column_stride, n);
+      }
+      x = Vector::mul(x, factor);
+      if (dst_stride - c >= kLanes) {
+        Vector::store(out + c, x);
+      } else {
+        Vector::store_first(out + c, x, dst_stride - c);
+      }
+    }
+  }
+}
+
+template <DType kType>
+void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
+  if (src.column_stride != 1) {
+    // Read down the columns: contiguous when the caller holds the transpose, element by element otherwise.
+    const MatrixView t{src.data, src.dtype, src.column_stride, src.row_stride};
+    convert_rows_typed<kType>(t, columns, rows, 1.0f, dst, dst_stride);
+    return;
+  }
+  for (int64_t r = 0; r < dst_stride; r += kLanes) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+      Float block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = r + i < rows ? load_elements<kType>(element<kType>(src, r + i, c), n) : Vector::zero();
+      }
+      Vector::transpose(block);
+      for (int i = 0; i < kLanes; ++i) {
+        if (i < n) {
+          Vector::store(dst + (c + i) * dst_stride + r, block[i]);
+        }
+      }
+    }
+  }
+}
+
+// body.operator()<kType>() for the element type of a matrix: f32, bf16 or f16.
+template <typename Body>
+void for_dtype(DType dtype, const Body& body) {
+  if (dtype == DType::kF32) {
+    body.template operator()<DType::kF32>();
+  } else if (dtype == DType::kBF16) {
+    body.template operator()<DType::kBF16>();
+  } else {
+    body.template operator()<DType::kF16>();
+  }
+}
+
+void convert_rows(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst, int64_t dst_stride) {
+  for_dtype(src.dtype, [&]<DType kType>() { convert_rows_typed<kType>(src, rows, columns, scale, dst, dst_stride); });
+}
+
+void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
+  for_dtype(src.dtype, [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, dst, dst_stride); });
+}
+
+void prefetch(const MatrixView& src, int64_t rows, int64_t columns) {
+  const int64_t size = src.dtype == DType::kF32 ? 4 : 2;
+  const bool by_row = src.column_stride == 1;
+  if (!by_row && src.row_stride != 1) {
+    return;
+  }
+  const int64_t lines = by_row ? rows : columns;
+  const int64_t bytes = (by_row ? columns : rows) * size;
+  const int64_t stride = (by_row ? src.row_stride : src.column_stride) * size;
+  for (int64_t i = 0; i < lines; ++i) {
+    const char* line = static_cast<const char*>(src.data) + i * stride;
+    for (int64_t at = 0; at < bytes; at += 64) {
+      _mm_prefetch(line + at, _MM_HINT_T1);
+    }
+  }
+}
+
+bool all_finite(const float* x, int64_t count) {
+  // 0 times an infinity or NaN is NaN, and stays.
+  Float sum0 = Vector::zero();
+  Float sum1 = Vector::zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    sum0 = Vector::fma(Vector::load(x + i), Vector::zero(), sum0);
+    sum1 = Vector::fma(Vector::load(x + i + kLanes), Vector::zero(), sum1);
+  }
+  if (i < count) {
+    sum0 = Vector::fma(Vector::load(x + i), Vector::zero(), sum0);
+  }
+  return Vector::reduce_add(Vector::add(sum0, sum1)) == 0;
+}
+
+void store_row(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride) {
+  const Float scale = Vector::set(factor);
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+    const Float x = Vector::mul(Vector::load(src + c), scale);
+    if (dtype == DType::kF32) {
+      float* out = static_cast<float*>(dst) + c * dst_stride;
+      if (dst_stride == 1) {
+        Vector::store_first(out, x, n);
+        continue;
+      }
+      alignas(64) float lanes[kLanes];
+      Vector::store(lanes, x);
+      for (int64_t i = 0; i < n; ++i) {
+        out[i * dst_stride] = lanes[i];
+      }
+    } else {
+      uint16_t* out = static_cast<uint16_t*>(dst) + c * dst_stride;
+      if (dst_stride == 1) {
+        Vector::store_half_first(out, x, n, dtype);
+        continue;
+      }
+      alignas(64) uint16_t lanes[kLanes];
+      Vector::store_half_first(lanes, x, kLanes, dtype);
+      for (int64_t i = 0; i < n; ++i) {
+        out[i * dst_stride] = lanes[i];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE

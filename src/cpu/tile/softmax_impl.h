@@ -1,0 +1,136 @@
+// The softmax, one block of keys after the other. A part of kernels_impl.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/tile/rows_impl.h"
+
+namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
+namespace {
+
+template <bool kScaled>
+void row_max_typed(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima) {
+  const Float factor = Vector::set(scale);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s + r * s_stride;
+    Float m = Vector::set(kMinusInfinity);
+    int64_t c = 0;
+    for (; c + kLanes <= columns; c += kLanes) {
+      Float x = Vector::load(row + c);
+      if constexpr (kScaled) {
+        x = Vector::mul(x, factor);
+        Vector::store(row + c, x);
+      }
+      m = Vector::max(x, m);
+    }
+    if (c < columns) {
+      const Float scaled = Vector::mul(Vector::load(row + c), factor);
+      const Float x = Vector::keep_first(scaled, columns - c, Vector::set(kMinusInfinity));
+      Vector::store(row + c, x);
+      m = Vector::max(x, m);
+    }
+    maxima[r] = Vector::reduce_max(m);
+  }
+}
+
+void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float scale, float* maxima) {
+  if (scale == 1.0f) {
+    row_max_typed<false>(s, s_stride, rows, columns, scale, maxima);
+  } else {
+    row_max_typed<true>(s, s_stride, rows, columns, scale, maxima);
+  }
+}
+
+float exp2_scalar(float x) { return Vector::reduce_max(Vector::exp2_nonpositive(Vector::set(x))); }
+
+// The exponentials in place of the scores.
+struct Exponentials {
+  static void store(float* row, int64_t c, Float p) { Vector::store(row + c, p); }
+  static void finish(float*, int64_t) {}
+};
+
+// Replaces a row's scores by exponentials, which Output stores, and returns their sum. kLarge: see is_large_score().
+template <typename Output, bool kLarge>
+float exponentials(float* row, int64_t columns, float offset) {
+  const Float log2e = Vector::set(kLog2E);
+  const Float shift = Vector::set(offset);
+  const auto exponential = [&](Float x) {
+    return Vector::exp2_nonpositive(kLarge ? Vector::mul(Vector::sub(x, shift), log2e) : Vector::fms(x, log2e, shift));
+  };
+  Float sum0 = Vector::zero();
+  Float sum1 = Vector::zero();
+  int64_t c = 0;
+  for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
+    const Float p0 = exponential(Vector::load(row + c));
+    const Float p1 = exponential(Vector::load(row + c + kLanes));
+    Output::store(row, c, p0);
+    Output::store(row, c + kLanes, p1);
+    sum0 = Vector::add(sum0, p0);
+    sum1 = Vector::add(sum1, p1);
+  }
+  if (c < columns) {
+    const Float p = exponential(Vector::load(row + c));
+    Output::store(row, c, p);
+    sum0 = Vector::add(sum0, p);
+  }
+  Output::finish(row, columns);
+  return Vector::reduce_add(Vector::add(sum0, sum1));
+}
+
+// A row whose maximum is +inf: inf - inf would make every sum NaN, but lse must tell +inf from NaN.
+float sum_of_infinite_row(float* row, int64_t columns) {
+  float sum = 0;
+  for (int64_t c = 0; c < columns; ++c) {
+    sum = row[c] != row[c] ? row[c] : sum;
+    row[c] = 0;
+  }
+  return sum;
+}
+
+// log2 of what the sums so far are to be multiplied by when the maximum grows: the difference of the two rows'
+// references, each of which is rounded or not, see RowState.
+float shrink_exponent(float before, bool before_large, float m, bool large) {
+  if (before_large) {
+    return large ? (before - m) * kLog2E : __builtin_fmaf(before, kLog2E, -(m * kLog2E));
+  }
+  const float shift = before * kLog2E;
+  return large ? -__builtin_fmaf(m, kLog2E, -shift) : shift - m * kLog2E;
+}
+
+template <typename Output>
+void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
+                float* o, int64_t o_stride, int64_t o_columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s + r * s_stride;
+    const float before = state[r].max;
+    const float m = maxima[r] > before ? maxima[r] : before;
+    float sum;
+    float shrink = 1;
+    const bool large = !(m > -kLargeScore && m < kLargeScore);
+    if (!large) {
+      sum = exponentials<Output, false>(row, columns, m * kLog2E);
+    } else if (m == -kMinusInfinity) {
+      sum = sum_of_infinite_row(row, columns);
+      Output::finish(row, columns);  // all-zero bits are zeros of every dtype
+    } else {
+      // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
+      sum = exponentials<Output, true>(row, columns, m == kMinusInfinity ? 0.0f : m);
+    }
+    if (m != before) {
+      const bool before_large = !(before > -kLargeScore && before < kLargeScore);
+      shrink = exp2_scalar(shrink_exponent(before, before_large, m, large));
+    }
+    if (m != before) {
+      const Float factor = Vector::set(shrink);
+      float* out = o + r * o_stride;
+      for (int64_t d = 0; d < o_columns; d += kLanes) {
+        Vector::store(out + d, Vector::mul(Vector::load(out + d), factor));
+      }
+      state[r].max = m;
+    }
+    state[r].sum = state[r].sum * shrink + sum;
+  }
+}
+
+}  // namespace
+}  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE
