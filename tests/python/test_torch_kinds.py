@@ -48,18 +48,23 @@ def order_of(tensor):
     return sorted(range(4), key=lambda i: tensor.stride(i), reverse=True)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 0, 3, 2)])
+ORDERS = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 24, 16), (2, 5, 24, 16)])
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_results_lie_in_memory_as_the_inputs_do(order, shape, backend):
-    q, k, v = (random(*shape).permute(order).requires_grad_() for _ in range(3))
-    out = flex_attention(q, k, v) if backend is None else compiled(backend=backend)(q, k, v)
-    close(out, unfused(q, k, v)[0])
-    found = torch.autograd.grad(out.sum(), (q, k, v))
-    for given, one in zip((q, q, k, v), (out, *found), strict=True):
-        assert one.stride(-1) == 1
-        if given.stride(-1) == 1:
-            assert order_of(one) == order_of(given)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_results_lie_in_memory_as_the_inputs_do(shape, in_graph):
+    def attend(inputs):
+        return [flex_attention(*qkv) for qkv in inputs]
+
+    inputs = [[random(*shape).permute(order).requires_grad_() for _ in range(3)] for order in ORDERS]
+    for (q, k, v), out in zip(inputs, compiled(attend)(inputs) if in_graph else attend(inputs), strict=True):
+        close(out, unfused(q, k, v)[0])
+        found = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)
+        for given, one in zip((q, q, k, v), (out, *found), strict=True):
+            assert one.stride(-1) == 1
+            if given.stride(-1) == 1:
+                assert order_of(one) == order_of(given)
 
 
 LAYOUTS = [  # strides and offset of a [2, 4, 64, 32] tensor
@@ -70,19 +75,25 @@ LAYOUTS = [  # strides and offset of a [2, 4, 64, 32] tensor
 ]
 
 
-@pytest.mark.parametrize("keys, values", [(0, 0), (0, 1), (2, 3), (3, 1)])
-@pytest.mark.parametrize("queries, cotangent", [(0, 1), (1, 2), (1, 0)])
-def test_strides(queries, keys, values, cotangent):
-    given = [
-        torch.as_strided(random(2 * 4 * 64 * 33 * 2), (2, 4, length, 32), *LAYOUTS[layout])
-        for layout, length in ((queries, 32), (keys, 64), (values, 64), (cotangent, 32))
-    ]
-    q, k, v = (one.requires_grad_() for one in given[:3])
-    for attend in (flex_attention, compiled()):
-        out, expected = attend(q, k, v, torch_mods.alibi), unfused(q, k, v, torch_mods.alibi)[0]
-        close(out, expected)
-        for one, other in zip(*(torch.autograd.grad(o, (q, k, v), given[3]) for o in (out, expected)), strict=True):
-            close(one, other, 1e-4)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_strides(in_graph):
+    def attend(inputs):
+        return [flex_attention(*qkv, torch_mods.alibi) for qkv in inputs]
+
+    inputs, cotangents = [], []
+    for keys, values in ((0, 0), (0, 1), (2, 3), (3, 1)):
+        for queries, cotangent in ((0, 1), (1, 2), (1, 0)):
+            *given, by_out = [
+                torch.as_strided(random(2 * 4 * 64 * 33 * 2), (2, 4, length, 32), *LAYOUTS[layout])
+                for layout, length in ((queries, 32), (keys, 64), (values, 64), (cotangent, 32))
+            ]
+            inputs.append([one.requires_grad_() for one in given])
+            cotangents.append(by_out)
+    results = compiled(attend)(inputs) if in_graph else attend(inputs)
+    flat = [one for qkv in inputs for one in qkv]
+    expected = [unfused(*qkv, torch_mods.alibi)[0] for qkv in inputs]
+    close(results, expected)
+    close(torch.autograd.grad(results, flat, cotangents), torch.autograd.grad(expected, flat, cotangents), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +154,21 @@ def test_kernel_options_change_nothing(options):
 
 
 @pytest.mark.parametrize("dynamic, expected", [(True, [1, 1, 1]), (None, [1, 2, 2])])
-@pytest.mark.parametrize("score_mod, mask_mod", [(None, torch_mods.causal), (torch_mods.alibi, noop_mask)])
-def test_graphs_of_changing_lengths(dynamic, expected, score_mod, mask_mod):
+def test_graphs_of_changing_lengths(dynamic, expected):
+    def attend(q, k, v, masks):
+        mods = None, torch_mods.alibi
+        return sum(flex_attention(q, k, v, *both) for both in zip(mods, masks, strict=True))
+
     backend, counts = CompileCounterWithBackend("aot_eager"), []
     for batch, length in ((2, 192), (4, 96), (4, 64)):
-        mask = create_block_mask(mask_mod, 1, 1, length, length, device="cpu", BLOCK_SIZE=32)
+        masks = [
+            create_block_mask(one, 1, 1, length, length, device="cpu", BLOCK_SIZE=32)
+            for one in (torch_mods.causal, noop_mask)
+        ]
         inputs = random(3, batch, 4, length, 16)
-        attend = functools.partial(flex_attention, score_mod=score_mod, block_mask=mask)
-        out, found = gradients(compiled(attend, backend=backend, dynamic=dynamic), inputs)
-        plain, other = gradients(attend, inputs)
+        graph = compiled(attend, backend=backend, dynamic=dynamic)
+        out, found = gradients(lambda *qkv: graph(*qkv, masks), inputs)  # noqa: B023
+        plain, other = gradients(lambda *qkv: attend(*qkv, masks), inputs)  # noqa: B023
         close(out, plain)
         close(found, other, 1e-4)
         counts.append(backend.frame_count)
@@ -292,35 +309,50 @@ def vectors(combine):
     return lambda score, b, h, q, kv: score + combine(table[h, q], table[h, kv])
 
 
-@pytest.mark.parametrize(
-    "score_mod, mask_mod",
-    [
-        (None, Tokens(7)),
-        (None, functools.partial(lambda b, h, q, kv, offset: q + offset >= kv, offset=3)),
-        (lambda score, b, h, q, kv: Conditional.apply(score, q <= kv), None),
-        (new_tensors(40), None),
-        (lambda score, b, h, q, kv: torch.sin(torch.cos(score)) + torch.tan(b), None),
-        (lambda score, b, h, q, kv: score - q // (1 + kv), None),
-        (lambda score, b, h, q, kv: torch.where(((q / 8 - kv / 8).abs() <= 2) | (q % 8 == 3), score, -math.inf), None),
-        (torch_mods.nested_indexing(40, 40), None),
-        (vectors(torch.dot), None),
-        (vectors(lambda x, y: -torch.linalg.vector_norm(x - y)), None),
-        (lambda score, b, h, q, kv: torch.nn.functional.mish(score) + torch.nn.functional.selu(score), None),
-        (lambda score, b, h, q, kv: torch.nn.functional.hardswish(score) + torch.nn.functional.celu(score), None),
-        (lambda score, b, h, q, kv: torch.ops.flashlift_tests.cap(score), None),
-    ],
-    ids="object partial function new_tensor trigonometric integer true_division nested dot norm mish hardswish own".split(),
+MODS = dict(
+    zip(
+        "object partial function new_tensor trigonometric integer true_division nested dot norm mish hardswish own".split(),
+        [
+            (None, Tokens(7)),
+            (None, functools.partial(lambda b, h, q, kv, offset: q + offset >= kv, offset=3)),
+            (lambda score, b, h, q, kv: Conditional.apply(score, q <= kv), None),
+            (new_tensors(40), None),
+            (lambda score, b, h, q, kv: torch.sin(torch.cos(score)) + torch.tan(b), None),
+            (lambda score, b, h, q, kv: score - q // (1 + kv), None),
+            (
+                lambda score, b, h, q, kv: torch.where(((q / 8 - kv / 8).abs() <= 2) | (q % 8 == 3), score, -math.inf),
+                None,
+            ),
+            (torch_mods.nested_indexing(40, 40), None),
+            (vectors(torch.dot), None),
+            (vectors(lambda x, y: -torch.linalg.vector_norm(x - y)), None),
+            (lambda score, b, h, q, kv: torch.nn.functional.mish(score) + torch.nn.functional.selu(score), None),
+            (lambda score, b, h, q, kv: torch.nn.functional.hardswish(score) + torch.nn.functional.celu(score), None),
+            (lambda score, b, h, q, kv: torch.ops.flashlift_tests.cap(score), None),
+        ],
+        strict=True,
+    )
 )
+
+
+@pytest.mark.parametrize("name", MODS)
 @torch.no_grad()
-def test_mods_of_every_kind(score_mod, mask_mod):
+def test_mods_of_every_kind(name):
     q, k, v = random(3, 2, 4, 40, 16)
-    assert_matches(q, k, v, score_mod, mask_mod)
+    assert_matches(q, k, v, *MODS[name])
 
+
+@torch.no_grad()
+def test_mods_of_every_kind_in_a_graph():
     def attend(q, k, v):
-        mask = None if mask_mod is None else create_block_mask(mask_mod, 2, 4, 40, 40, device="cpu")
-        return flex_attention(q, k, v, score_mod, block_mask=mask)
+        found = []
+        for score_mod, mask_mod in MODS.values():
+            mask = None if mask_mod is None else create_block_mask(mask_mod, 2, 4, 40, 40, device="cpu")
+            found.append(flex_attention(q, k, v, score_mod, block_mask=mask))
+        return found
 
-    close(compiled(attend)(q, k, v), attend(q, k, v))
+    inputs = random(3, 2, 4, 40, 16)
+    close(compiled(attend)(*inputs), attend(*inputs))
 
 
 def test_graph_that_makes_what_a_mod_captures():
@@ -579,11 +611,30 @@ def test_learnt_biases(name, dtype):
     golden = results(lambda *given: unfused(*given)[0], torch.float64)
     eager = results(lambda *given: unfused(*given)[0], dtype)
     factor = (13.5 if dtype == torch.float32 else 1.35) ** 2
-    for attend in (flex_attention, compiled()):
-        for one, plain, true in zip(results(attend, dtype), eager, golden, strict=True):
-            assert one.dtype == plain.dtype
-            error, allowed = ((other.double() - true).square().mean().sqrt() for other in (one, plain))
-            assert error <= allowed * factor + 1e-7 * true.abs().max()
+    for one, plain, true in zip(results(flex_attention, dtype), eager, golden, strict=True):
+        assert one.dtype == plain.dtype
+        error, allowed = ((other.double() - true).square().mean().sqrt() for other in (one, plain))
+        assert error <= allowed * factor + 1e-7 * true.abs().max()
+
+
+@pytest.mark.parametrize("dtype", FACTOR, ids=str)
+def test_learnt_biases_in_a_graph(dtype):
+    """The same bits: what a gradient is made of has one place in the graph, so that no sums differ in order."""
+    inputs = [one for _ in BIASES for one in tensors(dtype, (2, 4, 4, LENGTH, LENGTH, 16, 16))]
+    tables = [random(*shape, dtype=dtype, requires_grad=True) for shape, _ in BIASES.values()]
+
+    def attend(*inputs):
+        mods = [functools.partial(biased, apply, one) for (_, apply), one in zip(BIASES.values(), tables, strict=True)]
+        return torch.stack([flex_attention(*inputs[3 * i : 3 * i + 3], mod) for i, mod in enumerate(mods)])
+
+    out, found = gradients(compiled(attend), inputs, *tables)
+    plain, expected = gradients(attend, inputs, *tables)
+    assert torch.equal(out, plain)
+    assert all(map(torch.equal, found, expected))
+
+
+def biased(apply, table, score, b, h, q, kv):
+    return apply(score, table, b, h, q, kv)
 
 
 def test_two_halves_of_a_mask_by_their_sums():
