@@ -252,10 +252,33 @@ def draws(score, b, h, q, kv):
     return score + torch.rand(())
 
 
+def drops(score, b, h, q, kv):
+    return score + torch.nn.functional.dropout(score)
+
+
+def reads_traced(score, b, h, q, kv):
+    return score + math.sin(q.numpy())
+
+
+def reads_captured(score, b, h, q, kv, table=torch.ones(3)):
+    return score + table.tolist()[0]
+
+
+def has_none(score, b, h, q, kv):
+    return score + torch.lgamma(score)
+
+
 @pytest.mark.parametrize(
     "mod, words",
-    [(branches, "torch.where"), (sorts, r"aten\.sort"), (draws, "random")],
-    ids=["branch", "sort", "random"],
+    [
+        (branches, "torch.where"),
+        (sorts, r"aten\.sort"),
+        (draws, "random"),
+        (drops, "dropout_p"),
+        (reads_traced, r"Tensor\.numpy reads the content"),
+        (reads_captured, r"Tensor\.tolist reads the content"),
+        (has_none, r"aten\.lgamma\.default has no counterpart"),
+    ],
 )
 def test_mods_that_cannot_be_compiled(mod, words):
     q, k, v = tensors(torch.float32)
@@ -289,6 +312,7 @@ def _without(**change):
         (RuntimeError, "boolean", _without(mask_mod=lambda b, h, i, j: i - j)),
         (RuntimeError, "scalar", _without(score_mod=lambda s, b, h, i, j: s + torch.ones(3))),
         (TypeError, "argument", _without(score_mod=lambda s, b: s)),
+        (AttributeError, "a function goes into mask_mod=", _without(block_mask=torch_mods.causal)),
     ],
 )
 def test_misuse(kind, words, call):

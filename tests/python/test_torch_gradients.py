@@ -221,6 +221,45 @@ def test_jit_trace():
     torch.testing.assert_close(graph(q), flex_attention(q, k, v, mask_mod=torch_mods.causal, enable_gqa=True))
 
 
+class Straight(torch.autograd.Function):
+    """Rounded on the way there, not on the way back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize("of_score", [True, False])
+def test_backward_functions_in_a_mod_are_refused(of_score):
+    q, k, v = (one.requires_grad_() for one in small())
+    bias = torch.randn(4, requires_grad=True)
+
+    def score_mod(score, b, h, i, j):
+        return Straight.apply(score) + bias[h] if of_score else score * Straight.apply(bias)[h]
+
+    out = flex_attention(q, k, v, score_mod, enable_gqa=True)
+    torch.testing.assert_close(out, unfused(q, k, v, score_mod)[0])
+    torch.autograd.grad(out.sum(), v, retain_graph=True)
+    for one in (q, k, bias):
+        with pytest.raises(flashlift.UnsupportedError, match=r"torch.autograd.Function \(Straight\)"):
+            torch.autograd.grad(out.sum(), one, retain_graph=True)
+    graph = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(graph(q, k, v, score_mod, enable_gqa=True), out)
+    with pytest.raises((flashlift.UnsupportedError, RuntimeError), match=r"torch.autograd.Function"):
+        graph(q, k, v, score_mod, enable_gqa=True).sum().backward()
+
+
 def test_second_derivatives_are_refused():
     q, k, v = (one.requires_grad_() for one in small())
     out = flex_attention(q, k, v, enable_gqa=True)

@@ -21,6 +21,11 @@ def mask_mod_of(block_mask: BlockMask) -> Callable | None:
 
     Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks: their content is lost.
     """
+    if not hasattr(block_mask, "mask_mod"):
+        raise AttributeError(
+            f"block_mask is {type(block_mask).__name__}, expected a BlockMask: a function goes into mask_mod=, or through "
+            "create_block_mask; a tensor is read by a mask_mod"
+        )
     mask_mod = block_mask.mask_mod
     sliced = mask_mod is _sliced_mask_mod_error
     if not sliced and mask_mod is not noop_mask and mask_mod is not None:

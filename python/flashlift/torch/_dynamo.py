@@ -81,6 +81,8 @@ def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
             found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves)
     else:
         found = trace(graph, kind, [], stand_ins)
+    if kind == "score_mod" and _calls_autograd_function(graph):
+        found.autograd_function = "of a graph"
     if found.depends_on_sizes:
         for one in tensors:
             _ = [int(size) for size in one.shape]  # Dynamo compiles again for others
@@ -101,6 +103,11 @@ def _read_floats(graph: Any, count: int) -> frozenset[int]:
     captured = arguments[len(arguments) - count :]
     reads = {node.args[0] for node in nodes if node.op == "call_method" and node.target == "item"}
     return frozenset(i for i, node in enumerate(captured) if node in reads)
+
+
+def _calls_autograd_function(graph: Any) -> bool:
+    apply = torch.ops.higher_order.autograd_function_apply
+    return isinstance(graph, torch.fx.GraphModule) and any(node.target is apply for node in graph.graph.nodes)
 
 
 def _hint(size: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flashlift.torch import _checks
 from flashlift.torch._block_mask import mask_mod_of, mask_mod_of_sequences
 from flashlift.torch._mods import Leaves, traced
-from flashlift.torch._native import call
+from flashlift.torch._native import call, without_gradient
 from flashlift.torch._program import Bounds
 from flashlift.torch._trace import Trace
 from flashlift.torch._unfused import attend_unfused
@@ -128,6 +128,9 @@ def attend(
         features.insert(0, f"sinks={sinks.shape[1]}")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
     words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
+    functions = [trace.autograd_function for trace, _ in programs if trace.autograd_function is not None]
+    if functions and torch.is_grad_enabled():
+        query, key, *captures = (without_gradient(one, functions[0]) for one in (query, key, *captures))
     in_one_pass = want_max and query.device.type == "cpu"
     out, lse, maximum = call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
     if not want_max or in_one_pass:

@@ -407,6 +407,30 @@ class _AttentionBackward(torch.autograd.Function):
         return _results_over(info, in_dims, args, _AttentionBackward.apply)
 
 
+class _WithoutGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor, name):  # noqa: ANN001, ANN205
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # noqa: ANN001, ANN205
+        ctx.name = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient):  # noqa: ANN001, ANN205
+        raise UnsupportedError(
+            f"flashlift: score_mod calls a torch.autograd.Function ({ctx.name}), and a score program has no place for its "
+            "backward function; write the gradient with plain operations and detach(), or run under torch.no_grad()"
+        )
+
+
+def without_gradient(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor, through which a gradient is refused: the mod calls the torch.autograd.Function of this name."""
+    return _WithoutGradient.apply(tensor, name) if tensor.requires_grad else tensor
+
+
 def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:

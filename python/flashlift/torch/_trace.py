@@ -91,6 +91,8 @@ class Trace:
     prelude: list[tuple[Callable, tuple, dict, bool]]
     # Whether another program might come of captured tensors of other sizes, rather than the same one.
     depends_on_sizes: bool = False
+    # The name of a torch.autograd.Function in it: its own backward function is no part of the program.
+    autograd_function: str | None = None
     # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
     reads_unknown: bool = False
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
@@ -210,6 +212,7 @@ class Tracer(TorchDispatchMode):
         self.reads_unknown = False
         self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
         self._wrapped = wrapped
+        self.autograd_function: str | None = None
         self.has_gradient = True  # not while the mod runs under torch.no_grad()
         self._open: set[Any] = set()  # operations that are being taken apart
         self._capture_of: dict[int, Value] = {}
@@ -238,6 +241,10 @@ class Tracer(TorchDispatchMode):
 
     def is_number(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._numbers
+
+    def is_open(self, tensor: torch.Tensor) -> bool:
+        """Whether a call decides what is in it: it is traced, or captured."""
+        return id(tensor) not in self._made
 
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
         return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
@@ -307,6 +314,8 @@ class Tracer(TorchDispatchMode):
         tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
         if func is torch.ops.aten.lift_fresh.default:  # the tensor of a literal
             self.keep(args[0])
+        if self.has_gradient and not torch.is_grad_enabled():
+            self.autograd_function = self.autograd_function or _running_autograd_function()
         self.reads_unknown |= any(self._is_unknown(one) for one in tensors)
         if not any(id(one) in self._values for one in tensors):
             return self._run_now(func, args, kwargs, tensors)
@@ -318,6 +327,8 @@ class Tracer(TorchDispatchMode):
         result = translate(self, func, args, kwargs)
         if result is NotImplemented:
             result = self._decompose(func, args, kwargs)
+        if result is NotImplemented and torch.Tag.nondeterministic_seeded in func.tags:
+            raise _random_numbers(func)
         if result is NotImplemented:
             raise TraceError(f"{func} has no counterpart in score programs{where()}")
         if not self.has_gradient and not func._schema.is_mutable:
@@ -368,7 +379,7 @@ class Tracer(TorchDispatchMode):
 
     def _run_now(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise TraceError(f"{func} draws random numbers, and a score program is a pure function{where()}")
+            raise _random_numbers(func)
         depends = [one for one in tensors if id(one) in self._slots]
         if depends and func._schema.is_mutable:
             raise TraceError(f"{func} changes a captured tensor{where()}")
@@ -402,6 +413,12 @@ class Tracer(TorchDispatchMode):
         self._add_slot(result, number_type)
         self._alive.append(result)
         return result
+
+
+def _random_numbers(func: Any) -> TraceError:
+    return TraceError(
+        f"{func} draws random numbers, and a score program is a pure function{where()}; for dropout there is dropout_p="
+    )
 
 
 def _without_gradient(func: Callable) -> Callable:
@@ -452,6 +469,13 @@ class _Unwrapped:
         return temporarily_clear_interpreter_stack()
 
 
+# What gives a tensor's content without any ATen operation.
+_READS_CONTENT = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__")
+)
+
+
 class _ModFunctions(IndexByTensors):
     """While a mod is traced: sees where it switches gradients off. Whether they are on does not tell, since
     torch.autograd.Function has them off in its forward function. And where a graph reads a number."""
@@ -468,6 +492,11 @@ class _ModFunctions(IndexByTensors):
             self._tracer.has_gradient = args[0]
         if func is torch.Tensor.item and self._tracer.is_number(args[0]):
             return args[0]  # a tensor still, so that it is seen where it goes
+        if func in _READS_CONTENT and self._tracer.is_open(args[0]):
+            raise TraceError(
+                f"Tensor.{func.__name__} reads the content of a tensor while the mod is traced{where()}; use tensor "
+                "operations only"
+            )
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -524,6 +553,7 @@ def trace(
         tracer.sources,
         tracer.prelude,
         tracer.depends_on_sizes,
+        tracer.autograd_function if kind == "score_mod" else None,
         tracer.reads_unknown,
     )
 
@@ -556,6 +586,16 @@ def where() -> str:
             return f" at {name}:{frame.f_lineno}" + (f": {line}" if line else "")
         frame = frame.f_back
     return ""
+
+
+def _running_autograd_function() -> str | None:
+    """The name of the torch.autograd.Function whose forward function runs, if any."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:
+            return frame.f_locals["cls"].__name__
+        frame = frame.f_back
+    return None
 
 
 def _flatten(args: tuple, kwargs: dict) -> list[Any]:
