@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -11,7 +10,6 @@
 #include "flashlift/block_mask.h"
 #include "support/allocation_hooks.h"
 #include "support/tensors.h"
-#include "support/threads.h"
 
 namespace flashlift {
 namespace {
@@ -244,24 +242,6 @@ TEST(Cancellation, WithinTheCallIsAnErrorAndTheNextCallIsRight) {
       ASSERT_TRUE(call.run(backward != 0, {.executor = &executor}).ok());
       EXPECT_EQ(copies_of(outputs), want) << print(problem);
     }
-  }
-}
-
-TEST(Cancellation, EndsALongCallOfThreadsEarly) {
-  const Result<Problem> problem = parse_problem("attn h8 s8192 d64 f32 causal lse");
-  ASSERT_TRUE(problem.ok());
-  const Call call(*problem);
-  for (const bool backward : {false, true}) {
-    testing::Threads threads(4);
-    std::atomic<int32_t> cancelled{0};
-    std::thread other([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      cancelled.store(1);
-    });
-    const Status status = call.run(backward, {.executor = &threads, .cancelled = &cancelled});
-    other.join();
-    ASSERT_FALSE(status.ok());
-    EXPECT_EQ(status.error().kind, ErrorKind::kCancelled);
   }
 }
 

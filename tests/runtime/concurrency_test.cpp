@@ -1,6 +1,8 @@
 // Many threads on one attention, or on the first calls of it. `make tsan` runs these under ThreadSanitizer.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "flashlift/attention.h"
@@ -33,33 +35,43 @@ Problem problem_of(const char* text) {
 
 using Bits = std::vector<std::vector<std::byte>>;
 
+// All that a forward and a backward call read and write.
+struct Tensors {
+  explicit Tensors(const Problem& problem) : random(1), memory(testing::dense_arguments(problem, random)) {
+    written.push_back(memory.views.out);
+    backward.d_out = like(memory.views.out);
+    backward.d_q = like(memory.views.q);
+    backward.d_k = like(memory.views.k);
+    backward.d_v = like(memory.views.v);
+    for (const TensorView& capture : memory.views.captures) {
+      backward.d_captures.emplace_back();
+      if (is_float(capture.dtype)) {
+        backward.d_captures.back() = like(capture);
+      }
+    }
+    backward.forward = memory.views;
+  }
+
+  TensorView like(const TensorView& view) {
+    written.push_back(memory.dense(view.dtype, {view.shape().begin(), view.shape().end()}, random));
+    return written.back();
+  }
+
+  testing::Random random;
+  testing::OwnedArguments memory;
+  BackwardArguments backward;
+  std::vector<TensorView> written;
+};
+
 // Everything that a forward and a backward call write.
 Bits run(const Problem& problem, Executor& executor) {
   const Result<Attention> attention = Attention::compile(problem);
   EXPECT_TRUE(attention.ok()) << attention.error().message;
-  testing::Random random(1);
-  testing::OwnedArguments memory = testing::dense_arguments(problem, random);
-  std::vector<TensorView> written = {memory.views.out};
-  const auto like = [&](const TensorView& view) {
-    written.push_back(memory.dense(view.dtype, {view.shape().begin(), view.shape().end()}, random));
-    return written.back();
-  };
-  BackwardArguments backward;
-  backward.d_out = like(memory.views.out);
-  backward.d_q = like(memory.views.q);
-  backward.d_k = like(memory.views.k);
-  backward.d_v = like(memory.views.v);
-  for (const TensorView& capture : memory.views.captures) {
-    backward.d_captures.emplace_back();
-    if (is_float(capture.dtype)) {
-      backward.d_captures.back() = like(capture);
-    }
-  }
-  backward.forward = memory.views;
-  EXPECT_TRUE(attention->run(memory.views, {.executor = &executor}).ok());
-  EXPECT_TRUE(attention->run_backward(backward, {.executor = &executor}).ok());
+  const Tensors tensors(problem);
+  EXPECT_TRUE(attention->run(tensors.memory.views, {.executor = &executor}).ok());
+  EXPECT_TRUE(attention->run_backward(tensors.backward, {.executor = &executor}).ok());
   Bits bits;
-  for (const TensorView& view : written) {
+  for (const TensorView& view : tensors.written) {
     const auto* from = static_cast<const std::byte*>(view.data);
     bits.emplace_back(from, from + static_cast<size_t>(view.element_count()) * size_in_bytes(view.dtype));
   }
@@ -102,6 +114,27 @@ TEST(Concurrency, AThreadThatWaitsMayRunOtherCalls) {
   const Bits other_alone = run(other, one);
   NestingThreads nesting(3, [&] { EXPECT_EQ(run(other, one), other_alone); });
   EXPECT_EQ(run(problem, nesting), alone);
+}
+
+TEST(Concurrency, ACancelledCallOfManyThreadsEndsEarly) {
+  const Problem problem = problem_of("attn h8 s8192 d64 f32 causal lse");
+  const Result<Attention> attention = Attention::compile(problem);
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  const Tensors tensors(problem);
+  Threads threads(4);
+  for (const bool backward : {false, true}) {
+    std::atomic<int32_t> cancelled{0};
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      cancelled.store(1);
+    });
+    const RunOptions options{.executor = &threads, .cancelled = &cancelled};
+    const Status status =
+        backward ? attention->run_backward(tensors.backward, options) : attention->run(tensors.memory.views, options);
+    other.join();
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::kCancelled);
+  }
 }
 
 }  // namespace
