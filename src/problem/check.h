@@ -18,9 +18,10 @@ struct CheckReport {
   std::string reason;  // why not
 };
 
-// Compares arguments.out (and lse, if the problem wants it) with the oracle. The mean error may be 1.1 times that of
-// eager maths in the same dtype, plus what chance and the output's own rounding do to the mean of few rows and
-// elements. NaN and infinities must stand exactly where the oracle has them. Errors: as run_oracle.
+// Compares arguments.out (and lse and row maxima, if the problem wants them) with the oracle. The mean error may be 1.1
+// times that of eager maths in the same dtype, plus what chance and the output's own rounding do to the mean of few
+// rows and elements. Of lse and row maxima every row may besides be off by 1e-4 of itself. NaN and infinities must
+// stand exactly where the oracle has them. Errors: as run_oracle.
 Result<CheckReport> check_output(const Problem& problem, const AttentionArguments& arguments);
 
 // Compares every gradient that the arguments ask for likewise, and reports the one that is nearest to its bound or the
