@@ -78,6 +78,7 @@ ForwardConfig common_config(const Problem& problem) {
   config.normalize = problem.normalize;
   config.empty_rows = problem.empty_rows;
   config.captures = static_cast<int>(problem.captures.size());
+  config.scout_loads = problem.mask_mod && !problem.mask_mod->captures.empty();
   return config;
 }
 
@@ -106,12 +107,13 @@ int hopper_live_registers(const ForwardConfig& config) {
 void set_warpgroups(ForwardConfig& config, int consumers) {
   config.q_tile = 64 * consumers;
   config.threads = 128 * (consumers + 1);
-  // Their sum over all threads may not exceed what the block begins with. Under a mask the scout needs some, too.
+  // Their sum over all threads may not exceed what the block begins with. Under a mask the scout needs some, too, and
+  // more if it reads captured tensors.
   const bool scouts = config.has_mask_mod || config.has_score_mod;
   switch (consumers) {
     case 2:
-      config.producer_registers = scouts ? 40 : 24;
-      config.consumer_registers = scouts ? 232 : 240;
+      config.producer_registers = config.scout_loads ? 56 : scouts ? 40 : 24;
+      config.consumer_registers = config.scout_loads ? 224 : scouts ? 232 : 240;
       break;
     case 3:
       config.producer_registers = 32;
@@ -130,6 +132,10 @@ void set_tiles(ForwardConfig& config, int consumers, int kv_tile, int stages, bo
   config.ping_pong = ping_pong;
 }
 
+bool has_short_rows(const Problem& problem) { return problem.q_len <= 2048; }
+
+int widest_row(const ForwardConfig& config) { return std::max(config.head_dim_padded, config.value_dim_padded); }
+
 // Tiles measured on an H200; docs/lessons.md has the figures. More consumer warpgroups hide more latency, and read each
 // key for more queries, where their registers suffice; otherwise there are two, with as many keys at a time as
 // registers and shared memory allow. Of a short sequence, or under a mask, many rows compute much that is not there.
@@ -137,8 +143,8 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
   constexpr size_t kSmallProgram = 16;
   const bool has_mods = config.has_score_mod || config.has_mask_mod;
   const bool small_mods = !problem.score_mod || problem.score_mod->nodes.size() <= kSmallProgram;
-  const bool short_rows = problem.q_len <= 2048;
-  const int widest = std::max(config.head_dim_padded, config.value_dim_padded);
+  const bool short_rows = has_short_rows(problem);
+  const int widest = widest_row(config);
   if (!config.dropout) {  // its random numbers take registers
     if (widest <= 64 && config.has_mask_mod && short_rows) {
       return set_tiles(config, 2, 128, 4, true);
@@ -149,8 +155,14 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
     if (widest <= 64) {
       return set_tiles(config, 3, 128, 4, true);
     }
-    if (widest <= 96) {
+    if (widest <= 96 && !short_rows && config.has_mask_mod) {
+      return set_tiles(config, 3, 96, 3, false);
+    }
+    if (widest <= 96 && !short_rows) {
       return set_tiles(config, 3, 112, kHopperStages, true);
+    }
+    if (widest <= 128 && short_rows && (widest <= 96 || !has_mods)) {
+      return set_tiles(config, 2, 128, 3, false);
     }
     if (widest <= 128 && !config.has_mask_mod && small_mods && !short_rows) {
       return set_tiles(config, 3, 80, 4, has_mods);
@@ -160,8 +172,8 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
       return set_tiles(config, 3, 80, 4, false);
     }
   }
-  // Under a mask alone the warpgroups do better left alone, unless the products are long.
-  const bool mask_alone = config.has_mask_mod && !config.has_score_mod;
+  // Under a mask alone the warpgroups do better left alone, unless the products are long or the mask waits for loads.
+  const bool mask_alone = config.has_mask_mod && !config.has_score_mod && !config.scout_loads;
   set_tiles(config, 2, 0, kHopperStages, !mask_alone || config.value_dim_padded > 128);
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;
@@ -170,6 +182,10 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
     if (!narrow && !torn && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
       break;
     }
+  }
+  config.stages = 3;
+  if (hopper_shared_bytes(config) > kHopperSharedBytes) {
+    config.stages = kHopperStages;
   }
 }
 
@@ -196,6 +212,8 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   config.architecture = 90;
   config.vector_output = problem.value_dim % 8 == 0;
   choose_hopper_tiles(problem, config);
+  config.plain_rounds = !has_short_rows(problem);  // half as much code again, and 2 to 7 % of long rows
+  config.prefetch_q = config.plain_rounds || !config.has_mask_mod || widest_row(config) <= 64;
   config.page_piece = std::gcd(config.page_size, config.kv_tile);
   if (config.page_piece % kSwizzledRows != 0) {
     return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",
@@ -290,6 +308,8 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("CAPTURE_COUNT", config.captures);
   if (config.kind == KernelKind::kHopper) {
     define("PING_PONG", config.ping_pong);
+    define("PLAIN_ROUNDS", config.plain_rounds);
+    define("PREFETCH_Q", config.prefetch_q);
     define("PAGE_PIECE", config.page_piece);
     define("PRODUCER_REGISTERS", config.producer_registers);
     define("CONSUMER_REGISTERS", config.consumer_registers);

@@ -33,6 +33,9 @@ struct ForwardConfig {
   int producer_registers = 0;
   int consumer_registers = 0;
   bool ping_pong = false;
+  bool plain_rounds = false;  // code of their own for the rounds between a query tile's first and last
+  bool prefetch_q = false;    // the next query tile's Q into the L2 cache
+  bool scout_loads = false;   // the mask reads captured tensors
   // Whole 16-byte stores of the output: its rows must be contiguous and aligned.
   bool vector_output = false;
 

@@ -35,13 +35,15 @@ std::string emit_qk(int n, const char* type) {
 std::string emit_pv(int n, const char* type) {
   const int registers = n / 2;
   return fmt::format(
-      "__device__ __forceinline__ void wgmma_pv(float (&d)[{0}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {{\n"
-      "  asm volatile(\"{1} {{{2}}}, {{%{0}, %{3}, %{4}, %{5}}}, %{6}, 1, 1, 1, 1;\\n\"\n"
+      "__device__ __forceinline__ void wgmma_pv(float (&d)[{0}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int "
+      "accumulate) {{\n"
+      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{8}, 0;\\n\"\n"
+      "               \"{1} {{{2}}}, {{%{0}, %{3}, %{4}, %{5}}}, %{6}, p, 1, 1, 1;\\n}}\\n\"\n"
       "               : {7}\n"
-      "               : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b));\n"
+      "               : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b), \"r\"(accumulate));\n"
       "}}\n",
       registers, instruction(n, type), repeated(registers, "%{}"), registers + 1, registers + 2, registers + 3,
-      registers + 4, repeated(registers, "\"+f\"(d[{}])"));
+      registers + 4, repeated(registers, "\"+f\"(d[{}])"), registers + 5);
 }
 
 }  // namespace

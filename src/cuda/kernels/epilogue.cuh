@@ -95,21 +95,18 @@ __device__ __forceinline__ RowResult finish_row(const ForwardParams& params, con
   // What softmax itself gives for an infinite score, inf - inf, is NaN.
   result.scale = nan || maximum == FL_INFINITY ? FL_NAN : weight * params.dropout_factor;
   if (result.empty) {
-    result.scale = 0.0f;
+    result.scale = FL_EMPTY_NAN ? FL_NAN : 0.0f;
   }
   return result;
 }
 
-#if FL_EMPTY_NAN || FL_EMPTY_UNIFORM
-// Overwrites an empty row by the problem's rule. Rare, so small code counts: one loop over memory.
+#if FL_EMPTY_UNIFORM
+// Overwrites an empty row by the mean of all values. Rare, so small code counts: one loop over memory.
 __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int b, int h, int row) {
   OutElement* out = static_cast<OutElement*>(params.out) + b * params.out_strides.batch +
                     h * params.out_strides.head + row * params.out_strides.row;
 #pragma unroll 1
   for (int column = threadIdx.x % 4; column < FL_VALUE_DIM; column += 4) {
-#if FL_EMPTY_NAN
-    const float value = FL_NAN;
-#else
     float value = 0.0f;
 #pragma unroll 1
     for (int kv = 0; kv < params.kv_len; ++kv) {
@@ -119,7 +116,6 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
     value *= params.dropout_factor;
 #if FL_NORMALIZE
     value = params.kv_len > 0 ? value / static_cast<float>(params.kv_len) : 0.0f;
-#endif
 #endif
     out[column * params.out_strides.column] = to_out(value);
   }
@@ -188,37 +184,62 @@ __device__ __forceinline__ void store_statistic(float* values, const long long (
   values[b * strides[0] + h * strides[1] + row * strides[2]] = value;
 }
 
-template <int kCount>
-__device__ __forceinline__ void write_output(float (&accumulator)[kCount], const RowState& state,
-                                             const ForwardParams& params, const Rows& rows) {
+// What is left to know of the thread's rows when nothing more comes to their statistics.
+struct FinishedRows {
+  float scale[2];
+  bool empty[2];
+};
+
+// Writes the statistics that are wanted.
+__device__ __forceinline__ FinishedRows finish_rows(const ForwardParams& params, const RowState& state,
+                                                    const Rows& rows) {
+  FinishedRows finished;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int b = rows.b;
-    const int h = rows.h[r];
-    const int row = rows.q[r];
-    const RowResult result = finish_row(params, state, r, h);
-#pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-      accumulator[4 * j + 2 * r] *= result.scale;
-      accumulator[4 * j + 2 * r + 1] *= result.scale;
-    }
-    store_row(accumulator, params, r, b, h, row);
-#if FL_EMPTY_NAN || FL_EMPTY_UNIFORM
-    __syncwarp();  // the row's other threads have written their part of it
-    if (result.empty && row < params.q_len) {
-      fill_empty_row(params, b, h, row);
-    }
-    __syncwarp();
-#endif
-    if (threadIdx.x % 4 == 0 && row < params.q_len) {
+    const RowResult result = finish_row(params, state, r, rows.h[r]);
+    finished.scale[r] = result.scale;
+    finished.empty[r] = result.empty;
+    if (threadIdx.x % 4 == 0 && rows.q[r] < params.q_len) {
 #if FL_WANT_LSE
-      store_statistic(params.lse, params.lse_strides, b, h, row, result.lse);
+      store_statistic(params.lse, params.lse_strides, rows.b, rows.h[r], rows.q[r], result.lse);
 #endif
 #if FL_WANT_ROW_MAX
-      store_statistic(params.row_max, params.row_max_strides, b, h, row, result.maximum);
+      store_statistic(params.row_max, params.row_max_strides, rows.b, rows.h[r], rows.q[r], result.maximum);
 #endif
     }
   }
+  return finished;
+}
+
+template <int kCount>
+__device__ __forceinline__ void write_rows(float (&accumulator)[kCount], const FinishedRows& finished,
+                                           const ForwardParams& params, const Rows& rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = rows.q[r];
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = accumulator[4 * j + 2 * r + c];
+        x *= finished.scale[r];
+      }
+    }
+    store_row(accumulator, params, r, rows.b, rows.h[r], row);
+#if FL_EMPTY_UNIFORM
+    __syncwarp();  // the row's other threads have written their part of it
+    if (finished.empty[r] && row < params.q_len) {
+      fill_empty_row(params, rows.b, rows.h[r], row);
+    }
+    __syncwarp();
+#endif
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void write_output(float (&accumulator)[kCount], const RowState& state,
+                                             const ForwardParams& params, const Rows& rows) {
+  write_rows(accumulator, finish_rows(params, state, rows), params, rows);
 }
 
 }  // namespace flashlift::cuda

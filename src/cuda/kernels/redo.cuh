@@ -60,7 +60,7 @@ __device__ __forceinline__ void redo_scores(float (&s)[kRedoKeys / 2], const For
 // Adds what these keys give to the thread's rows, relative to the present maximum: `sums` are of columns 8j + 2t and
 // 8j + 2t + 1 of the one row and then the other, for each j. A key that was dropped or masked has probability 0 here;
 // one whose probability underflowed counts as masked.
-__device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const RowState& state,
+__device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
                                           const ForwardParams& params, const Rows& rows, int kv) {
   float p[kRedoKeys / 2];
   redo_scores(p, params, rows, kv);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const Row
   for (int i = 0; i < kRedoKeys / 2; ++i) {
     const int r = i / 2;
     const bool keep = p[i] != -FL_INFINITY && keeps_key(rows.b, rows.h[r], rows.q[r], column + i % 2, params);
-    p[i] = keep ? exponential((p[i] - state.maximum[r]) * score_factor(params)) : 0.0f;
+    p[i] = keep ? exponential((p[i] - maximum[r]) * score_factor(params)) : 0.0f;
   }
 #pragma unroll 1
   for (int key = 0; key < kRedoKeys && kv + key < params.kv_len; ++key) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const Row
 // Multiplies a warp's tiles again, those that the mask cuts through or all. Of each tile its keys are the kKeys from
 // `first_key` on. Small code counts, not speed: the sums are in local memory, so that no loop is unrolled.
 template <int kKeys>
-__device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], const RowState& state,
+__device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], const float (&maximum)[2],
                                            const ForwardParams& params, const QueryTile& tile, const Rows& rows,
                                            int first_key) {
   float sums[FL_V_DIM / 2];
@@ -113,7 +113,7 @@ __device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], c
       const int kv = (first + __ffs(hits) - 1) * FL_BLOCK_N + first_key;
 #pragma unroll 1
       for (int key = 0; key < kKeys; key += kRedoKeys) {
-        redo_keys(sums, state, params, rows, kv + key);
+        redo_keys(sums, maximum, params, rows, kv + key);
       }
     }
   }
@@ -127,12 +127,12 @@ __device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], c
 }
 
 template <int kKeys>
-__device__ __forceinline__ void redo_nonfinite(float (&accumulator)[FL_V_DIM / 2], const RowState& state,
+__device__ __forceinline__ void redo_nonfinite(float (&accumulator)[FL_V_DIM / 2], const float (&maximum)[2],
                                                const ForwardParams& params, const QueryTile& tile, const Rows& rows,
                                                int first_key) {
 #if FL_REDO_ALL || FL_HAS_MASK_MOD
   if (warp_has_nonfinite(accumulator)) {
-    redo_tiles<kKeys>(accumulator, state, params, tile, rows, first_key);
+    redo_tiles<kKeys>(accumulator, maximum, params, tile, rows, first_key);
   }
 #endif
 }

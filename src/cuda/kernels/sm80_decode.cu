@@ -238,7 +238,7 @@ struct Worker {
       copy_commit();
       multiply(share, i % kStages, tiles[0], i < found.partial);
       if (i + 1 == (FL_REDO_ALL ? visits : found.partial)) {
-        redo_nonfinite<kWarpKeys>(share.output, share.state, params, unit.tile, rows, threadIdx.x / 32 * kWarpKeys);
+        redo_nonfinite<kWarpKeys>(share.output, share.state.maximum, params, unit.tile, rows, threadIdx.x / 32 * kWarpKeys);
       }
 #pragma unroll
       for (int s = 0; s + 1 < kStages; ++s) {

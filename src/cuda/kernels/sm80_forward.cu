@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     kv_tile = next_tile;
     if (i + 1 == (FL_REDO_ALL ? visits : found.partial)) {
-      redo_nonfinite<FL_BLOCK_N>(output, state, params, tile, rows, 0);
+      redo_nonfinite<FL_BLOCK_N>(output, state.maximum, params, tile, rows, 0);
     }
   }
   write_output(output, state, params, rows);

@@ -11,6 +11,10 @@ __device__ __forceinline__ void copy_async(u32 destination, const void* source, 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void copy_async(u32 destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
+}
+
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>

@@ -53,10 +53,59 @@ __device__ __forceinline__ void load_tile(InputElement* tile, const AddressOf& a
   }
 }
 
+// A whole tile of keys or values whose rows have kColumns columns. Each thread has one column of rows that are a constant
+// apart: an address costs one addition, where load_tile's cost more time than the copies (docs/lessons.md).
+template <int kColumns, int kRowElements>
+struct WholeTile {
+  static constexpr int kChunks = kColumns / kChunk;
+  static constexpr int kStep = kThreads / kChunks;  // rows that all threads copy at once
+  static constexpr int kCopies = FL_BLOCK_N * kChunks / kThreads;
+  // Sixteen copies and more spill.
+  static constexpr bool kPossible = kThreads % kChunks == 0 && kCopies <= 8 && FL_BLOCK_N % (kStep > 0 ? kStep : 1) == 0 &&
+                                    FL_PAGE_SIZE % (kStep > 0 ? kStep : 1) == 0;
+
+  static __device__ __forceinline__ void load(InputElement* tile, const void* tensor, const Strides& strides,
+                                              const ForwardParams& params, int b, int kv_head, int kv) {
+    const int row = static_cast<int>(threadIdx.x) / kChunks;
+    const int column = static_cast<int>(threadIdx.x) % kChunks * kChunk;
+    const u32 destination = shared_address(tile + row * kRowElements + column);
+    constexpr int kBytes = kStep * kRowElements * static_cast<int>(sizeof(InputElement));
+#if FL_PAGE_SIZE
+    // Rows that are copied at once lie in one page. All pages are looked up first, so that it takes the time of one.
+    int page[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      page[i] = page_of_key(params, b, kv + i * kStep);
+    }
+    const InputElement* const head = static_cast<const InputElement*>(tensor) + kv_head * strides.head + column;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      copy_async(destination + i * kBytes,
+                 head + page[i] * strides.batch + (row_of_key(kv + i * kStep) + row) * strides.row);
+    }
+#else
+    const InputElement* source = key_row(tensor, strides, params, b, kv_head, kv + row) + column;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      copy_async(destination + i * kBytes, source);
+      source += kStep * strides.row;
+    }
+#endif
+  }
+};
+
 // The same of the keys and values of a tile.
 __device__ __forceinline__ void load_keys(InputElement* k, InputElement* v, const ForwardParams& params, int b,
                                           int kv_head, int kv_tile) {
   const int row = kv_tile * FL_BLOCK_N;
+  using KTile = WholeTile<FL_QK_DIM, kQkRow>;
+  using VTile = WholeTile<FL_V_DIM, kVRow>;
+  if (KTile::kPossible && VTile::kPossible && FL_HEAD_DIM == FL_QK_DIM && FL_VALUE_DIM == FL_V_DIM &&
+      params.vector_k && params.vector_v && row + FL_BLOCK_N <= params.kv_len) {
+    KTile::load(k, params.k, params.k_strides, params, b, kv_head, row);
+    VTile::load(v, params.v, params.v_strides, params, b, kv_head, row);
+    return;
+  }
   const auto k_row = [&](int kv) { return key_row(params.k, params.k_strides, params, b, kv_head, kv); };
   const auto v_row = [&](int kv) { return key_row(params.v, params.v_strides, params, b, kv_head, kv); };
   load_tile<FL_BLOCK_N, FL_QK_DIM, kQkRow>(k, k_row, params.k_strides.column, row, params.kv_len, FL_HEAD_DIM,

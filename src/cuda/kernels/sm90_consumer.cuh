@@ -2,7 +2,7 @@
 //
 // Scores and probabilities never leave registers. The next tile's scores are issued before this tile's product with V,
 // so that the tensor cores have work while the softmax runs; and the warpgroups take turns at issuing (named barriers),
-// so that one's softmax falls under the other's products.
+// so that one's softmax falls under the other's products. From one query tile to the next the pipeline is not drained.
 #pragma once
 
 #include "epilogue.cuh"
@@ -16,32 +16,45 @@ namespace flashlift::cuda {
 // Named barrier 0 is __syncthreads'; the turns use 1 to kConsumers.
 constexpr u32 kFirstTurnBarrier = 1;
 
+constexpr bool kChecks = FL_HAS_MASK_MOD && !FL_REDO_ALL;  // see redo.cuh
+
 struct Consumer {
   const ForwardParams& params;
   const SharedLayout& shared;
   const int warpgroup;
-  RingPosition k_ring;
-  RingPosition v_ring;
-  u32 q_phase = 0;
+  RingPosition ring;
+  u32 tiles = 0;  // query tiles begun
+  int left = 0;   // key tiles of the query tile from the next one on; negative behind the last query tile
+  int index = 0;  // of the key tile in its query tile whose probabilities are present, or anything greater
+  bool check = false;  // the accumulator holds all tiles that the mask cuts through, for the first time
+  float factor;
+  u64 q;  // descriptor
 
-  // Registers of one query tile.
   float scores[FL_BLOCK_N / 2];
   u32 probabilities[FL_BLOCK_N / 4];
   float output[FL_V_DIM / 2];
   RowState state;
 
-  int b, h, row;  // row: this thread's first
-  int masked_left;  // tiles to come that the mask cuts through; negative after them
+  int b, h, row;     // of the query tile; row: this thread's first
+  int partial_left;  // its tiles from the present one on that the mask cuts through; negative after them
 
-  // To be called when the accumulator holds all tiles but those to come.
-  __device__ __forceinline__ void redo_if_nonfinite() {
-    if (FL_REDO_ALL || masked_left == 0) {
-      const int tile_row = row - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4 - 64 * warpgroup;
-      redo_nonfinite<FL_BLOCK_N>(output, state, params, tile_at(params, b, h, tile_row), rows(), 0);
-    }
-  }
+  // Of a query tile whose scores are done with, until its output is written.
+  FinishedRows finished;
+  float finished_maximum[2];
 
   __device__ __forceinline__ Rows rows() const { return {b, {h, h}, {row, row + 8}}; }
+
+  __device__ __forceinline__ u32 fields_of(u32 tile) const {
+    return shared.tile_fields + 4 * kFieldCount * (tile % kFieldSlots * kConsumers + warpgroup);
+  }
+
+  __device__ __forceinline__ void read_rows(u32 tile, Rows& rows) const {
+    const u32 fields = fields_of(tile);
+    rows.b = load_shared_once(fields + 4 * kFieldBatch);
+    rows.h[0] = rows.h[1] = load_shared_once(fields + 4 * kFieldHead);
+    rows.q[0] = load_shared_once(fields + 4 * kFieldRow) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    rows.q[1] = rows.q[0] + 8;
+  }
 
   __device__ __forceinline__ void wait_turn() {
 #if FL_PING_PONG
@@ -55,9 +68,7 @@ struct Consumer {
 #endif
   }
 
-  __device__ __forceinline__ void issue_scores() {
-    const u64 q = descriptor_k_major(shared.q + warpgroup * kQBytes);
-    const u64 k = descriptor_k_major(shared.k + k_ring.stage() * kKBytes);
+  __device__ __forceinline__ void issue_scores(u64 q, u64 k) {
 #pragma unroll
     for (int step = 0; step < FL_QK_DIM / 16; ++step) {
       // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
@@ -68,19 +79,25 @@ struct Consumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_output() {
-    const u64 v = descriptor_n_major(shared.v + v_ring.stage() * kVBytes, kKvBoxBytes);
+  // `adds`: to what the accumulator holds, which it overwrites otherwise.
+  __device__ __forceinline__ void issue_output(u64 v, bool adds) {
 #pragma unroll
     for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
       // 16 keys are 16 rows of 128 bytes.
       wgmma_pv(output, probabilities[4 * step], probabilities[4 * step + 1], probabilities[4 * step + 2],
-               probabilities[4 * step + 3], v + step * 128);
+               probabilities[4 * step + 3], v + step * 128, step > 0 || adds);
     }
     wgmma_commit();
   }
 
-  __device__ __forceinline__ int kv_of_stage() const {
-    return load_shared_once(shared.kv_tile + 4 * k_ring.stage()) * FL_BLOCK_N + threadIdx.x % 4 * 2;
+  // The thread's first key. Without mods only the end of the keys asks, which is in a query tile's first key tile.
+  __device__ __forceinline__ int first_key() const {
+#if FL_HAS_MASK_MOD || FL_HAS_SCORE_MOD || FL_DROPOUT
+    const int kv_tile = load_shared_once(shared.kv_tile + 4 * ring.stage());
+#else
+    const int kv_tile = max(kv_tile_count(params) - 1, 0);
+#endif
+    return kv_tile * FL_BLOCK_N + threadIdx.x % 4 * 2;
   }
 
   __device__ __forceinline__ void apply_mods(int kv, bool partial) {
@@ -95,131 +112,169 @@ struct Consumer {
     }
   }
 
-  // Scores of the next tile, output of the last one.
-  __device__ __forceinline__ void next_tile(float factor, bool masked, bool last) {
-    barrier_wait(shared.k_full + 8 * k_ring.stage(), k_ring.phase());
-    wait_turn();
-    pin(scores);
-    pin(probabilities);
-    pin(output);
-    wgmma_fence();
-    issue_scores();
-    barrier_wait(shared.v_full + 8 * v_ring.stage(), v_ring.phase());
-    wgmma_fence();
-    issue_output();
-    pass_turn();
-    const int kv = kv_of_stage();
-    wgmma_wait<1>();
-    pin(scores);
-    release(shared.k_empty + 8 * k_ring.stage());
-    if (last) {
-      release(shared.q_empty + 8 * warpgroup);
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+      scores[i] = 0.0f;
     }
-    k_ring.advance();
-    apply_mods(kv, masked);
-    const TileSoftmax tile = update_maxima(scores, state, factor);
-    // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
-    wgmma_wait<0>();
-    pin(output);
-    release(shared.v_empty + 8 * v_ring.stage());
-    v_ring.advance();
-    // Not after the exponentials: ptxas would then move the packing behind this branch, away from them.
-    if (tile.rescale) {
-      rescale_rows(output, tile.alpha);
+#pragma unroll
+    for (int i = 0; i < FL_BLOCK_N / 4; ++i) {
+      probabilities[i] = 0;
     }
-    take_exponentials(scores, state, factor, tile);
-    drop_out(scores, params, rows(), kv);
-    pin(probabilities);
-    pack_probabilities(scores, probabilities);
-  }
-
-  // From one query tile to the next without draining the pipeline: the last product of the old tile and the first
-  // scores of the new one are in flight together, and the old output is written under the new scores. `pending` says
-  // that there is an old tile. Gives the new tile's visits.
-  //
-  // Products in a branch make ptxas serialise all of them (C7520), so both are issued even where there is no old or no
-  // new tile: they then work on whatever is in shared memory, and the result is dropped.
-  __device__ __forceinline__ int change_tile(bool pending, float factor) {
-    if (pending) {
-      barrier_wait(shared.v_full + 8 * v_ring.stage(), v_ring.phase());
-    }
-    pin(probabilities);
-    pin(output);
-    wgmma_fence();
-    issue_output();
-    barrier_wait(shared.q_full + 8 * warpgroup, q_phase);
-    q_phase ^= 1;
-    const u32 fields = shared.tile_fields + 4 * kFieldCount * warpgroup;
-    const int visits = load_shared_once(fields + 4 * kFieldVisits);
-    if (visits > 0) {
-      barrier_wait(shared.k_full + 8 * k_ring.stage(), k_ring.phase());
-    }
-    wait_turn();
-    pin(scores);
-    wgmma_fence();
-    issue_scores();
-    pass_turn();
-    wgmma_wait<1>();
-    pin(output);
-    if (pending) {
-      release(shared.v_empty + 8 * v_ring.stage());
-      v_ring.advance();
-      redo_if_nonfinite();
-      write_output(output, state, params, rows());
-    }
-    const int partial = load_shared_once(fields + 4 * kFieldPartial);
-    masked_left = partial - 1;
-    b = load_shared_once(fields + 4 * kFieldBatch);
-    h = load_shared_once(fields + 4 * kFieldHead);
-    row = load_shared_once(fields + 4 * kFieldRow) + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    state = RowState();
 #pragma unroll
     for (int i = 0; i < FL_V_DIM / 2; ++i) {
       output[i] = 0.0f;
     }
-    const int kv = kv_of_stage();
-    wgmma_wait<0>();
+    partial_left = 0;
+  }
+
+  // From one query tile, whose rows wait for nothing but the last product, to the next.
+  __device__ __forceinline__ void change_rows() {
+    if (tiles > 1) {
+      finished = finish_rows(params, state, rows());
+      finished_maximum[0] = state.maximum[0];
+      finished_maximum[1] = state.maximum[1];
+    }
+    Rows at;
+    read_rows(tiles - 1, at);
+    b = at.b;
+    h = at.h[0];
+    row = at.q[0];
+    partial_left = load_shared_once(fields_of(tiles - 1) + 4 * kFieldPartial);
+    state = RowState();
+  }
+
+  // To be called when the accumulator holds all tiles that the mask cuts through.
+  __device__ __forceinline__ void redo_if_nonfinite(bool ended, u32 last) {
+#if FL_REDO_ALL || FL_HAS_MASK_MOD
+    Rows at = rows();
+    float maximum[2] = {state.maximum[0], state.maximum[1]};
+    if (ended) {
+      read_rows(last, at);
+      maximum[0] = finished_maximum[0];
+      maximum[1] = finished_maximum[1];
+    }
+    const int tile_row = at.q[0] - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4 - 64 * warpgroup;
+    redo_nonfinite<FL_BLOCK_N>(output, maximum, params, tile_at(params, at.b, at.h[0], tile_row), at, 0);
+#endif
+  }
+
+  // After a product: what its end makes necessary, if it was the last of those that the mask cuts through (`check`), or
+  // of its query tile (`ends`), which is query tile number `last`.
+  __device__ __forceinline__ void end_product(bool ends, u32 last) {
+    if (kChecks ? check : FL_REDO_ALL && ends) {
+      redo_if_nonfinite(ends, last);
+    }
+    if (ends) {
+      Rows at;
+      read_rows(last, at);
+      write_rows(output, finished, params, at);
+    }
+  }
+
+  // A round issues the scores of the next key tile, which may be another query tile's, and the product of the present
+  // probabilities with V, whose copies use the same stage. The output of a query tile is written under the next one's
+  // second scores, between the two.
+  //
+  // kPlain: the next key tile is the same query tile's, is not cut by the mask, and nothing is to be done with the
+  // accumulator. Most rounds are. They have code of their own, because instructions are fetched in order: around the code
+  // that others need, long rows of narrow heads were 7 % slower.
+  //
+  // Products in a branch make ptxas serialise all of them (C7520), and so does a way out between the two. The first round
+  // therefore multiplies no probabilities, and the last two work on scores that do not count; the results are dropped.
+  template <bool kPlain>
+  __device__ __forceinline__ void round() {
+    const bool begins = !kPlain && index == 0;  // the present probabilities are a query tile's first
+    const bool ended = begins && tiles > 1;     // the accumulator holds a whole query tile
+    const bool changes = !kPlain && left == 0;
+    // Now, for they would come between the barriers and the products otherwise, which wait for each step of them.
+    u64 k = descriptor_k_major(shared.k + ring.stage() * kKBytes);
+    u64 v = descriptor_n_major(shared.v + ring.stage() * kVBytes, kKvBoxBytes);
+    pin(k);
+    pin(v);
+    if (changes) {
+      barrier_wait(shared.q_full + 8 * warpgroup, tiles % 2);
+      left = load_shared_once(fields_of(tiles) + 4 * kFieldVisits);
+      ++tiles;
+      index = -1;
+    }
+    barrier_wait(shared.k_full + 8 * ring.stage(), ring.phase());
+    wait_turn();
     pin(scores);
-    if (visits <= 1) {
+    wgmma_fence();
+    issue_scores(q, k);
+    if (begins) {
+      pass_turn();
+    }
+    if (ended || (kChecks && !kPlain && check)) {
+      wgmma_wait<1>();
+      pin(output);
+      end_product(ended, tiles - (changes ? 3 : 2));
+    }
+    barrier_wait(shared.v_full + 8 * ring.stage(), ring.phase());
+    pin(probabilities);
+    pin(output);
+    wgmma_fence();
+    issue_output(v, !begins);
+    if (!begins) {
+      pass_turn();
+    }
+    if (!kPlain) {
+      check = --partial_left == 0;
+    }
+    if (changes) {
+      change_rows();
+    }
+    const int kv = first_key();
+    wgmma_wait<1>();
+    pin(scores);
+    release(shared.k_empty + 8 * ring.stage());
+    if (left == 1) {
       release(shared.q_empty + 8 * warpgroup);
     }
-    if (visits > 0) {
-      release(shared.k_empty + 8 * k_ring.stage());
-      k_ring.advance();
-      apply_mods(kv, partial > 0);
-      take_exponentials(scores, state, factor, update_maxima(scores, state, factor));
-      drop_out(scores, params, rows(), kv);
+    apply_mods(kv, !kPlain && partial_left > 0);
+    const TileSoftmax tile = update_maxima(scores, state, factor);
+    // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
+    wgmma_wait<0>();
+    pin(output);
+    pin(probabilities);  // read until now
+    release(shared.v_empty + 8 * ring.stage());
+    ring.advance();
+    // Not after the exponentials: ptxas would then move the packing behind this branch, away from them.
+    if (tile.rescale && !changes) {
+      rescale_rows(output, tile.alpha);
     }
+    take_exponentials(scores, state, factor, tile);
+    drop_out(scores, params, rows(), kv);
     pack_probabilities(scores, probabilities);
-    return visits;
+    if (!kPlain) {
+      ++index;
+    }
+    --left;
   }
 
   __device__ __forceinline__ void run() {
-    const float factor = score_factor(params);
+    factor = score_factor(params);
+    q = descriptor_k_major(shared.q + warpgroup * kQBytes);
+    pin(q);
 #if FL_PING_PONG
     if (warpgroup == kConsumers - 1) {
       pass_turn();
     }
 #endif
-    bool pending = false;
-    while (true) {
-      const int visits = change_tile(pending, factor);
-      if (visits == kNoMoreTiles) {
-        break;
-      }
-      pending = visits > 0;
+    clear();
 #pragma unroll 1
-      for (int left = visits - 1; left > 0; --left) {
-        next_tile(factor, FL_HAS_MASK_MOD && masked_left > 0, left == 1);
-#if FL_HAS_MASK_MOD && !FL_REDO_ALL
-        redo_if_nonfinite();
+    do {
+      round<false>();
+#if FL_PLAIN_ROUNDS
+      if (partial_left < 0) {
+#pragma unroll 1
+        while (left > 0) {
+          round<true>();
+        }
+      }
 #endif
-        --masked_left;
-      }
-      if (!pending) {
-        write_output(output, state, params, rows());
-      }
-    }
+    } while (left != kNoMoreTiles - kLastRounds);
 #if FL_PING_PONG
     // Leave no arrival behind.
     if (warpgroup == 0) {

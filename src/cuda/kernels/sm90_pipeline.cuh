@@ -23,6 +23,13 @@ constexpr u32 kVBytes = kVBoxes * kKvBoxBytes;
 // barriers of its own, so that none waits for another's last scores to get its next Q.
 enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldCount };
 constexpr int kNoMoreTiles = -1;  // in kFieldVisits
+constexpr int kLastRounds = 2;    // of the consumers, after the last scores
+// Where a query tile has no keys, one tile is visited all the same, so that consumers know one kind only: this, which lies
+// behind all keys. Copies of it are zeros and read nothing.
+constexpr int kNoTile = (1 << 29) / FL_BLOCK_N;
+// Query tiles whose fields are kept: one is being written while the next one's scores are computed, and the one after
+// that may have been handed out.
+constexpr int kFieldSlots = 4;
 
 // What the scout tells the producer about the next query tile: its number, or kNoMoreTiles, and its visits.
 enum VisitField {
@@ -41,7 +48,7 @@ struct SharedLayout {
   u32 q_full, q_empty;                   // one barrier a warpgroup, 8 bytes apart
   u32 k_full, k_empty, v_full, v_empty;  // one barrier a stage
   u32 kv_tile;                           // one int a stage: which key tile it holds
-  u32 tile_fields;                       // kFieldCount ints a warpgroup
+  u32 tile_fields;                       // kFieldCount ints a warpgroup and slot
   u32 visits_full, visits_empty;         // one barrier each
   u32 visits;                            // kVisitFieldCount ints
 };
@@ -61,23 +68,29 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.visits_empty = layout.visits_full + 8;
   layout.kv_tile = layout.visits_empty + 8;
   layout.tile_fields = layout.kv_tile + 4 * kStages;
-  layout.visits = layout.tile_fields + 4 * kFieldCount * kConsumers;
+  layout.visits = layout.tile_fields + 4 * kFieldCount * kConsumers * kFieldSlots;
   return layout;
 }
 
 // The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
 constexpr u32 kSharedBytes =
-    kConsumers * (kQBytes + 16 + 4 * kFieldCount) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
+    kConsumers * (kQBytes + 16 + 4 * kFieldCount * kFieldSlots) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages. One register.
 struct RingPosition {
-  u32 count = 0;
-  __device__ __forceinline__ u32 stage() const { return count % kStages; }
-  __device__ __forceinline__ u32 phase() const { return count / kStages % 2; }
-  __device__ __forceinline__ void advance() { ++count; }
+  static constexpr bool kPowerOfTwo = (kStages & (kStages - 1)) == 0;
+  static constexpr u32 kPhase = 1 << 16;
+  u32 position = 0;  // a count; or the stage and, above it, the phase
+  __device__ __forceinline__ u32 stage() const { return kPowerOfTwo ? position % kStages : position % kPhase; }
+  __device__ __forceinline__ u32 phase() const { return kPowerOfTwo ? position / kStages % 2 : position / kPhase; }
+  __device__ __forceinline__ void advance() {
+    ++position;
+    if (!kPowerOfTwo && stage() == kStages) {
+      position = (position ^ kPhase) - kStages;
+    }
+  }
 };
-static_assert((kStages & (kStages - 1)) == 0, "the count wraps around to the stage after the last");
 
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   constexpr int kConsumerWarps = 4 * kConsumers;

@@ -33,6 +33,21 @@ __device__ __forceinline__ void stop_claiming(const ForwardParams& params) {
   }
 }
 
+// Its Q is read once, and so comes from far away when it is wanted.
+__device__ __forceinline__ void prefetch_q(const ForwardParams& params, const QueryTile& tile) {
+#if FL_PREFETCH_Q
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int box = 0; box < kQkBoxes; ++box) {
+#pragma unroll 1
+      for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+        prefetch_box(params.q_map, box * 64, tile.row + 64 * warpgroup, tile.h, tile.b);
+      }
+    }
+  }
+#endif
+}
+
 // One query tile ahead of the producer, and only when that has few loads left: a tile claimed early is missing where
 // another block is idle, and waits behind a long one (docs/lessons.md: 12 % of causal work).
 struct Scout {
@@ -56,7 +71,9 @@ struct Scout {
 #pragma unroll 1
     for (int index = blockIdx.x; index < params.total_tiles;
          index = __shfl_sync(0xffffffff, claim_tile(params), 0)) {
-      tell(index, find_visits(params, query_tile(params, index)));
+      const QueryTile tile = query_tile(params, index);
+      tell(index, find_visits(params, tile));
+      prefetch_q(params, tile);
       barrier_wait(shared.visits_empty, phase);
       phase ^= 1;
     }
@@ -72,7 +89,8 @@ struct Producer {
   const ForwardParams& params;
   const SharedLayout& shared;
   RingPosition ring;
-  u32 q_phase = 0;
+  u32 tiles = 0;  // query tiles handed out
+  int next = 0;   // without a scout: the next query tile, known to the first lane
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
@@ -80,9 +98,9 @@ struct Producer {
   __device__ __forceinline__ void load_q(const QueryTile& tile, int partial, int visits) {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-      barrier_wait(shared.q_empty + 8 * warpgroup, q_phase ^ 1);
+      barrier_wait(shared.q_empty + 8 * warpgroup, tiles % 2 ^ 1);
       if (leads()) {
-        const u32 fields = shared.tile_fields + 4 * kFieldCount * warpgroup;
+        const u32 fields = shared.tile_fields + 4 * kFieldCount * (tiles % kFieldSlots * kConsumers + warpgroup);
         const u32 barrier = shared.q_full + 8 * warpgroup;
         const int row = tile.row + 64 * warpgroup;
         store_shared(fields + 4 * kFieldBatch, tile.b);
@@ -102,7 +120,7 @@ struct Producer {
         }
       }
     }
-    q_phase ^= 1;
+    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const QueryTile& tile, int kv_tile) {
@@ -142,13 +160,27 @@ struct Producer {
 #endif
   }
 
-  __device__ __forceinline__ void load_v(const QueryTile& tile, int kv_tile, const RingPosition& at) {
-    barrier_wait(shared.v_empty + 8 * at.stage(), at.phase() ^ 1);
-    const u32 barrier = shared.v_full + 8 * at.stage();
+  __device__ __forceinline__ void load_v(const QueryTile& tile, int kv_tile) {
+    barrier_wait(shared.v_empty + 8 * ring.stage(), ring.phase() ^ 1);
+    const u32 barrier = shared.v_full + 8 * ring.stage();
     if (leads()) {
       barrier_arrive_expect(barrier, kVBytes);
     }
-    load_keys<kVBoxes>(shared.v + at.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
+    load_keys<kVBoxes>(shared.v + ring.stage() * kVBytes, params.v_map, barrier, tile, kv_tile);
+  }
+
+  // Stages of K or V that bring nothing: consumers wait for both in every round.
+  __device__ __forceinline__ void pass_k() {
+    barrier_wait(shared.k_empty + 8 * ring.stage(), ring.phase() ^ 1);
+    if (leads()) {
+      barrier_arrive(shared.k_full + 8 * ring.stage());
+    }
+  }
+  __device__ __forceinline__ void pass_v() {
+    barrier_wait(shared.v_empty + 8 * ring.stage(), ring.phase() ^ 1);
+    if (leads()) {
+      barrier_arrive(shared.v_full + 8 * ring.stage());
+    }
   }
 
   __device__ __forceinline__ void let_scout_claim() {
@@ -157,43 +189,42 @@ struct Producer {
 #endif
   }
 
-  // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1).
+  // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1), whose stage is the next K0's.
   __device__ __forceinline__ void load_tile(const QueryTile& tile, const Visits& found) {
-    const int visits = found.partial + found.full;
-    if (visits == 0) {
-      let_scout_claim();
-      load_q(tile, 0, 0);
-      return;
-    }
+    const int found_visits = found.partial + found.full;
+    const int visits = max(found_visits, 1);
     VisitIterator iterator(params, tile, found);
     int previous_tile = 0;
-    RingPosition previous;
 #pragma unroll 1
     for (int i = 0; i < visits; ++i) {
       // Not i == max(visits - kLoadsLeft, 0), which takes a register more.
       if (i + kLoadsLeft == visits || (i == 0 && visits < kLoadsLeft)) {
         let_scout_claim();
+#if FL_PREFETCH_Q && !FL_FINDS_VISITS
+        const int after = __shfl_sync(0xffffffff, next, 0);
+        if (after < params.total_tiles) {
+          prefetch_q(params, query_tile(params, after));
+        }
+#endif
       }
-      const int kv_tile = iterator.next();
+      const int kv_tile = found_visits > 0 ? iterator.next() : kNoTile;
       load_k(tile, kv_tile);
       if (i == 0) {
-        load_q(tile, found.partial, visits);
+        load_q(tile, found_visits > 0 ? found.partial : 1, visits);
       } else {
-        load_v(tile, previous_tile, previous);
+        load_v(tile, previous_tile);
       }
       previous_tile = kv_tile;
-      previous = ring;
       ring.advance();
     }
-    load_v(tile, previous_tile, previous);
+    load_v(tile, previous_tile);
   }
 
   __device__ __forceinline__ void run() {
+    pass_v();
 #if FL_FINDS_VISITS
-    u32 phase = 0;
     while (true) {
-      barrier_wait(shared.visits_full, phase);
-      phase ^= 1;
+      barrier_wait(shared.visits_full, tiles % 2);
       const int lane = threadIdx.x % 32;
       const int index = load_shared(shared.visits + 4 * kVisitTile);
       Visits found;
@@ -209,14 +240,20 @@ struct Producer {
 #else
     int index = blockIdx.x;
     while (index < params.total_tiles) {
-      const int next = claim_tile(params);  // waited for after the loads
+      next = claim_tile(params);  // waited for when few loads are left
       const QueryTile tile = query_tile(params, index);
       load_tile(tile, find_visits(params, tile));
       index = __shfl_sync(0xffffffff, next, 0);
     }
     stop_claiming(params);
 #endif
+    pass_k();
     load_q(QueryTile(), 0, kNoMoreTiles);
+    for (int i = 1; i < kLastRounds; ++i) {
+      ring.advance();
+      pass_k();
+      pass_v();
+    }
   }
 };
 

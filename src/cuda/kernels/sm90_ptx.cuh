@@ -46,6 +46,13 @@ __device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, 
       : "memory");
 }
 
+// Brings such a box near, into the L2 cache.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
+               "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
 // The lane that later tells the producer that its warp has read reads for all of it: so racecheck can follow the order,
 // which it does not through __syncwarp.
 __device__ __forceinline__ int load_shared_once(u32 address) {
@@ -102,6 +109,8 @@ __device__ __forceinline__ void pin(u32 (&values)[kCount]) {
     asm volatile("" : "+r"(values[i])::"memory");
   }
 }
+
+__device__ __forceinline__ void pin(u64& value) { asm volatile("" : "+l"(value)); }
 
 // Shared-memory descriptors of 128-byte-swizzled tiles whose rows are 64 elements of 16 bits.
 // Rows along M or N, columns along K: groups of 8 rows are 1024 bytes apart.
