@@ -267,7 +267,8 @@ bool pack_bool_constants(std::string_view text, std::string& storage) {
       storage.assign(text);
       copied = true;
     }
-    packed = std::string(kHexConstant) + packed + "\">";
+    packed.insert(0, kHexConstant);
+    packed += "\">";
     const size_t room = constant->close + 1 - constant->begin;
     packed.resize(room, ' ');
     storage.replace(constant->begin, room, packed);
