@@ -9,10 +9,12 @@ A number that turns out to differ from call to call is then made an argument, so
 nothing. Where a mod needs it as a number, to count a loop or to shape a tensor, it stays what it was.
 """
 
+import contextvars
 import enum
 import functools
 import inspect
 import math
+import sys
 import threading
 import types
 from collections import OrderedDict
@@ -57,10 +59,11 @@ class Leaves(NamedTuple):
 
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
     """The trace of a mod, and the tensors and numbers that this very function captures."""
-    walk = _Walk()
-    key = (kind, walk.of(mod, frozenset()))
+    walk, structure = _walked(mod)
+    key = (kind, structure)
     if key in _walked_wholly:
-        return _traced(mod, kind, walk := _Walk(wholly=True), ("wholly", kind, walk.of(mod, frozenset())))
+        walk, structure = _walked(mod, wholly=True)
+        return _traced(mod, kind, walk, ("wholly", kind, structure))
     found, leaves = _traced(mod, kind, walk, key)
     if not found.reads_unknown:
         return found, leaves
@@ -70,6 +73,18 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
         if len(_walked_wholly) > _CAPACITY:
             _walked_wholly.popitem(last=False)
     return traced(mod, kind)
+
+
+def _walked(mod: Callable, wholly: bool = False) -> tuple["_Walk", Hashable]:
+    """A walk, and the structure that it found. An object may be handed to any function that is met, so that what any of
+    them names counts for all objects."""
+    names: frozenset[str] = frozenset()
+    while True:
+        walk = _Walk(wholly, names)
+        structure = walk.of(mod, frozenset())
+        if walk.names_of_all is None or walk.met <= walk.names_of_all:
+            return walk, structure
+        names |= walk.met
 
 
 def _traced(mod: Callable, kind: str, walk: "_Walk", key: Hashable) -> tuple[Trace, Leaves]:
@@ -153,12 +168,27 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _globals_read(function: types.FunctionType) -> list[str]:
+    """Those that _Copy copies too: modules are not among them."""
     globals_ = function.__globals__
     return [
         name
         for name in _sorted_names_in(function.__code__)
         if name in globals_ and not isinstance(globals_[name], types.ModuleType)
     ]
+
+
+def _modules_read(function: types.FunctionType) -> list[types.ModuleType]:
+    """Modules whose content may change: a program's own, imported inside the function or before it."""
+    globals_ = function.__globals__
+    names = _sorted_names_in(function.__code__)
+    found = [globals_[name] if name in globals_ else sys.modules.get(name) for name in names]
+    return [one for one in found if isinstance(one, types.ModuleType) and not _is_librarys(one.__name__)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_librarys(module: str) -> bool:
+    top = module.split(".", 1)[0]
+    return top in sys.stdlib_module_names or top in ("torch", "numpy", "flashlift")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -172,10 +202,15 @@ def _is_torchs_own(function: types.FunctionType) -> bool:
 
 
 class _Walk:
-    """One pass over all that a function captures. Of objects, only attributes that the function names are looked at,
+    """One pass over all that a function captures. Of objects, only attributes that a function names are looked at,
     unless it goes wholly."""
 
-    def __init__(self, wholly: bool = False) -> None:
+    def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
+        self.met: set[str] = set()  # what the functions name that were met
+        self.names_of_all: frozenset[str] | None = (
+            None  # those that every object was looked at for; None without objects
+        )
+        self._names = names
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[int | float] = []  # those that may become arguments
         self.fields: dict[int, list[str]] = {}  # of each object, by its identity: the attributes that were looked at
@@ -209,7 +244,7 @@ class _Walk:
             return place
         self._places[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        return (tensor.dtype, tensor.shape)
+        return (tensor.dtype, tensor.shape, tensor.requires_grad)
 
     def _composite(self, value: Any, names: frozenset[str]) -> Hashable:
         kind = type(value)
@@ -234,8 +269,14 @@ class _Walk:
         if isinstance(value, (tuple, list, dict)) and len(value) <= _MAX_ITEMS:
             items = value.items() if isinstance(value, dict) else value
             return (kind, *(self._fixed(item, names) for item in items))
-        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
+        if isinstance(value, type):
+            return self._fixed(value, names, lambda one: self._class(one, names))
+        if isinstance(value, types.ModuleType) and not _is_librarys(value.__name__):
+            return self._fixed(value, names, lambda one: self._module(one, names))
+        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
             return _Identity(value)
+        if kind is contextvars.ContextVar:
+            return self._fixed(value.get(None), names)
         if hasattr(value, "__dict__"):
             return self._object(value, names)
         slots = [name for base in kind.__mro__ for name in _slots_of(base) if hasattr(value, name)]
@@ -256,6 +297,7 @@ class _Walk:
         if _is_torchs_own(function):
             return code
         names = _names_in(code)
+        self.met |= names
         cells = []
         for cell in function.__closure__ or ():
             try:
@@ -264,10 +306,36 @@ class _Walk:
                 cells.append("empty")
         globals_ = function.__globals__
         read = tuple([(name, self.of(globals_[name], names)) for name in _globals_read(function)])
+        read += tuple([self.of(one, names) for one in _modules_read(function)])
+        if not names.isdisjoint(_UNSEEN):
+            read += (_Identity(object()),)
         defaults = function.__defaults__, function.__kwdefaults__
         return (code, *cells, read, *(None if one is None else self.of(one, names) for one in defaults))
 
+    def _names_for_object(self, names: frozenset[str]) -> frozenset[str]:
+        names |= self._names
+        self.names_of_all = names if self.names_of_all is None else self.names_of_all & names
+        return names
+
+    def _module(self, module: types.ModuleType, names: frozenset[str]) -> Hashable:
+        names = self._names_for_object(names)
+        content = vars(module)
+        return (module.__name__, *((name, self.of(content[name], names)) for name in sorted(names & content.keys())))
+
+    def _class(self, value: type, names: frozenset[str]) -> Hashable:
+        """What is read of a class itself; the methods of its instances are looked at with them."""
+        if _is_librarys(value.__module__) or issubclass(value, enum.Enum):
+            return _Identity(value)
+        parts: list[Hashable] = [_Identity(value)]
+        for name in sorted(self._names_for_object(names)):
+            member = inspect.getattr_static(value, name, None)
+            member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if member is not None and not inspect.isdatadescriptor(member):
+                parts.append((name, self.of(member, names)))
+        return tuple(parts)
+
     def _object(self, value: Any, names: frozenset[str]) -> Hashable:
+        names = self._names_for_object(names)
         kind = type(value)
         call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
         parts: list[Hashable] = [kind]
@@ -293,13 +361,14 @@ class _Walk:
             elif isinstance(member, (int, float, *_EXACT)) and member is not None:
                 parts.append((name, type(member), repr(member)))
         fields = _fields_of(value)
-        wanted = frozenset(seen)
+        wanted = frozenset((*seen, "__wrapped__"))  # that of functools.lru_cache
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(_own(kind), "__getattr__")
         self.fields[id(value)] = sorted(fields.keys() if by_any_name else wanted & fields.keys())
         parts.extend((name, self.of(fields[name], wanted)) for name in self.fields[id(value)])
         return tuple(parts)
 
 
+_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))
 
 

@@ -1,0 +1,220 @@
+"""Where mods keep the numbers and functions that they read: a trace must not outlive a change of them."""
+
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import operator
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from flashlift.torch import flex_attention
+from test_torch_flex import unfused
+
+
+@dataclasses.dataclass
+class Plain:
+    a: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: float
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    a: float
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Property:
+    def __init__(self, a):
+        self._hidden = a
+
+    @property
+    def a(self):
+        return self._hidden
+
+
+class Delegate:
+    def __init__(self, a):
+        self.content = {"a": a}
+
+    def __getattr__(self, name):
+        return self.__dict__["content"][name]
+
+
+class Callable:
+    def __init__(self, a):
+        self.inner = types.SimpleNamespace(factor=a)
+
+    def factor(self):
+        return self.inner.factor
+
+    def __call__(self, score, b, h, q, kv):
+        return score * self.factor()
+
+
+class Constants(enum.Enum):
+    HALF = 0.5
+    TWO = 2.0
+
+
+def attribute(holder):
+    return lambda score, b, h, q, kv: score * holder.a
+
+
+def item(holder, key=0):
+    return lambda score, b, h, q, kv: score * holder[key]
+
+
+def total(holder):
+    return lambda score, b, h, q, kv: score * sum(holder)
+
+
+def by_getter(holder, get):
+    return lambda score, b, h, q, kv: score * get(holder)
+
+
+def by_call(function):
+    return lambda score, b, h, q, kv: score * function()
+
+
+HOLDERS = {
+    "dataclass": lambda x: attribute(Plain(x)),
+    "frozen": lambda x: attribute(Frozen(x)),
+    "slots": lambda x: attribute(Slotted(x)),
+    "namedtuple": lambda x: attribute(Pair(x, 1)),
+    "namespace": lambda x: attribute(types.SimpleNamespace(a=x)),
+    "property": lambda x: attribute(Property(x)),
+    "getattr": lambda x: attribute(Delegate(x)),
+    "class": lambda x: attribute(type("Local", (), {"a": x})),
+    "instance": lambda x: attribute(type("Local", (), {"a": x})()),
+    "object": Callable,
+    "bound": lambda x: Callable(x).__call__,
+    "ordered": lambda x: item(collections.OrderedDict(a=x), "a"),
+    "default": lambda x: item(collections.defaultdict(float, a=x), "a"),
+    "deque": lambda x: item(collections.deque([x])),
+    "array": lambda x: item(np.array([x])),
+    "set": lambda x: total({x}),
+    "getter": lambda x: by_getter(Plain(x), operator.attrgetter("a")),
+    "helper": lambda x: by_getter(Plain(x), lambda one: one.a),
+    "nested_helper": lambda x: by_getter([Plain(x)], lambda many: [one.a for one in many][0]),
+    "vars": lambda x: by_getter(Plain(x), lambda one: vars(one)["a"]),
+    "cached": lambda x: by_call(functools.lru_cache(lambda: x)),
+    "iterator": lambda x: by_call(lambda: next(iter([x]))),
+    "partial": lambda x: functools.partial(functools.partial(lambda s, b, h, i, j, *, a, c: s * a + c, a=x), c=x),
+}
+
+
+def assert_right(score_mod):
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    torch.testing.assert_close(flex_attention(q, k, v, score_mod), unfused(q, k, v, score_mod)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+@torch.no_grad()
+def test_holders_of_a_number(name):
+    for number in (0.5, 2.0, -1.25, 0.5):
+        assert_right(HOLDERS[name](number))
+
+
+def with_functions(functions):
+    return lambda score, b, h, q, kv: functions[0](score)
+
+
+def with_enum(constant):
+    return lambda score, b, h, q, kv: score * constant.value
+
+
+def with_list(tables):
+    return lambda score, b, h, q, kv: score + sum(one[h] for one in tables)
+
+
+def with_pair(first, second):
+    return lambda score, b, h, q, kv: score * first[h] + second[h]
+
+
+def by_what_is_known(table):
+    return lambda score, b, h, q, kv: score * (len(table) + table.requires_grad) + table[h] / 3
+
+
+@torch.no_grad()
+def test_what_else_is_captured():
+    for function in (torch.sin, torch.cos, torch.sin):
+        assert_right(with_functions([function]))
+    for constant in (*Constants, Constants.HALF):
+        assert_right(with_enum(constant))
+    for count in (1, 3, 2):
+        assert_right(with_list([torch.randn(2) for _ in range(count)]))
+    one, other = torch.randn(2, 2)
+    for pair in ((one, one), (one, other), (other, other)):
+        assert_right(with_pair(*pair))
+    for table in (one, torch.randn(3), torch.tensor([1, 2]), torch.randn(2, requires_grad=True), one.half()):
+        assert_right(by_what_is_known(table))
+
+
+NUMBER = 0.5
+NESTED = {"x": {"y": [0.5]}}
+CONTEXT = contextvars.ContextVar("number", default=0.5)
+STATE = types.SimpleNamespace(function=None)
+SETTINGS = types.ModuleType("flashlift_test_settings")
+sys.modules[SETTINGS.__name__] = SETTINGS
+
+
+class Shared:
+    number = 0.5
+
+    @staticmethod
+    def static(score, b, h, q, kv):
+        return score * Shared.number
+
+    @classmethod
+    def of_class(cls, score, b, h, q, kv):
+        return score * cls.number
+
+
+class Derived(Shared):
+    pass
+
+
+def imports(score, b, h, q, kv):
+    import flashlift_test_settings
+
+    return score * flashlift_test_settings.number
+
+
+READERS = {
+    "global": lambda s, b, h, q, kv: s * NUMBER,
+    "nested": lambda s, b, h, q, kv: s * NESTED["x"]["y"][0],
+    "class": lambda s, b, h, q, kv: s * Shared.number,
+    "base": lambda s, b, h, q, kv: s * Derived.number,
+    "static": Shared.static,
+    "of_class": Derived.of_class,
+    "context": lambda s, b, h, q, kv: s * CONTEXT.get(),
+    "function": lambda s, b, h, q, kv: STATE.function(s),
+    "module": lambda s, b, h, q, kv: s * SETTINGS.number,
+    "imports": imports,
+    "globals": lambda s, b, h, q, kv: s * globals()["NUMBER"],
+    "eval": lambda s, b, h, q, kv: s * eval("NUMBER"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@torch.no_grad()
+def test_state_that_changes(name, monkeypatch):
+    for number in (0.5, 2.0, -1.25, 0.5):
+        monkeypatch.setitem(globals(), "NUMBER", number)
+        monkeypatch.setitem(NESTED["x"], "y", [number])
+        monkeypatch.setattr(Shared, "number", number)
+        monkeypatch.setattr(SETTINGS, "number", number, raising=False)
+        monkeypatch.setattr(STATE, "function", lambda score, factor=number: score * factor)
+        CONTEXT.set(number)
+        assert_right(READERS[name])
