@@ -31,7 +31,7 @@ struct Loop {
 std::atomic<bool> is_forked{false};
 
 // libgomp waits forever for threads that a fork() left behind in the parent.
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int kRegistered =
     pthread_atfork(nullptr, nullptr, [] { is_forked.store(true, std::memory_order_relaxed); });
 
 }  // namespace
