@@ -1,6 +1,6 @@
 """Flashlift beside its peers on this machine's CPU: speed and temporary memory, all in one process.
 
-make bench or        python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
+`make bench`, or `python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md]`.
 """
 
 import argparse

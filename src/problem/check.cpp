@@ -199,24 +199,16 @@ Result<CheckReport> check_output(const Problem& problem, const AttentionArgument
                               .eager = eager.out,
                               .magnitudes = {},
                               .samples = samples});
-  if (report.ok && arguments.lse) {
-    check_rows({.name = "lse",
-                .got = *arguments.lse,
-                .want = want.lse,
-                .eager = eager.lse,
-                .magnitudes = {},
-                .samples = samples},
-               report);
-  }
-  if (report.ok && arguments.row_max) {
-    check_rows({.name = "row_max",
-                .got = *arguments.row_max,
-                .want = want.row_max,
-                .eager = eager.row_max,
-                .magnitudes = {},
-                .samples = samples},
-               report);
-  }
+  const auto check = [&](const char* name, const std::optional<TensorView>& got, const std::vector<double>& expected,
+                         const std::vector<float>& eager_rows) {
+    if (report.ok && got) {
+      check_rows(
+          {.name = name, .got = *got, .want = expected, .eager = eager_rows, .magnitudes = {}, .samples = samples},
+          report);
+    }
+  };
+  check("lse", arguments.lse, want.lse, eager.lse);
+  check("row_max", arguments.row_max, want.row_max, eager.row_max);
   return report;
 }
 

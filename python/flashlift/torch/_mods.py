@@ -207,9 +207,8 @@ class _Walk:
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
         self.met: set[str] = set()  # what the functions name that were met
-        self.names_of_all: frozenset[str] | None = (
-            None  # those that every object was looked at for; None without objects
-        )
+        # Those that every object was looked at for; None without objects.
+        self.names_of_all: frozenset[str] | None = None
         self._names = names
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[int | float] = []  # those that may become arguments

@@ -47,14 +47,12 @@ bool may_mask(const Program& score_mod) {
 
 // Does it keep all keys to one side of the query's, as a causal mask does? Such masks waste little of wide tiles.
 bool is_one_comparison(const Program& mask_mod) {
-  const auto comparisons = std::count_if(mask_mod.nodes.begin(), mask_mod.nodes.end(), [](const Node& node) {
+  const auto compares = [](const Node& node) {
     return node.op == Op::k_lt || node.op == Op::k_le || node.op == Op::k_gt || node.op == Op::k_ge;
-  });
-  const bool others = std::any_of(mask_mod.nodes.begin(), mask_mod.nodes.end(), [](const Node& node) {
-    return node.type == Type::kI1 && node.op != Op::k_lt && node.op != Op::k_le && node.op != Op::k_gt &&
-           node.op != Op::k_ge;
-  });
-  return comparisons == 1 && !others && mask_mod.captures.empty();
+  };
+  const auto others = [&](const Node& node) { return node.type == Type::kI1 && !compares(node); };
+  return std::ranges::count_if(mask_mod.nodes, compares) == 1 && std::ranges::none_of(mask_mod.nodes, others) &&
+         mask_mod.captures.empty();
 }
 
 ForwardConfig common_config(const Problem& problem) {
