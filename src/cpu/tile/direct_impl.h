@@ -57,28 +57,31 @@ void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* 
   }
 }
 
-template <DType kType, int kRows>
-void dot_rows_typed(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride,
-                    int64_t rows, float* s, int64_t s_stride, MatrixView next) {
+// group<count>(row, next) for all rows, kRows of them at a time while there are so many. Only the first group brings
+// `next` near.
+template <int kRows, typename Group>
+void in_row_groups(int64_t row, int64_t rows, MatrixView next, const Group& group) {
   if constexpr (kRows > 0) {
-    for (; rows >= kRows; rows -= kRows, q += kRows * q_stride, s += kRows * s_stride) {
-      int64_t key = 0;
-      for (; key + 4 <= count; key += 4) {
-        dot_group<kType, kRows, 4>(keys, key, depth, q, q_stride, s, s_stride, next);
-      }
-      for (; key < count; ++key) {
-        dot_group<kType, kRows, 1>(keys, key, depth, q, q_stride, s, s_stride, next);
-      }
+    for (; row + kRows <= rows; row += kRows) {
+      group.template operator()<kRows>(row, next);
       next.data = nullptr;
     }
-    dot_rows_typed<kType, kRows - 1>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
+    in_row_groups<kRows - 1>(row, rows, next, group);
   }
 }
 
 void dot_rows(const MatrixView& keys, int64_t count, int64_t depth, const float* q, int64_t q_stride, int64_t rows,
               float* s, int64_t s_stride, const MatrixView& next) {
   for_dtype(keys.dtype, [&]<DType kType>() {
-    dot_rows_typed<kType, kDirectRows>(keys, count, depth, q, q_stride, rows, s, s_stride, next);
+    in_row_groups<kDirectRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
+      int64_t key = 0;
+      for (; key + 4 <= count; key += 4) {
+        dot_group<kType, kRows, 4>(keys, key, depth, q + row * q_stride, q_stride, s + row * s_stride, s_stride, near);
+      }
+      for (; key < count; ++key) {
+        dot_group<kType, kRows, 1>(keys, key, depth, q + row * q_stride, q_stride, s + row * s_stride, s_stride, near);
+      }
+    });
   });
 }
 
@@ -119,28 +122,20 @@ void add_group(const MatrixView& values, int64_t count, int64_t column, int64_t 
   }
 }
 
-template <DType kType, int kRows>
-void add_rows_typed(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride,
-                    int64_t rows, float* o, int64_t o_stride, MatrixView next) {
-  if constexpr (kRows > 0) {
-    for (; rows >= kRows; rows -= kRows, p += kRows * p_stride, o += kRows * o_stride) {
-      int64_t c = 0;
-      for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
-        add_group<kType, kRows, 4>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
-      }
-      for (; c < columns; c += kLanes) {
-        add_group<kType, kRows, 1>(values, count, c, columns - c, p, p_stride, o, o_stride, next);
-      }
-      next.data = nullptr;
-    }
-    add_rows_typed<kType, kRows - 1>(values, count, columns, p, p_stride, rows, o, o_stride, next);
-  }
-}
-
 void add_rows(const MatrixView& values, int64_t count, int64_t columns, const float* p, int64_t p_stride, int64_t rows,
               float* o, int64_t o_stride, const MatrixView& next) {
   for_dtype(values.dtype, [&]<DType kType>() {
-    add_rows_typed<kType, kDirectRows>(values, count, columns, p, p_stride, rows, o, o_stride, next);
+    in_row_groups<kDirectRows>(0, rows, next, [&]<int kRows>(int64_t row, const MatrixView& near) {
+      int64_t c = 0;
+      for (; c + 4 * kLanes <= columns; c += 4 * kLanes) {
+        add_group<kType, kRows, 4>(values, count, c, columns - c, p + row * p_stride, p_stride, o + row * o_stride,
+                                   o_stride, near);
+      }
+      for (; c < columns; c += kLanes) {
+        add_group<kType, kRows, 1>(values, count, c, columns - c, p + row * p_stride, p_stride, o + row * o_stride,
+                                   o_stride, near);
+      }
+    });
   });
 }
 
