@@ -251,7 +251,7 @@ def decode_case(rows, b, kv, page, rounds):
 
 
 def overhead(rows):
-    """Host time of a warmed call, and of the first call of new programs."""
+    """Host time of a warmed call through ctypes (build/bin/host_call_benchmark has it without), and of first calls."""
     q, k, v = inputs(1, 8, 8, 128, 128, 64, 64)
     for words in ("", " causal"):
         _, _, run = bind(f"attn h8 s128 d64 bf16 out=bf16{words}", q, k, v)

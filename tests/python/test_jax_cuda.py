@@ -1,0 +1,86 @@
+"""The custom call flashlift.attention on CUDA: in jitted functions, in loops, and within command buffers."""
+
+import importlib.util
+import os
+
+import pytest
+
+if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+    pytest.skip("needs a JAX built for CUDA", allow_module_level=True)
+
+# Before JAX starts: custom calls too go into command buffers (CUDA graphs), however short these are.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+)
+
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import reference
+
+if jax.default_backend() != "gpu":
+    pytest.skip("needs a CUDA device; this machine has none", allow_module_level=True)
+
+RNG = np.random.default_rng(5)
+BATCH, LENGTH, HEADS, KV_HEADS, DEPTH = 2, 300, 4, 2, 64
+CAUSAL = np.tril(np.ones((LENGTH, LENGTH), bool))
+DOCUMENTS = (
+    "mask_mod(ids: i32[2,?]) { %0 = load ids[b, q]; %1 = load ids[b, kv]; %2 = eq %0, %1; return %2 }",
+    np.sort(RNG.integers(0, 4, (BATCH, LENGTH)), axis=1).astype(np.int32),
+)
+TOLERANCE = {jnp.float32: 4e-6, jnp.bfloat16: 2e-2, jnp.float16: 3e-3}
+
+
+def draw(dtype, heads=HEADS):
+    return jnp.asarray(RNG.normal(size=(BATCH, LENGTH, heads, DEPTH)), dtype)
+
+
+def expected(q, k, v, mask=CAUSAL):
+    q, k, v = (np.swapaxes(np.asarray(x, np.float64), 1, 2) for x in (q, k, v))
+    return np.swapaxes(reference.attention(q, k, v, mask=mask)[0], 1, 2)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.__name__)
+def test_in_a_jitted_function(dtype):
+    function = jax.jit(lambda q, k, v: flashlift.jax.attention(q, k, v, "causal") * 2)
+    for _ in range(4):  # XLA records its graph in a later call than the first, and replays it with other buffers
+        q, k, v = draw(dtype), draw(dtype, KV_HEADS), draw(dtype, KV_HEADS)
+        out = np.asarray(function(q, k, v), np.float64)
+        np.testing.assert_allclose(out, 2 * expected(q, k, v), atol=2 * TOLERANCE[dtype])
+
+
+def test_captured_tensors_are_read_anew_in_every_replay():
+    """Their blocks' bounds are computed on the device, within the graph."""
+    program, ids = DOCUMENTS
+    function = jax.jit(lambda q, k, v, ids: flashlift.jax.attention(q, k, v, program, captures=[ids]) + 1)
+    q, k, v = draw(jnp.bfloat16), draw(jnp.bfloat16, KV_HEADS), draw(jnp.bfloat16, KV_HEADS)
+    for shift in range(5):
+        moved = np.roll(ids, 31 * shift, axis=1)
+        mask = (moved[:, :, None] == moved[:, None, :])[:, None]
+        out = np.asarray(function(q, k, v, jnp.asarray(moved)), np.float64)
+        np.testing.assert_allclose(out, expected(q, k, v, mask) + 1, atol=4e-2)
+
+
+def test_in_a_loop():
+    """One instance of the call, launched many times by one program."""
+    q, k, v = draw(jnp.bfloat16), draw(jnp.bfloat16, KV_HEADS), draw(jnp.bfloat16, KV_HEADS)
+    once = jax.jit(lambda x: flashlift.jax.attention(x, k, v, "causal lse")[0])
+    looped = jax.jit(
+        lambda x: jax.lax.fori_loop(0, 5, lambda _, y: flashlift.jax.attention(y, k, v, "causal lse")[0], x)
+    )
+    step = q
+    for _ in range(5):
+        step = once(step)
+    for _ in range(3):
+        assert jnp.array_equal(looped(q), step)
+
+
+def test_a_fused_function():
+    fused = flashlift.jax.fuse(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), strict=True)
+    for _ in range(3):
+        q, k, v = draw(jnp.bfloat16), draw(jnp.bfloat16, KV_HEADS), draw(jnp.bfloat16, KV_HEADS)
+        out = np.asarray(fused(q, k, v), np.float64)
+        np.testing.assert_allclose(out, expected(q, k, v), atol=TOLERANCE[jnp.bfloat16])
+    assert fused.report.fused_count == 1
