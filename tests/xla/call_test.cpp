@@ -135,5 +135,87 @@ TEST(AttentionCall, RefusesSinksOfTheWrongShape) {
             "sinks has shape [3,2], expected [2,3]: query heads by sinks, or [3] for all heads");
 }
 
+// One head, two queries and keys of depth one, all of them 0 but the values: each probability is 1/2.
+class Backward : public testing::Test {
+ protected:
+  static constexpr const char* kProblem =
+      "attn h1 s2 d1 f32 lse score_mod(bias: f32[2], length: i32[1]) "
+      "{ %0 = load bias[kv]; %1 = add score, %0; %2 = load length[b]; %3 = lt kv, %2; "
+      "%4 = select %3, %1, %1; return %4 }";
+
+  static Attributes with_gradients(const std::string& gradients) {
+    Attributes given = attributes(kProblem);
+    given["lse_dims"] = "bhs";
+    given["gradients"] = gradients;
+    return given;
+  }
+  static void expect_create_error(const Attributes& given, std::string_view part) {
+    const auto call = BackwardCall::create(given, {});
+    ASSERT_FALSE(call.ok());
+    EXPECT_NE(call.error().message.find(part), std::string::npos) << call.error().message;
+  }
+  Buffer rows(std::vector<float>& data) { return {data.data(), DType::kF32, dims_}; }
+
+  std::vector<int64_t> dims_ = {1, 2, 1, 1}, lse_dims_ = {1, 1, 2}, bias_dims_ = {2}, length_dims_ = {1};
+  std::vector<float> zero_ = {0, 0}, v_ = {1, 3}, out_ = {2, 2}, d_out_ = {1, 0}, d_lse_ = {0, 4};
+  std::vector<float> lse_ = {std::log(2.0f), std::log(2.0f)};
+  std::vector<int32_t> length_ = {2};
+  std::vector<Buffer> operands_ = {rows(zero_),
+                                   rows(zero_),
+                                   rows(v_),
+                                   {zero_.data(), DType::kF32, bias_dims_},
+                                   {length_.data(), DType::kI32, length_dims_},
+                                   rows(out_),
+                                   {lse_.data(), DType::kF32, lse_dims_},
+                                   rows(d_out_),
+                                   {d_lse_.data(), DType::kF32, lse_dims_}};
+  std::vector<float> d_v_ = {-1, -1}, d_bias_ = {-1, -1};
+};
+
+TEST_F(Backward, GivesTheGradientsThatAreListed) {
+  const auto call = BackwardCall::create(with_gradients("2 3"), {});
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  const std::vector<Buffer> results = {rows(d_v_), {d_bias_.data(), DType::kF32, bias_dims_}};
+  const Status status = call->run(operands_, results, {});
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  // d_v = p^T d_out; d_bias sums p (v d_out - out d_out + d_lse) over the queries.
+  EXPECT_NEAR(d_v_[0], 0.5f, 1e-6f);
+  EXPECT_NEAR(d_v_[1], 0.5f, 1e-6f);
+  EXPECT_NEAR(d_bias_[0], 0.5f * (1 - 2) + 0.5f * 4, 1e-6f);
+  EXPECT_NEAR(d_bias_[1], 0.5f * (3 - 2) + 0.5f * 4, 1e-6f);
+}
+
+TEST_F(Backward, RefusesMalformedGradients) {
+  Attributes none = with_gradients("");
+  none.erase("gradients");
+  expect_create_error(none, "attribute gradients is missing");
+  for (const char* text : {"x", "0,1", "1 0", "0 0", "5", "-1", "0  1"}) {
+    expect_create_error(with_gradients(text), "expected positions of the forward call's 5 operands");
+  }
+  expect_create_error(with_gradients("4"), "operand 4 holds no floats");
+  Attributes unnormalized = attributes("attn h1 s2 d1 f32 unnormalized");
+  unnormalized["gradients"] = "0";
+  expect_create_error(unnormalized, "has no backward");
+  EXPECT_FALSE(AttentionCall::create(with_gradients("0"), {}).ok());
+}
+
+TEST_F(Backward, RefusesWrongBuffers) {
+  const auto call = BackwardCall::create(with_gradients("2"), {});
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  const auto expect_error = [&](const std::vector<Buffer>& results, std::string_view part) {
+    const Status status = call->run(operands_, results, {});
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.error().message.find(part), std::string::npos) << status.error().message;
+    EXPECT_EQ(d_v_, std::vector<float>(2, -1.0f));  // nothing written
+  };
+  expect_error({}, "expected 1 result (one for each entry of gradients), got 0");
+  expect_error({{d_v_.data(), DType::kF32, bias_dims_}}, "the gradient of operand 2");
+  expect_error({{d_v_.data(), DType::kF64, dims_}}, "the gradient of operand 2 has element type f64");
+  operands_[7].dims = lse_dims_;
+  expect_error({rows(d_v_)}, "d_out");
+  operands_.pop_back();
+  expect_error({rows(d_v_)}, "expected 9 operands (q, k, v, 2 captured tensors, out, lse, d_out, d_lse), got 8");
+}
+
 }  // namespace
 }  // namespace flashlift::xla

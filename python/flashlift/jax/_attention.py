@@ -1,12 +1,16 @@
-"""One attention as a JAX operation."""
+"""One attention as a JAX operation, with its gradient."""
 
+import dataclasses
+import functools
+import re
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from flashlift._errors import InvalidArgumentError
-from flashlift.jax._register import TARGET, register
+from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
 
 _TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -21,13 +25,16 @@ def attention(
     sinks: jax.Array | None = None,
     layout: str = "bshd",
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel; differentiation is not supported yet.
+    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, and another one for its gradients.
 
     layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
     "score_mod(...) {...}". captures: the tensors that the programs read, in the order in which they are first
     named; sinks: f32 [q_heads, n], or [n] for all heads. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
+
+    Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory, on
+    CPUs; forward-mode and second derivatives are not supported.
     """
     register()
     if sorted(layout) != sorted("bhsd"):
@@ -37,21 +44,112 @@ def attention(
             raise InvalidArgumentError(
                 f"{name} is {array.dtype}{list(array.shape)}; expected 4 dimensions of f32, bf16 or f16"
             )
-    q_sizes, k_sizes, v_sizes = (dict(zip(layout, array.shape, strict=True)) for array in (q, k, v))
-    problem = (
-        f"attn b{q_sizes['b']} hq{q_sizes['h']} hkv{k_sizes['h']} sq{q_sizes['s']} skv{k_sizes['s']} "
-        f"dqk{q_sizes['d']} dv{v_sizes['d']} {_TYPES[q.dtype.name]} "
-        + ("" if sinks is None else f"sinks={sinks.shape[-1]} ")
-        + features
+    operands = (q, k, v, *captures, *([] if sinks is None else [jnp.asarray(sinks)]))
+    results = _attend(_Call(features, layout, sinks is not None), *operands)
+    return results if len(results) > 1 else results[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is known of a call beside its operands, which are q, k, v, the captured tensors and the sinks."""
+
+    features: str
+    layout: str
+    has_sinks: bool
+
+    @functools.cached_property
+    def words(self) -> list[str]:
+        """The features without the programs' bodies."""
+        return re.sub(r"\{[^}]*\}", " ", self.features).split()
+
+    @property
+    def with_lse(self) -> bool:
+        return "lse" in self.words
+
+    def out_dtype(self, q: jax.Array) -> jnp.dtype:
+        asked = [name for name, text in _TYPES.items() if f"out={text}" in self.words]
+        return jnp.dtype(asked[0]) if asked else q.dtype
+
+    def for_gradient(self, q: jax.Array) -> "_Call":
+        """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits."""
+        words = [] if self.with_lse else ["lse"]
+        features = self.features
+        if self.out_dtype(q) != jnp.float32:
+            words.append("out=f32")
+            features = re.sub(r"\bout=\w+", "", features)
+        return dataclasses.replace(self, features=" ".join([*words, features]))
+
+    def sizes(self, array: jax.Array) -> dict[str, int]:
+        return dict(zip(self.layout, array.shape, strict=True))
+
+    def attributes(self, operands: Sequence[jax.Array]) -> dict[str, str]:
+        q, k, v = (self.sizes(one) for one in operands[:3])
+        sinks = f"sinks={operands[-1].shape[-1]} " if self.has_sinks else ""
+        problem = (
+            f"attn b{q['b']} hq{q['h']} hkv{k['h']} sq{q['s']} skv{k['s']} dqk{q['d']} dv{v['d']} "
+            f"{_TYPES[operands[0].dtype.name]} {sinks}{self.features}"
+        )
+        dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
+        return {"problem": problem} | dims | ({"lse_dims": "bhs"} if self.with_lse else {})
+
+    def results(self, operands: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+        q = self.sizes(operands[0])
+        sizes = q | {"d": self.sizes(operands[2])["d"]}
+        out = jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in self.layout), self.out_dtype(operands[0]))
+        lse = jax.ShapeDtypeStruct(tuple(q[letter] for letter in "bhs"), jnp.float32)
+        return [out, lse] if self.with_lse else [out]
+
+    def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        call = jax.ffi.ffi_call(TARGET, self.results(operands), vmap_method="sequential")
+        return call(*operands, **self.attributes(operands))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: _Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(call.run(operands))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Residuals:
+    operands: tuple[jax.Array, ...]
+    results: tuple[jax.Array, ...]
+    wanted: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # the operands that have a gradient
+
+
+def _attend_forward(call: _Call, *primals: CustomVJPPrimal) -> tuple[tuple[jax.Array, ...], _Residuals]:
+    operands = tuple(primal.value for primal in primals)
+    wanted = tuple(i for i, primal in enumerate(primals) if primal.perturbed)
+    out, lse = call.for_gradient(operands[0]).run(operands)
+    rounded = out.astype(call.out_dtype(operands[0]))
+    return (rounded, lse) if call.with_lse else (rounded,), _Residuals(operands, (out, lse), wanted)
+
+
+def _attend_backward(
+    call: _Call, residuals: _Residuals, cotangents: Sequence[jax.Array | SymbolicZero]
+) -> tuple[jax.Array | None, ...]:
+    operands, wanted = residuals.operands, residuals.wanted
+    given = [*cotangents, *([] if call.with_lse else [None])]
+    d_results = [
+        jnp.zeros(result.shape, result.dtype)
+        if one is None or isinstance(one, SymbolicZero)
+        else one.astype(result.dtype)
+        for one, result in zip(given, residuals.results, strict=True)
+    ]
+    backward = jax.ffi.ffi_call(
+        BACKWARD_TARGET,
+        [jax.ShapeDtypeStruct(operands[i].shape, operands[i].dtype) for i in wanted],
+        vmap_method="sequential",
     )
-    shape = tuple((q_sizes | {"d": v_sizes["d"]})[letter] for letter in layout)
-    with_lse = "lse" in features.split("{", 1)[0].split()
-    results = [jax.ShapeDtypeStruct(shape, q.dtype)]
-    attributes = {f"{name}_dims": layout for name in ("q", "k", "v", "out")}
-    if with_lse:
-        results.append(jax.ShapeDtypeStruct(tuple(q_sizes[letter] for letter in "bhs"), jnp.float32))
-        attributes["lse_dims"] = "bhs"
-    call = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")
-    operands = (q, k, v, *captures, *([] if sinks is None else [sinks]))
-    out = call(*operands, problem=problem, **attributes)
-    return tuple(out) if with_lse else out[0]
+    gradients = backward(
+        *operands,
+        *residuals.results,
+        *d_results,
+        gradients=" ".join(map(str, wanted)),
+        **call.for_gradient(operands[0]).attributes(operands),
+    )
+    by_operand = dict(zip(wanted, gradients, strict=True))
+    return tuple(by_operand.get(i) for i in range(len(operands)))
+
+
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)

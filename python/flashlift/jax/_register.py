@@ -7,22 +7,26 @@ import jax
 from flashlift._library import load
 
 TARGET = "flashlift.attention"
+BACKWARD_TARGET = "flashlift.attention_backward"
 
-
-# Where the handler runs: JAX's name of the platform, and what its symbols are called.
-_PLATFORMS = {"cpu": "flashlift_xla_attention", "CUDA": "flashlift_xla_attention_cuda"}
+# The handlers: the target's name, JAX's name of the platform, and what its symbols are called.
+_HANDLERS = (
+    (TARGET, "cpu", "flashlift_xla_attention"),
+    (TARGET, "CUDA", "flashlift_xla_attention_cuda"),
+    (BACKWARD_TARGET, "cpu", "flashlift_xla_attention_backward"),
+)
 
 
 @functools.cache
 def register() -> None:
-    """Registers the handler of `flashlift.attention` for the CPU and for NVIDIA GPUs.
+    """Registers the handlers of `flashlift.attention`, for the CPU and for NVIDIA GPUs, and of its backward pass.
 
     fuse() and attention() do this themselves; it is for modules that were fused elsewhere, such as by
     `flashlift fuse`.
     """
     library = load("flashlift_xla")
-    for platform, symbol in _PLATFORMS.items():
+    for target, platform, symbol in _HANDLERS:
         stages = {
             stage: jax.ffi.pycapsule(getattr(library, f"{symbol}_{stage}")) for stage in ("instantiate", "execute")
         }
-        jax.ffi.register_ffi_target(TARGET, stages, platform=platform, api_version=1)
+        jax.ffi.register_ffi_target(target, stages, platform=platform, api_version=1)

@@ -1,51 +1,53 @@
-// One flashlift.attention call: its attributes read and compiled once, then run on any number of buffers. Nothing here
-// knows XLA; the handlers do. The contract is docs/custom_call.md.
+// One flashlift.attention call, or one of its backward pass: its attributes read and compiled once, then run on any
+// number of buffers.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <optional>
+#include <array>
 #include <span>
-#include <string>
-#include <string_view>
+#include <vector>
 
 #include "flashlift/attention.h"
 #include "flashlift/result.h"
-#include "xla/ffi/dimensions.h"
+#include "xla/ffi/signature.h"
 
 namespace flashlift::xla {
 
-// A buffer as the caller's framework hands it over: dense, row-major.
-struct Buffer {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  std::span<const int64_t> dims;
-};
-
-// The call's string attributes by name.
-using Attributes = std::map<std::string, std::string, std::less<>>;
-
 class AttentionCall {
  public:
-  // Reads the attributes and compiles for the options' device. Errors: an attribute that is missing, unknown or
-  // malformed; what parse_problem and Attention::compile say.
-  static Result<AttentionCall> create(const Attributes& attributes, CompileOptions options);
+  // Reads the attributes and compiles for the options' device. Errors: what Signature::read and Attention::compile say.
+  static Result<AttentionCall> create(const Attributes& attributes, const CompileOptions& options);
 
   // Checks the buffers against the problem and runs. Nothing is written if that fails.
   Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;
 
  private:
-  struct Orders {
-    DimensionOrder q, k, v, out;
-    std::optional<DimensionOrder> lse;
-  };
+  AttentionCall(Signature signature, Attention attention)
+      : signature_(std::move(signature)), attention_(std::move(attention)) {}
 
-  AttentionCall(Attention attention, Orders orders) : attention_(std::move(attention)), orders_(std::move(orders)) {}
-  static Result<Orders> read_orders(const Attributes& attributes, const Problem& problem);
-  Result<AttentionArguments> bind(std::span<const Buffer> operands, std::span<const Buffer> results) const;
-
+  Signature signature_;
   Attention attention_;
-  Orders orders_;
+};
+
+// Its operands are the forward call's operands and results, and the gradients of these results; its results the
+// gradients that the attribute `gradients` lists.
+class BackwardCall {
+ public:
+  static constexpr std::array<std::string_view, 1> kAttributes = {"gradients"};
+
+  // As AttentionCall::create; besides: `gradients` names what is no operand with a gradient; a problem that has none.
+  static Result<BackwardCall> create(const Attributes& attributes, const CompileOptions& options);
+
+  Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;
+
+ private:
+  BackwardCall(Signature signature, Attention attention, std::vector<size_t> gradients)
+      : signature_(std::move(signature)), attention_(std::move(attention)), gradients_(std::move(gradients)) {}
+
+  Status bind_gradients(std::span<const Buffer> results, BackwardArguments& arguments) const;
+
+  Signature signature_;
+  Attention attention_;
+  std::vector<size_t> gradients_;  // positions among the forward call's operands
 };
 
 }  // namespace flashlift::xla

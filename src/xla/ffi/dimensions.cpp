@@ -23,9 +23,11 @@ Result<DimensionOrder> DimensionOrder::parse(std::string_view text, std::string_
 }
 
 Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const int64_t> dims,
-                                        std::span<const int64_t> logical, AbsentLetters absent) const {
+                                        std::span<const int64_t> logical, AbsentLetters absent,
+                                        std::string_view name) const {
+  name = name.empty() ? tensor_ : name;
   if (dims.size() != text_.size()) {
-    return invalid_argument("{} has {} dimensions, but {}_dims = \"{}\" names {}", tensor_, dims.size(), tensor_, text_,
+    return invalid_argument("{} has {} dimensions, but {}_dims = \"{}\" names {}", name, dims.size(), tensor_, text_,
                             text_.size());
   }
   TensorView result{.data = data, .dtype = dtype, .rank = letters_, .sizes = {}, .strides = {}};
@@ -37,7 +39,7 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
       continue;  // its stride is never used, wherever it stands
     }
     if (letter == '1') {
-      return invalid_argument("{} has shape [{}]: dimension {}, called 1 in {}_dims = \"{}\", has size {}", tensor_,
+      return invalid_argument("{} has shape [{}]: dimension {}, called 1 in {}_dims = \"{}\", has size {}", name,
                               fmt::join(dims, ","), i, tensor_, text_, dims[i]);
     }
     const size_t axis = kDimensionLetters.find(letter);
@@ -47,7 +49,7 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
       return invalid_argument(
           "{}_dims = \"{}\" on shape [{}]: the dimensions called {} are no neighbours, so no single "
           "stride steps through them; transpose {} first",
-          tensor_, text_, fmt::join(dims, ","), letter, tensor_);
+          tensor_, text_, fmt::join(dims, ","), letter, name);
     }
     result.sizes[axis] *= dims[i];
   }
@@ -56,8 +58,8 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
     const bool shared =
         absent == AbsentLetters::kShared && (letter == 'b' || letter == 'h') && text_.find(letter) == std::string::npos;
     if (result.sizes[axis] != logical[axis] && !shared) {
-      return invalid_argument("{} has shape [{}], which {}_dims = \"{}\" reads as {} = {}; the problem says {}",
-                              tensor_, fmt::join(dims, ","), tensor_, text_, letter, result.sizes[axis], logical[axis]);
+      return invalid_argument("{} has shape [{}], which {}_dims = \"{}\" reads as {} = {}; the problem says {}", name,
+                              fmt::join(dims, ","), tensor_, text_, letter, result.sizes[axis], logical[axis]);
     }
     if (shared) {
       result.sizes[axis] = logical[axis];  // with stride 0

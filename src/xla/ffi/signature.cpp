@@ -1,0 +1,148 @@
+#include "xla/ffi/signature.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace flashlift::xla {
+namespace {
+
+constexpr std::array<std::string_view, 7> kAttributes = {"problem",  "q_dims",   "k_dims",        "v_dims",
+                                                         "out_dims", "lse_dims", "implementation"};
+constexpr std::array<std::string_view, 5> kTensors = {"q", "k", "v", "out", "lse"};
+
+Result<DimensionOrder> read_order(const Attributes& attributes, std::string_view tensor, int letters) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string_view text, required(attributes, fmt::format("{}_dims", tensor)));
+  return DimensionOrder::parse(text, tensor, letters);
+}
+
+Status check_dtype(const Buffer& buffer, DType expected, std::string_view name) {
+  if (buffer.dtype != expected) {
+    return invalid_argument("{} has element type {}, but the problem says {}", name, to_string(buffer.dtype),
+                            to_string(expected));
+  }
+  return {};
+}
+
+Result<TensorView> dense(const Buffer& buffer, std::string_view name) {
+  if (buffer.dims.size() > kMaxRank) {
+    return invalid_argument("{} has {} dimensions; at most {} are supported", name, buffer.dims.size(), kMaxRank);
+  }
+  return dense_view(buffer.data, buffer.dtype, buffer.dims);
+}
+
+Result<TensorView> bind_capture(const Buffer& buffer, const Capture& capture) {
+  const std::string name = fmt::format("captured tensor {}", capture.name);
+  FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, capture.dtype, name));
+  const bool fits = std::equal(buffer.dims.begin(), buffer.dims.end(), capture.shape.begin(), capture.shape.end(),
+                               [](int64_t actual, int64_t expected) { return expected < 0 || actual == expected; });
+  if (!fits) {
+    return invalid_argument("{} has shape [{}], but the problem says [{}] (-1 is any size)", name,
+                            fmt::join(buffer.dims, ","), fmt::join(capture.shape, ","));
+  }
+  return dense(buffer, name);
+}
+
+Result<TensorView> bind_sinks(const Buffer& buffer, const Problem& problem) {
+  FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kF32, "sinks"));
+  const std::array<int64_t, 2> expected = {problem.q_heads, problem.sinks};
+  const auto fits = [&](auto begin) {
+    return std::equal(buffer.dims.begin(), buffer.dims.end(), begin, expected.end());
+  };
+  if (!fits(expected.begin()) && !fits(expected.begin() + 1)) {
+    return invalid_argument("sinks has shape [{}], expected [{}]: query heads by sinks, or [{}] for all heads",
+                            fmt::join(buffer.dims, ","), fmt::join(expected, ","), problem.sinks);
+  }
+  return dense(buffer, "sinks");
+}
+
+Status check_attributes(const Attributes& attributes, std::span<const std::string_view> others) {
+  for (const auto& [name, value] : attributes) {
+    if (std::ranges::find(kAttributes, name) == kAttributes.end() && std::ranges::find(others, name) == others.end()) {
+      return invalid_argument("unknown attribute {}: expected {}; was the module written by a newer Flashlift?", name,
+                              fmt::join(kAttributes, ", "));
+    }
+  }
+  return {};
+}
+
+// The sizes of q, k, v, out and lse, as b, h, s and d.
+std::array<int64_t, 4> logical_sizes(const Problem& p, size_t tensor) {
+  const bool is_key_or_value = tensor == 1 || tensor == 2;
+  const std::array<int64_t, 5> depths = {p.head_dim, p.head_dim, p.value_dim, p.value_dim, 1};
+  return {p.batch, is_key_or_value ? p.kv_heads : p.q_heads, is_key_or_value ? p.kv_len : p.q_len, depths[tensor]};
+}
+
+}  // namespace
+
+Result<std::string_view> required(const Attributes& attributes, std::string_view name) {
+  const auto found = attributes.find(name);
+  if (found == attributes.end()) {
+    return invalid_argument("attribute {} is missing from backend_config (see docs/custom_call.md)", name);
+  }
+  return std::string_view(found->second);
+}
+
+Result<Signature> Signature::read(const Attributes& attributes, std::span<const std::string_view> others) {
+  FLASHLIFT_RETURN_IF_ERROR(check_attributes(attributes, others));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string_view text, required(attributes, "problem"));
+  Signature signature;
+  FLASHLIFT_ASSIGN_OR_RETURN(signature.problem_, parse_problem(text));
+  const Problem& problem = signature.problem_;
+  if (problem.dropout > 0 || problem.page_size > 0 || problem.want_row_max) {
+    return unsupported("the custom call has no {}", problem.dropout > 0     ? "operand for dropout's seed"
+                                                    : problem.page_size > 0 ? "operand for a page table"
+                                                                            : "result for row_max");
+  }
+  for (size_t i = kQ; i <= kOut; ++i) {
+    FLASHLIFT_ASSIGN_OR_RETURN(signature.orders_[i], read_order(attributes, kTensors[i], 4));
+  }
+  if (problem.want_lse) {
+    FLASHLIFT_ASSIGN_OR_RETURN(signature.orders_[kLse], read_order(attributes, "lse", 3));
+  } else if (attributes.contains("lse_dims")) {
+    return invalid_argument("attribute lse_dims is given, but the problem does not ask for lse");
+  }
+  if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
+    signature.implementation_ = implementation->second;
+  }
+  return signature;
+}
+
+Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, std::string_view name,
+                                    AbsentLetters absent) const {
+  const DType dtype = tensor == kLse ? DType::kF32 : tensor == kOut ? problem_.out_dtype : problem_.dtype;
+  FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, dtype, name));
+  return orders_[tensor].view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor), absent, name);
+}
+
+Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const {
+  AttentionArguments arguments;
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, bound(kQ, inputs[0], "q", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, bound(kK, inputs[1], "k", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, bound(kV, inputs[2], "v", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, bind_like_output(0, outputs[0], "out"));
+  for (size_t i = 0; i < problem_.captures.size(); ++i) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, bind_capture(inputs[3 + i], problem_.captures[i]));
+    arguments.captures.push_back(view);
+  }
+  if (problem_.sinks > 0) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, bind_sinks(inputs.back(), problem_));
+  }
+  if (problem_.want_lse) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, bind_like_output(1, outputs[1], "lse"));
+  }
+  return arguments;
+}
+
+Result<TensorView> Signature::bind_like_output(size_t index, const Buffer& buffer, std::string_view name) const {
+  return bound(index == 0 ? kOut : kLse, buffer, name, AbsentLetters::kSizeOne);
+}
+
+Result<TensorView> Signature::bind_input_gradient(size_t index, const Buffer& buffer) const {
+  const std::string name = fmt::format("the gradient of operand {}", index);
+  return index < 3 ? bound(static_cast<Tensor>(index), buffer, name, AbsentLetters::kSizeOne) : dense(buffer, name);
+}
+
+}  // namespace flashlift::xla
