@@ -7,6 +7,7 @@
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/trim.h"
+#include "cpu/upcoming.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -16,7 +17,7 @@ namespace {
 // Gaps between the rows of the scores: without them, rows read down a column would share a few cache sets.
 constexpr int64_t kRowGap = 16;
 
-// Products of a tile with a block of keys, beside each of which a share of the next tile is prefetched.
+// Products of a tile with a block of keys, each of which brings some of the next tile near.
 constexpr int64_t kProducts = 5;
 
 // A tile of q or d_out: as the second operand of a product, in panels, and as its first, rows of `stride` floats.
@@ -99,8 +100,7 @@ class ChunkRunner {
                    const Panel* panels, int panel_count, float* c, int64_t c_stride);
   void add_to_queries(const float* ds, const Part& part, float* dq);
   void wait_for_turn(int64_t position);
-  void expect_tile(int64_t b, int64_t h, int64_t tile, int64_t steps);
-  void prefetch_share();
+  void expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited);
   void add_uniform_rows(int64_t b, int64_t g);
   void store(const std::optional<TensorView>& gradient, int64_t b, int64_t g, const float* from, int64_t stride,
              int64_t width, float factor);
@@ -123,12 +123,7 @@ class ChunkRunner {
   int d_panel_count_;
   int v_panel_count_;
   bool keys_finite_[kMaxBlocks] = {};
-  // What run_part() prefetches of the next tile, `share` rows at a time.
-  MatrixView next_q_;
-  MatrixView next_d_out_;
-  MatrixView next_dq_;
-  int64_t next_rows_ = 0;
-  int64_t next_share_ = 0;
+  Upcoming upcoming_;
 };
 
 // Panels of keys, each `depth` deep, as the second operand of <q, k> and <d_out, v>.
@@ -202,7 +197,7 @@ void ChunkRunner::multiply_keys(const Operand& a, const Part& part, int64_t dept
   for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
     const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
     kernels_.multiply(part.rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows + part.row * a.stride,
-                      a.stride, panels, c + first, layout_.s_stride, false);
+                      a.stride, panels, padded, c + first, layout_.s_stride, false, upcoming_);
     panels += padded * depth;
   }
 }
@@ -280,7 +275,7 @@ void ChunkRunner::add_to_keys(const float* coefficients, int64_t tile_rows, cons
     float* to = c + part.key * c_stride + panels[i].begin;
     if (b.finite) {
       kernels_.multiply_transposed(part.columns, panels[i].vectors, part.rows, coefficients, layout_.s_stride, panel,
-                                   to, c_stride);
+                                   width, to, c_stride, upcoming_);
       continue;
     }
     for (int64_t r = 0; r < part.rows; ++r) {
@@ -300,8 +295,8 @@ void ChunkRunner::add_to_queries(const float* ds, const Part& part, float* dq) {
     const float* panel = at<float>(layout_.k) + d_panels_[i].begin * keys_ + part.key * width;
     float* to = dq + part.row * call_.d_stride + d_panels_[i].begin;
     if (keys_finite_[part.key / config_.kv_tile]) {
-      kernels_.multiply(part.rows, d_panels_[i].vectors, part.columns, ds, layout_.s_stride, panel, to, call_.d_stride,
-                        true);
+      kernels_.multiply(part.rows, d_panels_[i].vectors, part.columns, ds, layout_.s_stride, panel, width, to,
+                        call_.d_stride, true, upcoming_);
       continue;
     }
     for (int64_t r = 0; r < part.rows; ++r) {
@@ -331,34 +326,21 @@ void ChunkRunner::wait_for_turn(int64_t position) {
   }
 }
 
-// Sets what prefetch_share() brings near in `steps` steps: a tile of queries, if there is one.
-void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t steps) {
+// Lets the products of a tile with `visited` blocks bring near the next tile of queries, if there is one.
+void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited) {
   const int64_t q_begin = tile * config_.q_tile;
-  next_rows_ = std::clamp<int64_t>(call_.sizes.q_len - q_begin, 0, config_.q_tile);
-  next_share_ = divide_up(next_rows_, steps);
-  if (next_rows_ > 0) {
-    next_q_ = head_rows(call_.forward().q, b, h, q_begin);
-    next_d_out_ = head_rows(call_.arguments.d_out, b, h, q_begin);
-    next_dq_ = {call_.dq == nullptr ? nullptr : call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride, DType::kF32,
-                call_.d_stride, 1};
-  }
-}
-
-void ChunkRunner::prefetch_share() {
-  const int64_t rows = std::min(next_share_, next_rows_);
+  const int64_t rows = std::min(call_.sizes.q_len - q_begin, config_.q_tile);
+  upcoming_ = {};
   if (rows <= 0) {
     return;
   }
-  const auto bring = [&](MatrixView& matrix, int64_t width) {
-    kernels_.prefetch(matrix, rows, width);
-    matrix = row_of(matrix, rows);
-  };
-  bring(next_q_, problem_.head_dim);
-  bring(next_d_out_, problem_.value_dim);
+  expect(upcoming_, head_rows(call_.forward().q, b, h, q_begin), rows, problem_.head_dim);
+  expect(upcoming_, head_rows(call_.arguments.d_out, b, h, q_begin), rows, problem_.value_dim);
   if (call_.dq != nullptr) {
-    bring(next_dq_, call_.d_stride);
+    const float* dq = call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride;
+    expect(upcoming_, {dq, DType::kF32, call_.d_stride, 1}, rows, call_.d_stride);
   }
-  next_rows_ -= rows;
+  set_pace(upcoming_, kProducts * visited * upcoming_steps(rows, config_.kv_tile));
 }
 
 void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds) {
@@ -389,7 +371,7 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
     at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b), static_cast<int32_t>(h),
                                                   static_cast<int32_t>(q_begin + r)};
   }
-  expect_tile(b, h, tile + 1, kProducts * visited);
+  expect_tile(b, h, tile + 1, visited);
   for (int64_t block = 0; block < blocks_; ++block) {
     if (!is_visited(block)) {
       continue;
@@ -457,9 +439,7 @@ bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
 
 // <q, k> and <d_out, v>, from element `offset` of s and ds on.
 void ChunkRunner::multiply(const QueryTile& tile, const Part& part, int64_t offset) {
-  prefetch_share();
   multiply_keys(tile.q, part, problem_.head_dim, at<float>(layout_.kt), at<float>(layout_.s) + offset);
-  prefetch_share();
   multiply_keys(tile.d_out, part, problem_.value_dim, at<float>(layout_.vt), at<float>(layout_.ds) + offset);
 }
 
@@ -467,15 +447,12 @@ void ChunkRunner::multiply(const QueryTile& tile, const Part& part, int64_t offs
 void ChunkRunner::add_products(QueryTile& tile, const Part& part, int64_t offset) {
   const float* p = at<float>(layout_.s) + offset;
   const float* ds = at<float>(layout_.ds) + offset;
-  prefetch_share();
   if (call_.arguments.d_v) {
     add_to_keys(p, tile.rows, part, tile.d_out, v_panels_, v_panel_count_, at<float>(layout_.dv), call_.v_stride);
   }
-  prefetch_share();
   if (call_.arguments.d_k) {
     add_to_keys(ds, tile.rows, part, tile.q, d_panels_, d_panel_count_, at<float>(layout_.dk), call_.d_stride);
   }
-  prefetch_share();
   if (call_.dq != nullptr) {
     if (!tile.waited) {
       wait_for_turn(tile.position);

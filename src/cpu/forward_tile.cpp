@@ -1,6 +1,7 @@
 #include "cpu/forward_tile.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +9,7 @@
 #include "cpu/forward_finish.h"
 #include "cpu/forward_parts.h"
 #include "cpu/tile/pairs.h"
+#include "cpu/upcoming.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -64,7 +66,8 @@ class TaskRunner {
   void store_partial(float* partial);
 
  private:
-  void load_queries();
+  void load_queries(int64_t row_begin, int64_t row_end);
+  void load_new_queries(const Part& part);
   void visit_block(int64_t block);
   MatrixView key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns);
   void pack_keys(int64_t kv_begin, int64_t columns);
@@ -83,7 +86,8 @@ class TaskRunner {
   void drop_out(int64_t block_begin, const Part& part);
   void note_kept(const Part& part);
   void multiply_kept_values(const Part& part);
-  void prefetch(int64_t block, int64_t share, int64_t shares);
+  void expect_next(int64_t block, const Part* parts, int count);
+  void expect_queries(int64_t group);
 
   const ForwardCall& call_;
   const Problem& problem_;
@@ -107,26 +111,39 @@ class TaskRunner {
   int panel_count_;
   int64_t packed_ = 0;  // keys of the packed block
   bool values_finite_ = true;
+  std::bitset<kMaxVisitGroups> loaded_;  // the groups of rows whose queries are there
+  Upcoming upcoming_;
 };
 
-void TaskRunner::load_queries() {
-  for (int64_t i = 0; i < task_.h_count; ++i) {
-    const int64_t h = task_.h_begin + i;
-    const MatrixView queries = head_rows(call_.arguments.q, task_.b, h, task_.q_begin);
+// Queries as the products read them.
+void TaskRunner::load_queries(int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end;) {
+    const int64_t h = task_.h_begin + row / task_.q_count;
+    const int64_t q = task_.q_begin + row % task_.q_count;
+    const int64_t count = std::min(row_end - row, task_.q_begin + task_.q_count - q);
+    const MatrixView queries = head_rows(call_.arguments.q, task_.b, h, q);
+    const int64_t to = row * layout_.q_stride;
     if (pairs_ != nullptr) {
-      pairs_->convert_rows(queries, task_.q_count, problem_.head_dim, call_.kernel.query_scale(),
-                           as_pairs(q_) + i * task_.q_count * layout_.q_stride, layout_.q_stride);
+      pairs_->convert_rows(queries, count, problem_.head_dim, call_.kernel.query_scale(), as_pairs(q_) + to,
+                           layout_.q_stride);
     } else {
-      kernels_.convert_rows(queries, task_.q_count, problem_.head_dim, call_.kernel.query_scale(),
-                            q_ + i * task_.q_count * layout_.q_stride, layout_.q_stride);
+      kernels_.convert_rows(queries, count, problem_.head_dim, call_.kernel.query_scale(), q_ + to, layout_.q_stride);
     }
-    for (int64_t j = 0; j < task_.q_count; ++j) {
-      coordinates_[i * task_.q_count + j] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h),
-                                             static_cast<int32_t>(task_.q_begin + j)};
+    for (int64_t i = 0; i < count; ++i) {
+      coordinates_[row + i] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h), static_cast<int32_t>(q + i)};
+    }
+    row += count;
+  }
+}
+
+// A row's queries are read when its first keys come, and were brought near before that.
+void TaskRunner::load_new_queries(const Part& part) {
+  for (int64_t group = part.row_begin / kVisitRows; group * kVisitRows < part.row_end; ++group) {
+    if (!loaded_[static_cast<size_t>(group)]) {
+      loaded_.set(static_cast<size_t>(group));
+      load_queries(group * kVisitRows, std::min((group + 1) * kVisitRows, task_.rows()));
     }
   }
-  std::fill_n(state_, task_.rows(), RowState{});
-  std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
 }
 
 // Keys (or values) from kv_begin on as one matrix. Paged ones are gathered, which costs little beside packing them, and
@@ -234,15 +251,16 @@ void TaskRunner::finalize_scores(int64_t block_begin, const Part& part) {
 
 void TaskRunner::multiply_values(const Part& part) {
   for (int i = 0; i < panel_count_; ++i) {
-    const int64_t first = part.column * panels_[i].vectors * kernels_.lanes;
+    const int64_t width = panels_[i].vectors * kernels_.lanes;
+    const int64_t first = part.column * width;
     float* out = o_ + part.row_begin * layout_.o_stride + panels_[i].begin;
     if (pairs_ != nullptr) {
       const Bf16* panel = as_pairs(v_) + panels_[i].begin * round_up(packed_, pairs_->depth_multiple) + first;
       pairs_->multiply(part.rows(), panels_[i].vectors, round_up(part.columns, pairs_->depth_multiple), as_pairs(s_),
-                       2 * kv_tile_, panel, out, layout_.o_stride, true);
+                       2 * kv_tile_, panel, width, out, layout_.o_stride, true, upcoming_);
     } else {
       kernels_.multiply(part.rows(), panels_[i].vectors, part.columns, s_, kv_tile_,
-                        v_ + panels_[i].begin * packed_ + first, out, layout_.o_stride, true);
+                        v_ + panels_[i].begin * packed_ + first, width, out, layout_.o_stride, true, upcoming_);
     }
   }
 }
@@ -298,10 +316,10 @@ void TaskRunner::multiply_keys(const Part& part) {
     const int64_t key = part.column + c;
     if (pairs_ != nullptr) {
       pairs_->multiply(part.rows(), vectors, depth, as_pairs(q_) + part.row_begin * depth, depth,
-                       as_pairs(k_) + key * depth, s_ + c, kv_tile_, false);
+                       as_pairs(k_) + key * depth, padded, s_ + c, kv_tile_, false, upcoming_);
     } else {
-      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth, k_ + key * depth, s_ + c,
-                        kv_tile_, false);
+      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth, k_ + key * depth, padded,
+                        s_ + c, kv_tile_, false, upcoming_);
     }
   }
 }
@@ -402,19 +420,48 @@ void TaskRunner::run_part(int64_t block_begin, const Part& part) {
   }
 }
 
-// A share of a later block's keys and values, so that packing them does not wait for memory.
-void TaskRunner::prefetch(int64_t block, int64_t share, int64_t shares) {
-  const int64_t first = block * kv_tile_;
+void TaskRunner::expect_queries(int64_t group) {
+  const int64_t row = group * kVisitRows;
+  const int64_t q = row % task_.q_count;
+  const int64_t rows = std::min({kVisitRows, task_.rows() - row, task_.q_count - q});
+  expect(upcoming_, head_rows(call_.arguments.q, task_.b, task_.h_begin + row / task_.q_count, task_.q_begin + q), rows,
+         problem_.head_dim);
+}
+
+// Lets the products of a block's parts bring near what is read after them: queries of rows that come for the first
+// time, and the next block's keys and values.
+void TaskRunner::expect_next(int64_t block, const Part* parts, int count) {
+  upcoming_ = {};
+  std::bitset<kMaxVisitGroups> expected = loaded_;
+  const auto expect_new = [&](int64_t group) {
+    if (!expected[static_cast<size_t>(group)]) {
+      expected.set(static_cast<size_t>(group));
+      expect_queries(group);
+    }
+  };
+  int64_t steps = 0;
+  for (int i = 0; i < count; ++i) {
+    for (int64_t group = parts[i].row_begin / kVisitRows; group * kVisitRows < parts[i].row_end; ++group) {
+      expect_new(group);
+    }
+    steps += upcoming_steps(parts[i].rows(), layout_.q_stride) * divide_up(parts[i].columns, kernels_.panel_width) +
+             upcoming_steps(parts[i].rows(), parts[i].columns) * panel_count_;
+  }
+  const int64_t next = parts_.block_after(block);
+  const int64_t first = next * kv_tile_;
   const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
-  if (columns <= 0 || problem_.page_size > 0) {
-    return;
+  if (columns > 0) {
+    if (problem_.page_size == 0) {
+      expect(upcoming_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
+      expect(upcoming_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
+    }
+    for (int64_t group = 0; group * kVisitRows < task_.rows(); ++group) {
+      if (parts_.kind_at(group, next) != plan::TileKind::kSkipped) {
+        expect_new(group);
+      }
+    }
   }
-  const int64_t begin = first + columns * share / shares;
-  const int64_t end = first + columns * (share + 1) / shares;
-  if (begin < end) {
-    kernels_.prefetch(head_rows(call_.arguments.k, task_.b, task_.g, begin), end - begin, problem_.head_dim);
-    kernels_.prefetch(head_rows(call_.arguments.v, task_.b, task_.g, begin), end - begin, problem_.value_dim);
-  }
+  set_pace(upcoming_, steps);
 }
 
 void TaskRunner::visit_block(int64_t block) {
@@ -434,16 +481,22 @@ void TaskRunner::visit_block(int64_t block) {
   }
   pack_keys(kv_begin, columns);
   pack_values(kv_begin, columns);
-  const int64_t next = parts_.block_after(block);
+  load_new_queries(parts[0]);
+  expect_next(block, parts, count);
   for (int i = 0; i < count; ++i) {
-    prefetch(next, i, count);
+    load_new_queries(parts[i]);
     run_part(kv_begin, parts[i]);
   }
+  bring_rest_near(kernels_, upcoming_);  // where products had no time for it
 }
 
 void TaskRunner::run() {
   const PairSection section(pairs_);
-  load_queries();
+  std::fill_n(state_, task_.rows(), RowState{});
+  std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
+  if (layout_.direct) {
+    load_queries(0, task_.rows());
+  }
   // A split begins at a whole block.
   for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
     visit_block(block);

@@ -7,6 +7,7 @@
 #include "compiled_program.h"
 #include "cpu/dropout.h"
 #include "cpu/tile/kernels.h"
+#include "cpu/upcoming.h"
 #include "problem/dropout.h"
 #include "problem/elements.h"
 #include "support/half.h"
@@ -41,11 +42,14 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
     for (int64_t rows = 1; rows <= 27; ++rows) {
       for (const int64_t depth : {0, 1, 5, 64}) {
         const std::vector<float> a = random_floats(static_cast<size_t>(rows * (depth + 3)), random_);
-        const std::vector<float> b = random_floats(static_cast<size_t>(depth * width) + 1, random_);
+        const int64_t b_stride = width + (rows % 2) * 32;  // a panel, and a part of one
+        const std::vector<float> b = random_floats(static_cast<size_t>(depth * b_stride) + 1, random_);
         std::vector<float> c = random_floats(static_cast<size_t>(rows * (width + 5)), random_);
         for (const bool accumulate : {false, true}) {
           std::vector<float> got = c;
-          kernels_.multiply(rows, vectors, depth, a.data(), depth + 3, b.data(), got.data(), width + 5, accumulate);
+          Upcoming upcoming;
+          kernels_.multiply(rows, vectors, depth, a.data(), depth + 3, b.data(), b_stride, got.data(), width + 5,
+                            accumulate, upcoming);
           for (int64_t r = 0; r < rows; ++r) {
             for (int64_t j = 0; j < width + 5; ++j) {
               const size_t at = static_cast<size_t>(r * (width + 5) + j);
@@ -55,7 +59,7 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
               double want = accumulate || j >= width ? c[at] : 0.0;
               for (int64_t k = 0; k < depth && j < width; ++k) {
                 want += static_cast<double>(a[static_cast<size_t>(r * (depth + 3) + k)]) *
-                        b[static_cast<size_t>(k * width + j)];
+                        b[static_cast<size_t>(k * b_stride + j)];
               }
               ASSERT_NEAR(got[at], want, 1e-5) << rows << " rows, " << vectors << " vectors, depth " << depth;
             }
@@ -107,11 +111,39 @@ TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
               }
             }
           }
-          kernels_.prefetch(view, rows, columns);
         }
       }
     }
   }
+}
+
+TEST_P(Tile, ProductsBringLinesNearAtTheirPace) {
+  const std::vector<float> memory(4096);
+  Upcoming upcoming;
+  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 6, 33);     // six rows of 132 bytes: three lines each
+  expect(upcoming, {&memory[240], DType::kF32, 40, 1}, 4, 33);      // follows it
+  expect(upcoming, {&memory[1024], DType::kBF16, 1, 256}, 32, 10);  // columns of 64 bytes
+  expect(upcoming, {&memory[1024], DType::kF32, 16, 2}, 4, 4);      // scattered
+  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 0, 33);     // nothing
+  ASSERT_EQ(upcoming.count, 2);
+  EXPECT_EQ(upcoming.pieces[0].count, 10);
+  const int64_t rows = 48;
+  const int64_t depth = 40;
+  set_pace(upcoming, 2 * upcoming_steps(rows, depth));
+  EXPECT_EQ(upcoming.pace, 1);  // 40 lines in 48 steps
+  const int vectors = kernels_.panel_width / kernels_.lanes;
+  const std::vector<float> a(static_cast<size_t>(rows * depth));
+  const std::vector<float> b(static_cast<size_t>(depth * kernels_.panel_width));
+  std::vector<float> c(static_cast<size_t>(rows * kernels_.panel_width));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_LT(upcoming.next, upcoming.count);
+    kernels_.multiply(rows, vectors, depth, a.data(), depth, b.data(), kernels_.panel_width, c.data(),
+                      kernels_.panel_width, false, upcoming);
+  }
+  EXPECT_EQ(upcoming.next, upcoming.count);
+  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 4, 33);
+  bring_rest_near(kernels_, upcoming);
+  EXPECT_EQ(upcoming.count, 0);
 }
 
 TEST_P(Tile, ExponentialsOfTheSoftmaxAreAccurate) {

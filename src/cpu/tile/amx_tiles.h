@@ -92,9 +92,9 @@ void multiply_tile_rows(int vectors, int64_t depth, const Bf16* a, int64_t a_str
 
 // Returns how many rows it has done.
 int64_t multiply_tiles(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
-                       float* c, int64_t c_stride, bool accumulate) {
+                       int64_t b_stride, float* c, int64_t c_stride, bool accumulate) {
   const int64_t a_bytes = a_stride * 2;
-  const int64_t b_bytes = static_cast<int64_t>(vectors) * 64;
+  const int64_t b_bytes = b_stride * 4;
   const int64_t c_bytes = c_stride * 4;
   int64_t r = 0;
   for (; r + 2 * kTileRows <= rows; r += 2 * kTileRows) {

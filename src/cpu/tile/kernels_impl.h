@@ -35,7 +35,7 @@ const TileKernels& kernels() {
                                            .panel_width = kLanes * Vector::kPanelVectors,
                                            .convert_rows = convert_rows,
                                            .pack_transposed = pack_transposed,
-                                           .prefetch = prefetch,
+                                           .bring_near = bring_near,
                                            .all_finite = all_finite,
                                            .multiply = multiply,
                                            .multiply_transposed = multiply_transposed,

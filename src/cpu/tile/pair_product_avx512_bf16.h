@@ -12,7 +12,9 @@ Float dot(Float sum, __m512i a, __m512i b) {
 
 __m256i round_bf16(Float x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 
-int64_t multiply_tiles(int64_t, int, int64_t, const Bf16*, int64_t, const Bf16*, float*, int64_t, bool) { return 0; }
+int64_t multiply_tiles(int64_t, int, int64_t, const Bf16*, int64_t, const Bf16*, int64_t, float*, int64_t, bool) {
+  return 0;
+}
 
 void begin_pairs() {}
 void end_pairs() {}

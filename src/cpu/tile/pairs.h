@@ -29,8 +29,9 @@ struct PairKernels {
 
   // C[rows x vectors * lanes] = A[rows x depth] B[depth x vectors * lanes], added to C when `accumulate`.
   // depth is a multiple of depth_multiple, vectors <= panel_width / lanes.
-  void (*multiply)(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b, float* c,
-                   int64_t c_stride, bool accumulate);
+  // b_stride counts pairs.
+  void (*multiply)(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming);
 
   // TileKernels::softmax, with the exponentials rounded to bf16 into the front half of each row of s and followed by
   // zeros up to depth_multiple. The sums are those of the exponentials before rounding.

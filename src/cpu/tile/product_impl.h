@@ -17,7 +17,8 @@ struct F32Product {
   static Operand broadcast(const float* a) { return Vector::set(*a); }
   static Float add(Float sum, Operand a, Operand b) { return Vector::fma(a, b, sum); }
   // Takes as many rows as it likes before the vectors do.
-  static int64_t multiply_tiles(int64_t, int, int64_t, const float*, int64_t, const float*, float*, int64_t, bool) {
+  static int64_t multiply_tiles(int64_t, int, int64_t, const float*, int64_t, const float*, int64_t, float*, int64_t,
+                                bool) {
     return 0;
   }
 };
@@ -25,7 +26,8 @@ struct F32Product {
 // kTransposed: A is stored as its transpose, depth x rows.
 template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a_stride,
-                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+                    const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                    Upcoming& upcoming) {
   Float acc[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -34,22 +36,26 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
       acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
     }
   }
-  for (int64_t k = 0; k < depth; k += Product::kDepth) {
-    typename Product::Operand column[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      column[v] = Product::load(b + v * kLanes * Product::kDepth);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const typename Product::Operand x = Product::broadcast(a + (kTransposed ? r : r * a_stride));
+  for (int64_t k = 0; k < depth;) {
+    bring_lines_near(upcoming);
+    const int64_t end = depth - k < kUpcomingSteps * Product::kDepth ? depth : k + kUpcomingSteps * Product::kDepth;
+    for (; k < end; k += Product::kDepth) {
+      typename Product::Operand column[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = Product::add(acc[r][v], x, column[v]);
+        column[v] = Product::load(b + v * kLanes * Product::kDepth);
       }
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const typename Product::Operand x = Product::broadcast(a + (kTransposed ? r : r * a_stride));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          acc[r][v] = Product::add(acc[r][v], x, column[v]);
+        }
+      }
+      a += kTransposed ? a_stride : Product::kDepth;
+      b += b_stride * Product::kDepth;
     }
-    a += kTransposed ? a_stride : Product::kDepth;
-    b += kVectors * kLanes * Product::kDepth;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -62,43 +68,55 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
 
 template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
-                   const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+                   const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   Upcoming& upcoming) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
+                                                            upcoming);
     } else {
-      multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, b_stride, c, c_stride,
+                                                               accumulate, upcoming);
     }
   }
 }
 
 template <typename Product, int kVectors, bool kTransposed>
 void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
-                    const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+                    const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                    Upcoming& upcoming) {
   // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
   constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
   const int64_t row_step = kTransposed ? 1 : a_stride;
-  int64_t r = kTransposed ? 0 : Product::multiply_tiles(rows, kVectors, depth, a, a_stride, b, c, c_stride, accumulate);
-  for (; r + kRows <= rows; r += kRows) {
-    multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, c + r * c_stride,
-                                                          c_stride, accumulate);
+  int64_t r = 0;
+  if constexpr (!kTransposed) {
+    r = Product::multiply_tiles(rows, kVectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate);
   }
-  multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b,
-                                                           c + r * c_stride, c_stride, accumulate);
+  for (; r + kRows <= rows; r += kRows) {
+    multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, b_stride,
+                                                          c + r * c_stride, c_stride, accumulate, upcoming);
+  }
+  multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b, b_stride,
+                                                           c + r * c_stride, c_stride, accumulate, upcoming);
 }
 
 template <typename Product, bool kTransposed>
 void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Product::Element* a, int64_t a_stride,
-                  const typename Product::Element* b, float* c, int64_t c_stride, bool accumulate) {
+                  const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                  Upcoming& upcoming) {
+  const auto multiply_vectors = [&]<int kVectors>() {
+    multiply_panel<Product, kVectors, kTransposed>(rows, depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
+                                                   upcoming);
+  };
   if (vectors == 1) {
-    multiply_panel<Product, 1, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    multiply_vectors.template operator()<1>();
   } else if (vectors == 2) {
-    multiply_panel<Product, 2, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+    multiply_vectors.template operator()<2>();
   } else if constexpr (Vector::kPanelVectors > 2) {
     if (vectors == 3) {
-      multiply_panel<Product, 3, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_vectors.template operator()<3>();
     } else {
-      multiply_panel<Product, 4, kTransposed>(rows, depth, a, a_stride, b, c, c_stride, accumulate);
+      multiply_vectors.template operator()<4>();
     }
   }
 }
@@ -119,16 +137,16 @@ class FlushDenormals {
   unsigned before_;
 };
 
-void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
-              int64_t c_stride, bool accumulate) {
+void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
+              int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming) {
   const FlushDenormals flush;
-  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, c, c_stride, accumulate);
+  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, upcoming);
 }
 
 void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
-                         float* c, int64_t c_stride) {
+                         int64_t b_stride, float* c, int64_t c_stride, Upcoming& upcoming) {
   const FlushDenormals flush;
-  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, c, c_stride, true);
+  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, true, upcoming);
 }
 
 }  // namespace

@@ -117,22 +117,25 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
   for_dtype(src.dtype, [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, dst, dst_stride); });
 }
 
-void prefetch(const MatrixView& src, int64_t rows, int64_t columns) {
-  const int64_t size = src.dtype == DType::kF32 ? 4 : 2;
-  const bool by_row = src.column_stride == 1;
-  if (!by_row && src.row_stride != 1) {
-    return;
-  }
-  const int64_t lines = by_row ? rows : columns;
-  const int64_t bytes = (by_row ? columns : rows) * size;
-  const int64_t stride = (by_row ? src.row_stride : src.column_stride) * size;
-  for (int64_t i = 0; i < lines; ++i) {
-    const char* line = static_cast<const char*>(src.data) + i * stride;
-    for (int64_t at = 0; at < bytes; at += 64) {
-      _mm_prefetch(line + at, _MM_HINT_T1);
+// Inlined, since a call in the middle of a product would write all sums to memory.
+[[gnu::always_inline]] inline void bring_lines_near(Upcoming& upcoming) {
+  int64_t lines = upcoming.pace;
+  while (lines > 0 && upcoming.next < upcoming.count) {
+    Upcoming::Piece& piece = upcoming.pieces[upcoming.next];
+    int64_t at = upcoming.at;
+    for (; lines > 0 && at < piece.bytes; --lines, at += 64) {
+      _mm_prefetch(piece.data + at, _MM_HINT_T1);
+    }
+    upcoming.at = at;
+    if (at >= piece.bytes) {
+      upcoming.at = 0;
+      piece.data += piece.stride;
+      upcoming.next += --piece.count == 0 ? 1 : 0;
     }
   }
 }
+
+void bring_near(Upcoming& upcoming) { bring_lines_near(upcoming); }
 
 bool all_finite(const float* x, int64_t count) {
   // 0 times an infinity or NaN is NaN, and stays.

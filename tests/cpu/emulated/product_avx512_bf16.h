@@ -8,7 +8,9 @@ namespace {
 
 constexpr int kDepthMultiple = 2;
 
-int64_t multiply_tiles(int64_t, int, int64_t, const Bf16*, int64_t, const Bf16*, float*, int64_t, bool) { return 0; }
+int64_t multiply_tiles(int64_t, int, int64_t, const Bf16*, int64_t, const Bf16*, int64_t, float*, int64_t, bool) {
+  return 0;
+}
 
 void begin_pairs() {}
 void end_pairs() {}
