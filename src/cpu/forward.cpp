@@ -7,6 +7,7 @@
 
 #include "cpu/call_memory.h"
 #include "cpu/dropout.h"
+#include "cpu/forward_parts.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
 #include "cpu/views.h"
@@ -103,13 +104,15 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
   const int64_t workers = std::min<int64_t>(concurrency, partition.tasks());
   CallLease memory;
   memory->visits.bind(problem_, sizes.batch, sizes.q_len, sizes.kv_len, arguments.captures);
-  FLASHLIFT_RETURN_IF_ERROR(memory->reserve({.shared = Work::partial_bytes(layout, partition),
+  const size_t partial_bytes = Work::partial_bytes(layout, partition);
+  FLASHLIFT_RETURN_IF_ERROR(memory->reserve({.shared = partial_bytes + SharedParts::bytes(problem_, partition),
                                              .workers = workers,
                                              .tiles = layout.bytes,
                                              .visits = kMaxVisitGroups,
                                              .visited = divide_up(sizes.kv_len, config_.kv_tile)}));
-  const ForwardCall call{*this,          arguments, sizes,
-                         memory->visits, captures,  dropout_of(problem_, arguments.dropout_seed)};
+  const SharedParts parts(memory->shared() + partial_bytes, problem_, partition, memory->visits);
+  const ForwardCall call{
+      *this, arguments, sizes, memory->visits, captures, dropout_of(problem_, arguments.dropout_seed), parts};
   float* partials = partition.splits() > 1 ? reinterpret_cast<float*>(memory->shared()) : nullptr;
   Work work(call, parallel, partition, layout, partials);
   if (workers == 1) {
@@ -134,7 +137,7 @@ int64_t Forward::workspace_bytes(int concurrency) const {
   }
   const TileLayout layout(*this, partition.tile_rows());
   return static_cast<int64_t>(layout.bytes) * std::min<int64_t>(concurrency, partition.tasks()) +
-         static_cast<int64_t>(Work::partial_bytes(layout, partition));
+         static_cast<int64_t>(Work::partial_bytes(layout, partition) + SharedParts::bytes(problem_, partition));
 }
 
 std::string Forward::describe() const {

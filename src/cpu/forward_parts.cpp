@@ -1,8 +1,8 @@
 #include "cpu/forward_parts.h"
 
 #include <algorithm>
+#include <new>
 
-#include "cpu/trim.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -11,18 +11,110 @@ namespace {
 // No more tiles are looked at once so many in a row could not be made smaller.
 constexpr int kTrimTries = 8;
 
+// Keys that partial tiles are cut to: whole vectors, an even number of them, which keeps the order of a row's sums.
+constexpr int64_t kTrimColumns = 32;
+// With dropout: whole counters of its generator.
+constexpr int64_t kDropoutColumns = 64;
+static_assert(ForwardConfig{}.kv_tile % kDropoutColumns == 0);
+
+// Parts of all lists together. A call with more row tiles or blocks than they hold has enough else to do.
+constexpr int64_t kSharedParts = 4096;
+
 }  // namespace
 
-PartFinder::PartFinder(const ForwardCall& call, const Task& task, plan::VisitRow* visits)
+bool PartList::claim(int64_t rows) {
+  State expected = State::kEmpty;
+  if (!state_.compare_exchange_strong(expected, State::kClaimed, std::memory_order_relaxed)) {
+    return false;
+  }
+  rows_ = rows;
+  return true;
+}
+
+void PartList::add(std::span<const Part> parts) {
+  const auto count = static_cast<int64_t>(parts.size());
+  if (count_ + count <= capacity_) {
+    std::copy(parts.begin(), parts.end(), parts_ + count_);
+  }
+  count_ += count;
+}
+
+void PartList::finish() {
+  if (count_ <= capacity_) {
+    state_.store(State::kReady, std::memory_order_release);
+  }
+}
+
+size_t SharedParts::bytes(const Problem& problem, const Partition& partition) {
+  const bool has_programs = problem.mask_mod || problem.score_mod;
+  const int64_t lists = partition.q_tiles();
+  if (!has_programs || partition.splits() > 1 || lists == partition.tasks() || lists > kSharedParts) {
+    return 0;
+  }
+  return static_cast<size_t>(lists) * sizeof(PartList) + static_cast<size_t>(kSharedParts) * sizeof(Part);
+}
+
+SharedParts::SharedParts(std::byte* memory, const Problem& problem, const Partition& partition,
+                         const plan::Visits& visits) {
+  if (bytes(problem, partition) == 0 || visits.all_full() || visits.depends_on_b() || visits.depends_on_h()) {
+    return;
+  }
+  const int64_t lists = partition.q_tiles();
+  const int64_t capacity = kSharedParts / lists;
+  auto* parts = reinterpret_cast<Part*>(memory);
+  lists_ = reinterpret_cast<PartList*>(parts + kSharedParts);
+  for (int64_t i = 0; i < lists; ++i) {
+    new (lists_ + i) PartList(parts + i * capacity, capacity);
+  }
+}
+
+PartList* SharedParts::of(const Task& task) const { return lists_ == nullptr ? nullptr : lists_ + task.q_tile; }
+
+PartFinder::PartFinder(const ForwardCall& call, const Task& task, plan::VisitRow* visits, PartList* shared)
     : call_(call),
       task_(task),
       kv_tile_(call.kernel.config().kv_tile),
       groups_(divide_up(task.rows(), kVisitRows)),
-      visits_(visits) {
+      visits_(visits),
+      block_(task.kv_begin / kv_tile_ - 1) {  // a split begins at a whole block
+  if (shared != nullptr) {
+    known_ = shared->ready(task.rows());
+    is_known_ = !known_.empty();
+    if (is_known_) {
+      return;
+    }
+    filled_ = shared->claim(task.rows()) ? shared : nullptr;
+  }
   for (int64_t i = 0; i < groups_; ++i) {
     const plan::TileBox rows = box(i * kVisitRows, std::min((i + 1) * kVisitRows, task_.rows()));
     call_.visits.row(rows.b, rows.h_begin, rows.h_end, rows.q_begin, rows.q_end, kv_tile_, visits_[i]);
   }
+}
+
+std::span<const Part> PartFinder::next() {
+  if (is_known_) {
+    size_t count = 0;
+    while (count < known_.size() && known_[count].block == known_[0].block) {
+      ++count;
+    }
+    const std::span<const Part> parts = known_.first(count);
+    known_ = known_.subspan(count);
+    return parts;
+  }
+  Found& found = found_[turn_];
+  turn_ = 1 - turn_;
+  found.count = 0;
+  while (found.count == 0 && (block_ = block_after(block_)) * kv_tile_ < task_.kv_end) {
+    find(block_, found);
+  }
+  const std::span<const Part> parts(found.parts, static_cast<size_t>(found.count));
+  if (filled_ != nullptr && !parts.empty()) {
+    filled_->add(parts);
+  } else if (filled_ != nullptr) {
+    filled_->finish();
+    filled_ = nullptr;
+  }
+  return parts;
 }
 
 // Rows of several heads: the box around them. Without keys.
@@ -48,6 +140,7 @@ plan::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
   return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
 }
 
+// The next block that some rows visit, or one behind the last.
 int64_t PartFinder::block_after(int64_t block) const {
   int64_t next = divide_up(task_.kv_end, kv_tile_);
   for (int64_t i = 0; i < groups_; ++i) {
@@ -62,56 +155,70 @@ int64_t PartFinder::block_after(int64_t block) const {
   return next;
 }
 
-// Leaves out the half of a partial tile's keys that none of its rows sees, and the first and last rows that see none of
-// the rest; false if that is all.
-bool PartFinder::trim(int64_t kv_begin, Part& part) {
-  static_assert(ForwardConfig{}.kv_tile / 2 % 64 == 0, "whole panels, and whole counters of dropout");
-  const auto skipped = [&](int64_t row_begin, int64_t row_end, int64_t column, int64_t columns) {
-    plan::TileBox tile = box(row_begin, row_end);
-    tile.kv_begin = kv_begin + column;
-    tile.kv_end = tile.kv_begin + columns;
-    return call_.visits.classify(tile, visits_[0].scratch) == plan::TileKind::kSkipped;
-  };
-  const Part whole = part;
-  const int64_t half = kv_tile_ / 2;
-  if (part.columns > half) {
-    if (skipped(part.row_begin, part.row_end, 0, half)) {
-      part.column = half;
-      part.columns -= half;
-    } else if (skipped(part.row_begin, part.row_end, half, part.columns - half)) {
-      part.columns = half;
-    }
+void PartFinder::Found::add(const Part& part) {
+  if (count > 0 && part.continues(parts[count - 1]) &&
+      part.row_end - parts[count - 1].row_begin <= kRunGroups * kVisitRows) {
+    parts[count - 1].row_end = part.row_end;
+  } else {
+    parts[count++] = part;
   }
-  const RowRange rows = trim_rows({part.row_begin, part.row_end}, [&](int64_t begin, int64_t end) {
-    return skipped(begin, end, part.column, part.columns);
-  });
-  part.row_begin = rows.begin;
-  part.row_end = rows.end;
-  untrimmed_ = part.columns == whole.columns && part.rows() == whole.rows() ? untrimmed_ + 1 : 0;
-  return part.row_begin < part.row_end;
 }
 
-int PartFinder::find(int64_t block, int64_t columns, Part (&parts)[kMaxVisitGroups]) {
-  int count = 0;
-  for (int64_t group = 0; group < groups_; ++group) {
-    const plan::TileKind kind = kind_at(group, block);
-    Part part{.row_begin = group * kVisitRows,
-              .row_end = std::min((group + 1) * kVisitRows, task_.rows()),
-              .column = 0,
-              .columns = columns,
-              .partial = kind == plan::TileKind::kPartial};
-    if (kind == plan::TileKind::kSkipped ||
-        (part.partial && untrimmed_ < kTrimTries && !trim(block * kv_tile_, part))) {
-      continue;
-    }
-    if (count > 0 && part.continues(parts[count - 1]) &&
-        part.row_end - parts[count - 1].row_begin <= kRunGroups * kVisitRows) {
-      parts[count - 1].row_end = part.row_end;
-    } else {
-      parts[count++] = part;
+// Leaves out the first and last keys that none of the rows sees; false if those are all.
+bool PartFinder::trim_columns(Part& part) {
+  const int64_t step = call_.dropout.threshold > 0 ? kDropoutColumns : kTrimColumns;
+  plan::TileBox tile = box(part.row_begin, part.row_end);
+  const auto skipped = [&](int64_t begin, int64_t end) {
+    tile.kv_begin = part.block * kv_tile_ + begin;
+    tile.kv_end = part.block * kv_tile_ + end;
+    return call_.visits.classify(tile, visits_[0].scratch) == plan::TileKind::kSkipped;
+  };
+  int64_t begin = part.column;
+  int64_t end = part.column + part.columns;
+  while (begin < end && skipped(begin, std::min(begin + step, end))) {
+    begin += step;
+  }
+  const auto last = [&] { return (end - 1) / step * step; };
+  while (begin < end && last() > begin && skipped(last(), end)) {
+    end = last();
+  }
+  part.column = begin;
+  part.columns = end - begin;
+  return part.columns > 0;
+}
+
+// Of a partial tile, what each few of its rows need.
+void PartFinder::add_trimmed(const Part& whole, Found& found) {
+  bool smaller = false;
+  for (int64_t row = whole.row_begin; row < whole.row_end; row += kTrimRows) {
+    Part part = whole;
+    part.row_begin = row;
+    part.row_end = std::min(row + kTrimRows, whole.row_end);
+    const bool needed = trim_columns(part);
+    smaller = smaller || part.columns < whole.columns;
+    if (needed) {
+      found.add(part);
     }
   }
-  return count;
+  untrimmed_ = smaller ? 0 : untrimmed_ + 1;
+}
+
+void PartFinder::find(int64_t block, Found& found) {
+  const int64_t columns = std::min(kv_tile_, task_.kv_end - block * kv_tile_);
+  for (int64_t group = 0; group < groups_; ++group) {
+    const plan::TileKind kind = kind_at(group, block);
+    const Part whole{.block = block,
+                     .row_begin = group * kVisitRows,
+                     .row_end = std::min((group + 1) * kVisitRows, task_.rows()),
+                     .column = 0,
+                     .columns = columns,
+                     .partial = kind == plan::TileKind::kPartial};
+    if (whole.partial && untrimmed_ < kTrimTries) {
+      add_trimmed(whole, found);
+    } else if (kind != plan::TileKind::kSkipped) {
+      found.add(whole);
+    }
+  }
 }
 
 }  // namespace flashlift::cpu

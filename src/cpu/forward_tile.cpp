@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "cpu/forward_finish.h"
 #include "cpu/forward_parts.h"
@@ -58,7 +59,7 @@ class TaskRunner {
         kept_(reinterpret_cast<uint8_t*>(memory.tiles + layout.kept)),
         gathered_(memory.tiles + layout.gathered),
         kv_tile_(call.kernel.config().kv_tile),
-        parts_(call, task, memory.visits.data()),
+        parts_(call, task, memory.visits.data(), call.parts.of(task)),
         panel_count_(value_panels(problem_.value_dim, kernels_, panels_)) {}
 
   void run();
@@ -68,7 +69,7 @@ class TaskRunner {
  private:
   void load_queries(int64_t row_begin, int64_t row_end);
   void load_new_queries(const Part& part);
-  void visit_block(int64_t block);
+  void visit_block(std::span<const Part> parts, std::span<const Part> next);
   MatrixView key_rows(const TensorView& tensor, int64_t kv_begin, int64_t columns);
   void pack_keys(int64_t kv_begin, int64_t columns);
   void pack_values(int64_t kv_begin, int64_t columns);
@@ -78,15 +79,15 @@ class TaskRunner {
   void for_pieces(int64_t kv_begin, int64_t columns, const Body& body) const;
   void dot_keys(int64_t kv_begin, int64_t columns);
   void add_values(int64_t kv_begin, int64_t columns);
-  void run_direct(int64_t kv_begin, int64_t columns, bool partial);
-  void run_part(int64_t block_begin, const Part& part);
-  void finalize_scores(int64_t block_begin, const Part& part);
+  void run_direct(int64_t block, bool partial);
+  void run_part(const Part& part);
+  void finalize_scores(const Part& part);
   void multiply_keys(const Part& part);
   void multiply_values(const Part& part);
-  void drop_out(int64_t block_begin, const Part& part);
+  void drop_out(const Part& part);
   void note_kept(const Part& part);
   void multiply_kept_values(const Part& part);
-  void expect_next(int64_t block, const Part* parts, int count);
+  void expect_next(std::span<const Part> parts, std::span<const Part> next);
   void expect_queries(int64_t group);
 
   const ForwardCall& call_;
@@ -195,7 +196,6 @@ void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
 }
 
 void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
-  packed_ = columns;
   MatrixView values = key_rows(call_.arguments.v, kv_begin, columns);
   const std::byte* base = static_cast<const std::byte*>(values.data);
   const int64_t element = static_cast<int64_t>(size_in_bytes(values.dtype));
@@ -228,7 +228,7 @@ bool TaskRunner::pack_value_pairs(MatrixView values, int64_t columns) {
   return values_finite_;
 }
 
-void TaskRunner::finalize_scores(int64_t block_begin, const Part& part) {
+void TaskRunner::finalize_scores(const Part& part) {
   const ScoreFunction function =
       function_for_tile(call_.kernel.score(), problem_, part.partial, part.columns % kernels_.lanes == 0);
   if (function == nullptr) {
@@ -238,7 +238,7 @@ void TaskRunner::finalize_scores(int64_t block_begin, const Part& part) {
   const ScoreArguments arguments{.s = s_,
                                  .s_stride = kv_tile_,
                                  .rows = part.rows(),
-                                 .kv_begin = block_begin + part.column,
+                                 .kv_begin = part.block * kv_tile_ + part.column,
                                  .columns = part.columns,
                                  .coordinates = coordinates_ + part.row_begin,
                                  .captures = call_.captures,
@@ -266,11 +266,11 @@ void TaskRunner::multiply_values(const Part& part) {
 }
 
 // After the softmax, whose sums are those without dropout.
-void TaskRunner::drop_out(int64_t block_begin, const Part& part) {
+void TaskRunner::drop_out(const Part& part) {
   for (int64_t r = 0; r < part.rows(); ++r) {
     const RowCoordinates& at = coordinates_[part.row_begin + r];
     float* row = s_ + r * kv_tile_;
-    kernels_.drop_out(row, part.columns, call_.dropout, {at.b, at.h, at.q}, block_begin + part.column);
+    kernels_.drop_out(row, part.columns, call_.dropout, {at.b, at.h, at.q}, part.block * kv_tile_ + part.column);
     if (!values_finite_) {
       for (int64_t c = 0; c < part.columns; ++c) {
         kept_[r * kv_tile_ + c] = kept_[r * kv_tile_ + c] && row[c] != 0;
@@ -307,20 +307,25 @@ void TaskRunner::multiply_kept_values(const Part& part) {
   }
 }
 
+// The keys of a part may begin and end within a panel.
 void TaskRunner::multiply_keys(const Part& part) {
   const int64_t width = kernels_.panel_width;
   const int64_t depth = layout_.q_stride;
-  for (int64_t c = 0; c < part.columns; c += width) {
-    const int64_t padded = round_up(std::min(width, part.columns - c), kernels_.lanes);
-    const int vectors = static_cast<int>(padded / kernels_.lanes);
-    const int64_t key = part.column + c;
+  const int64_t end = part.column + part.columns;
+  for (int64_t key = part.column; key < end;) {
+    const int64_t panel = key / width * width;
+    const int64_t panel_keys = std::min(width, round_up(packed_ - panel, kernels_.lanes));
+    const int64_t keys = std::min(end, panel + width) - key;
+    const int vectors = static_cast<int>(divide_up(keys, kernels_.lanes));
+    float* out = s_ + key - part.column;
     if (pairs_ != nullptr) {
       pairs_->multiply(part.rows(), vectors, depth, as_pairs(q_) + part.row_begin * depth, depth,
-                       as_pairs(k_) + key * depth, padded, s_ + c, kv_tile_, false, upcoming_);
+                       as_pairs(k_) + panel * depth + 2 * (key - panel), panel_keys, out, kv_tile_, false, upcoming_);
     } else {
-      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth, k_ + key * depth, padded,
-                        s_ + c, kv_tile_, false, upcoming_);
+      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth,
+                        k_ + panel * depth + key - panel, panel_keys, out, kv_tile_, false, upcoming_);
     }
+    key += keys;
   }
 }
 
@@ -362,7 +367,7 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
     return;
   }
   const int64_t next = kv_begin + columns;
-  const bool visits_next = next < task_.kv_end && parts_.kind_at(0, next / kv_tile_) != plan::TileKind::kSkipped;
+  const bool visits_next = next < task_.kv_end && parts_.first_kind(next / kv_tile_) != plan::TileKind::kSkipped;
   for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
     MatrixView next_keys{};
     if (visits_next && next + first < task_.kv_end) {
@@ -374,16 +379,19 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
 }
 
 // Few rows read keys and values once, as they lie: packing them would be most of the work.
-void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
+void TaskRunner::run_direct(int64_t block, bool partial) {
   const int64_t rows = task_.rows();
-  const Part whole{.row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
+  const int64_t kv_begin = block * kv_tile_;
+  const int64_t columns = std::min(kv_tile_, task_.kv_end - kv_begin);
+  const Part whole{
+      .block = block, .row_begin = 0, .row_end = rows, .column = 0, .columns = columns, .partial = partial};
   dot_keys(kv_begin, columns);
-  finalize_scores(kv_begin, whole);
+  finalize_scores(whole);
   kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
                    layout_.o_stride);
   values_finite_ = true;
   if (call_.dropout.threshold > 0) {
-    drop_out(kv_begin, whole);
+    drop_out(whole);
   }
   const int64_t outputs = rows * layout_.o_stride;
   float* before = v_;
@@ -396,14 +404,15 @@ void TaskRunner::run_direct(int64_t kv_begin, int64_t columns, bool partial) {
         kept_[r * kv_tile_ + c] = s_[r * kv_tile_ + c] != 0;
       }
     }
+    packed_ = columns;
     pack_values(kv_begin, columns);
     multiply_kept_values(whole);
   }
 }
 
-void TaskRunner::run_part(int64_t block_begin, const Part& part) {
+void TaskRunner::run_part(const Part& part) {
   multiply_keys(part);
-  finalize_scores(block_begin, part);
+  finalize_scores(part);
   if (!values_finite_) {
     note_kept(part);
   }
@@ -411,7 +420,7 @@ void TaskRunner::run_part(int64_t block_begin, const Part& part) {
   softmax(s_, kv_tile_, part.rows(), round_up(part.columns, kernels_.lanes), maxima_ + part.row_begin,
           state_ + part.row_begin, o_ + part.row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
   if (call_.dropout.threshold > 0) {
-    drop_out(block_begin, part);
+    drop_out(part);
   }
   if (values_finite_) {
     multiply_values(part);
@@ -430,62 +439,45 @@ void TaskRunner::expect_queries(int64_t group) {
 
 // Lets the products of a block's parts bring near what is read after them: queries of rows that come for the first
 // time, and the next block's keys and values.
-void TaskRunner::expect_next(int64_t block, const Part* parts, int count) {
+void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> next) {
   upcoming_ = {};
   std::bitset<kMaxVisitGroups> expected = loaded_;
-  const auto expect_new = [&](int64_t group) {
-    if (!expected[static_cast<size_t>(group)]) {
-      expected.set(static_cast<size_t>(group));
-      expect_queries(group);
+  const auto expect_new = [&](const Part& part) {
+    for (int64_t group = part.row_begin / kVisitRows; group * kVisitRows < part.row_end; ++group) {
+      if (!expected[static_cast<size_t>(group)]) {
+        expected.set(static_cast<size_t>(group));
+        expect_queries(group);
+      }
     }
   };
   int64_t steps = 0;
-  for (int i = 0; i < count; ++i) {
-    for (int64_t group = parts[i].row_begin / kVisitRows; group * kVisitRows < parts[i].row_end; ++group) {
-      expect_new(group);
-    }
-    steps += upcoming_steps(parts[i].rows(), layout_.q_stride) * divide_up(parts[i].columns, kernels_.panel_width) +
-             upcoming_steps(parts[i].rows(), parts[i].columns) * panel_count_;
+  for (const Part& part : parts) {
+    expect_new(part);
+    steps += upcoming_steps(part.rows(), layout_.q_stride) * divide_up(part.columns, kernels_.panel_width) +
+             upcoming_steps(part.rows(), part.columns) * panel_count_;
   }
-  const int64_t next = parts_.block_after(block);
-  const int64_t first = next * kv_tile_;
-  const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
-  if (columns > 0) {
-    if (problem_.page_size == 0) {
-      expect(upcoming_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
-      expect(upcoming_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
-    }
-    for (int64_t group = 0; group * kVisitRows < task_.rows(); ++group) {
-      if (parts_.kind_at(group, next) != plan::TileKind::kSkipped) {
-        expect_new(group);
-      }
-    }
+  if (!next.empty() && problem_.page_size == 0) {
+    const int64_t first = next[0].block * kv_tile_;
+    const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
+    expect(upcoming_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
+    expect(upcoming_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
+  }
+  for (const Part& part : next) {
+    expect_new(part);
   }
   set_pace(upcoming_, steps);
 }
 
-void TaskRunner::visit_block(int64_t block) {
-  const int64_t kv_begin = block * kv_tile_;
-  const int64_t columns = std::min(kv_tile_, task_.kv_end - kv_begin);
-  if (layout_.direct) {
-    const plan::TileKind kind = parts_.kind_at(0, block);
-    if (kind != plan::TileKind::kSkipped) {
-      run_direct(kv_begin, columns, kind == plan::TileKind::kPartial);
-    }
-    return;
-  }
-  Part parts[kMaxVisitGroups];
-  const int count = parts_.find(block, columns, parts);
-  if (count == 0) {
-    return;
-  }
-  pack_keys(kv_begin, columns);
-  pack_values(kv_begin, columns);
+void TaskRunner::visit_block(std::span<const Part> parts, std::span<const Part> next) {
+  const int64_t kv_begin = parts[0].block * kv_tile_;
+  packed_ = std::min(kv_tile_, task_.kv_end - kv_begin);
+  pack_keys(kv_begin, packed_);
+  pack_values(kv_begin, packed_);
   load_new_queries(parts[0]);
-  expect_next(block, parts, count);
-  for (int i = 0; i < count; ++i) {
-    load_new_queries(parts[i]);
-    run_part(kv_begin, parts[i]);
+  expect_next(parts, next);
+  for (const Part& part : parts) {
+    load_new_queries(part);
+    run_part(part);
   }
   bring_rest_near(kernels_, upcoming_);  // where products had no time for it
 }
@@ -494,12 +486,19 @@ void TaskRunner::run() {
   const PairSection section(pairs_);
   std::fill_n(state_, task_.rows(), RowState{});
   std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
-  if (layout_.direct) {
-    load_queries(0, task_.rows());
+  if (!layout_.direct) {
+    for (std::span<const Part> parts = parts_.next(), next; !parts.empty(); parts = next) {
+      next = parts_.next();
+      visit_block(parts, next);
+    }
+    return;
   }
-  // A split begins at a whole block.
+  load_queries(0, task_.rows());
   for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
-    visit_block(block);
+    const plan::TileKind kind = parts_.first_kind(block);
+    if (kind != plan::TileKind::kSkipped) {
+      run_direct(block, kind == plan::TileKind::kPartial);
+    }
   }
 }
 

@@ -19,6 +19,8 @@ inline constexpr int64_t kMaxVisitGroups = ForwardConfig{}.q_tile / kVisitRows;
 // A task has no fewer rows than a head group has in all, or many more.
 inline constexpr int64_t kDirectRows = 8;
 
+class SharedParts;  // forward_parts.h
+
 // What all tasks of one call share.
 struct ForwardCall {
   const Forward& kernel;
@@ -27,6 +29,7 @@ struct ForwardCall {
   const plan::Visits& visits;
   const CaptureView* captures;
   Dropout dropout;
+  const SharedParts& parts;
 };
 
 // Where a thread's tile buffers lie.

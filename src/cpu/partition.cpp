@@ -56,12 +56,12 @@ Task Partition::task(int64_t index) const {
   const int64_t pair = first_pair + index % pairs;
   task.g = pair % sizes_.kv_heads;
   task.b = pair / sizes_.kv_heads;
-  const int64_t q_tile = q_tiles_ - 1 - index / pairs;
+  task.q_tile = q_tiles_ - 1 - index / pairs;
 
   const int64_t first = head_tile * heads_per_tile_;
   task.h_begin = task.g * sizes_.group() + first;
   task.h_count = std::min(heads_per_tile_, sizes_.group() - first);
-  task.q_begin = q_tile * q_per_tile_;
+  task.q_begin = task.q_tile * q_per_tile_;
   task.q_count = std::min(q_per_tile_, sizes_.q_len - task.q_begin);
   task.kv_begin = task.split * keys_per_split_;
   task.kv_end = std::min(task.kv_begin + keys_per_split_, sizes_.kv_len);

@@ -25,6 +25,7 @@ struct Task {
   int64_t g;
   int64_t h_begin;
   int64_t h_count;
+  int64_t q_tile;
   int64_t q_begin;
   int64_t q_count;
   int64_t split;
@@ -42,6 +43,7 @@ class Partition {
 
   int64_t tasks() const { return tasks_; }
   int64_t splits() const { return splits_; }
+  int64_t q_tiles() const { return q_tiles_; }
   // Rows of the largest task.
   int64_t tile_rows() const { return heads_per_tile_ * q_per_tile_; }
   // Tasks of equal index / splits() are the splits of the same rows. As many key-value heads as there are threads go
