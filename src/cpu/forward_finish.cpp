@@ -1,5 +1,6 @@
 #include "cpu/forward_finish.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,12 +21,16 @@ struct RowFactors {
   bool empty = false;
 };
 
-RowFactors row_factors(const ForwardCall& call, const FinishedRow& row) {
+// Rows whose sums' logarithms are taken together.
+constexpr int64_t kLogRows = 64;
+
+// log_sum is that of the state's sum, if lse is wanted.
+RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state, double log_sum) {
   const Problem& problem = call.kernel.problem();
-  double maximum = row.state.max;
-  bool any_nan = std::isnan(row.state.sum);
+  double maximum = state.max;
+  bool any_nan = std::isnan(state.sum);
   for (int64_t r = 0; r < problem.sinks; ++r) {
-    const double sink = sink_at(*call.arguments.sinks, row.h, r);
+    const double sink = sink_at(*call.arguments.sinks, h, r);
     any_nan |= std::isnan(sink);
     maximum = sink > maximum ? sink : maximum;
   }
@@ -36,14 +41,14 @@ RowFactors row_factors(const ForwardCall& call, const FinishedRow& row) {
     return {0, problem.empty_rows == EmptyRows::kNan ? kNan : -kInfinity, true};
   }
   // Without sinks the common factor of sum and output cancels, and needs no exponential.
-  const double base = exponent_base(row.state.max);
+  const double base = exponent_base(state.max);
   if (problem.sinks == 0 && problem.normalize) {
-    return {1.0 / row.state.sum, base + std::log(static_cast<double>(row.state.sum))};
+    return {1.0 / state.sum, base + log_sum};
   }
-  const double weight = row.state.max == -kInfinity ? 0.0 : std::exp(base - maximum);
-  double sum = row.state.sum * weight;
+  const double weight = state.max == -kInfinity ? 0.0 : std::exp(base - maximum);
+  double sum = state.sum * weight;
   for (int64_t r = 0; r < problem.sinks; ++r) {
-    sum += std::exp(sink_at(*call.arguments.sinks, row.h, r) - maximum);
+    sum += std::exp(sink_at(*call.arguments.sinks, h, r) - maximum);
   }
   return {problem.normalize ? weight / sum : weight, maximum + std::log(sum)};
 }
@@ -60,7 +65,7 @@ float element(const TensorView& view, int64_t offset) {
 }
 
 // The values' mean (their sum, unnormalised). Reads all of V for a row: empty rows are rare.
-void uniform_row(const ForwardCall& call, const FinishedRow& row, float* out) {
+void uniform_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, float* out) {
   const Problem& problem = call.kernel.problem();
   const TensorView& v = call.arguments.v;
   const int64_t kv_len = call.sizes.kv_len;
@@ -68,45 +73,65 @@ void uniform_row(const ForwardCall& call, const FinishedRow& row, float* out) {
   for (int64_t d = 0; d < problem.value_dim; ++d) {
     double sum = 0;
     for (int64_t j = 0; j < kv_len; ++j) {
-      if (call.dropout.threshold == 0 || keeps(call.dropout, {row.b, row.h, row.q}, j)) {
-        const KeyPlace at = key_place(call.arguments, problem.page_size, row.b, j);
-        sum += element(v, at.batch * v.strides[0] + row.g * v.strides[1] + at.row * v.strides[2] + d * v.strides[3]);
+      if (call.dropout.threshold == 0 || keeps(call.dropout, {rows.b, rows.h, q}, j)) {
+        const KeyPlace at = key_place(call.arguments, problem.page_size, rows.b, j);
+        sum += element(v, at.batch * v.strides[0] + rows.g * v.strides[1] + at.row * v.strides[2] + d * v.strides[3]);
       }
     }
     out[d] = static_cast<float>(kv_len > 0 ? sum * weight : 0.0);
   }
 }
 
+// The output of a row that no key or sink, or a NaN, leaves nothing to divide by.
+void special_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, const RowFactors& factors, float* out) {
+  const Problem& problem = call.kernel.problem();
+  const bool nan = std::isnan(factors.scale) || problem.empty_rows == EmptyRows::kNan;
+  std::fill_n(out, problem.value_dim, nan ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
+  if (factors.empty && problem.empty_rows == EmptyRows::kUniform) {
+    uniform_row(call, rows, q, out);
+  }
+}
+
+// Where the rows' elements of lse or of the row maxima are, or null.
+float* row_elements(const std::optional<TensorView>& view, const FinishedRows& rows) {
+  return view ? static_cast<float*>(view->data) + rows.b * view->strides[0] + rows.h * view->strides[1] +
+                    rows.q * view->strides[2]
+              : nullptr;
+}
+
 }  // namespace
 
-void finish_row(const ForwardCall& call, const FinishedRow& row, float* scratch) {
+void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scratch) {
   const Problem& problem = call.kernel.problem();
-  const RowFactors factors = row_factors(call, row);
-  const float* source = row.accumulated;
-  float scale = static_cast<float>(factors.scale * call.dropout.factor);
-  if (factors.empty || std::isnan(factors.scale)) {
-    source = scratch;
-    scale = 1.0f;
-    const bool nan = std::isnan(factors.scale) || problem.empty_rows == EmptyRows::kNan;
-    for (int64_t d = 0; d < problem.value_dim; ++d) {
-      scratch[d] = nan ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
-    }
-    if (factors.empty && problem.empty_rows == EmptyRows::kUniform) {
-      uniform_row(call, row, scratch);
-    }
-  }
+  const TileKernels& kernels = call.kernel.kernels();
   const TensorView& out = call.arguments.out;
-  const int64_t offset = row.b * out.strides[0] + row.h * out.strides[1] + row.q * out.strides[2];
-  std::byte* to = static_cast<std::byte*>(out.data) + offset * static_cast<int64_t>(size_in_bytes(out.dtype));
-  call.kernel.kernels().store_row(source, problem.value_dim, scale, to, out.dtype, out.strides[3]);
-  const auto store = [&](const TensorView& view, float value) {
-    static_cast<float*>(view.data)[row.b * view.strides[0] + row.h * view.strides[1] + row.q * view.strides[2]] = value;
-  };
-  if (call.arguments.lse) {
-    store(*call.arguments.lse, static_cast<float>(factors.lse));
-  }
-  if (call.arguments.row_max) {
-    store(*call.arguments.row_max, std::isnan(row.state.sum) ? std::numeric_limits<float>::quiet_NaN() : row.state.max);
+  const auto size = static_cast<int64_t>(size_in_bytes(out.dtype));
+  std::byte* to = static_cast<std::byte*>(out.data) +
+                  (rows.b * out.strides[0] + rows.h * out.strides[1] + rows.q * out.strides[2]) * size;
+  float* lse = row_elements(call.arguments.lse, rows);
+  float* row_max = row_elements(call.arguments.row_max, rows);
+  double logs[kLogRows] = {};
+  for (int64_t r = 0; r < rows.count; ++r) {
+    if (lse != nullptr && r % kLogRows == 0) {
+      kernels.log_sums(rows.states + r, std::min(kLogRows, rows.count - r), logs);
+    }
+    const RowState& state = rows.states[r];
+    const RowFactors factors = row_factors(call, rows.h, state, logs[r % kLogRows]);
+    const float* source = rows.accumulated + r * rows.stride;
+    float scale = static_cast<float>(factors.scale * call.dropout.factor);
+    if (factors.empty || std::isnan(factors.scale)) {
+      special_row(call, rows, rows.q + r, factors, scratch);
+      source = scratch;
+      scale = 1.0f;
+    }
+    kernels.store_row(source, problem.value_dim, scale, to + r * out.strides[2] * size, out.dtype, out.strides[3]);
+    if (lse != nullptr) {
+      lse[r * call.arguments.lse->strides[2]] = static_cast<float>(factors.lse);
+    }
+    if (row_max != nullptr) {
+      row_max[r * call.arguments.row_max->strides[2]] =
+          std::isnan(state.sum) ? std::numeric_limits<float>::quiet_NaN() : state.max;
+    }
   }
 }
 

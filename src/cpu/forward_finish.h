@@ -5,17 +5,20 @@
 
 namespace flashlift::cpu {
 
-// A row's accumulated output, as one task or the combination of several leaves it.
-struct FinishedRow {
+// Neighbouring rows of a head and their accumulated outputs, `stride` floats apart, as one task or the combination of
+// several leaves them.
+struct FinishedRows {
   int64_t b;
   int64_t g;
   int64_t h;
   int64_t q;
-  RowState state;
+  int64_t count;
+  const RowState* states;
   const float* accumulated;
+  int64_t stride;
 };
 
-// Applies sinks, normalisation and the rule for empty rows, and writes out and lse. `scratch` holds a row.
-void finish_row(const ForwardCall& call, const FinishedRow& row, float* scratch);
+// Applies sinks, normalisation and the rule for empty rows, and writes out, lse and row maxima. `scratch` holds a row.
+void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scratch);
 
 }  // namespace flashlift::cpu

@@ -503,11 +503,18 @@ void TaskRunner::run() {
 }
 
 void TaskRunner::finish() {
-  for (int64_t r = 0; r < task_.rows(); ++r) {
-    finish_row(call_,
-               {task_.b, task_.g, task_.h_begin + r / task_.q_count, task_.q_begin + r % task_.q_count, state_[r],
-                o_ + r * layout_.o_stride},
-               s_);
+  for (int64_t i = 0; i < task_.h_count; ++i) {
+    const int64_t row = i * task_.q_count;
+    finish_rows(call_,
+                {.b = task_.b,
+                 .g = task_.g,
+                 .h = task_.h_begin + i,
+                 .q = task_.q_begin,
+                 .count = task_.q_count,
+                 .states = state_ + row,
+                 .accumulated = o_ + row * layout_.o_stride,
+                 .stride = layout_.o_stride},
+                s_);
   }
 }
 
@@ -594,8 +601,16 @@ void combine_splits(const ForwardCall& call, const Task& task, const float* part
         sum[d] += part[16 + d] * weight;
       }
     }
-    finish_row(call, {task.b, task.g, task.h_begin + r / task.q_count, task.q_begin + r % task.q_count, state, sum},
-               scratch);
+    finish_rows(call,
+                {.b = task.b,
+                 .g = task.g,
+                 .h = task.h_begin + r / task.q_count,
+                 .q = task.q_begin + r % task.q_count,
+                 .count = 1,
+                 .states = &state,
+                 .accumulated = sum,
+                 .stride = layout.o_stride},
+                scratch);
   }
 }
 

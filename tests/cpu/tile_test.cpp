@@ -117,6 +117,25 @@ TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
   }
 }
 
+TEST_P(Tile, LogarithmsOfSumsAreThoseOfDoubles) {
+  std::vector<RowState> states;
+  for (float sum = 1.2e-38f; sum < 3e38f; sum *= 1.37f) {
+    states.push_back({0, sum});
+  }
+  for (const float sum : {1.0f, std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f), 0.70710678f, 1.41421356f}) {
+    states.push_back({0, sum});
+  }
+  std::vector<double> logs(states.size());
+  kernels_.log_sums(states.data(), static_cast<int64_t>(states.size()), logs.data());
+  for (size_t i = 0; i < states.size(); ++i) {
+    const double want = std::log(static_cast<double>(states[i].sum));
+    EXPECT_NEAR(logs[i], want, 4e-14 + 4e-16 * std::abs(want)) << states[i].sum;
+  }
+  const RowState one{0, 1};
+  kernels_.log_sums(&one, 1, logs.data());
+  EXPECT_EQ(logs[0], 0);  // a row with one key
+}
+
 TEST_P(Tile, ProductsBringLinesNearAtTheirPace) {
   const std::vector<float> memory(4096);
   Upcoming upcoming;

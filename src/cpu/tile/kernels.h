@@ -133,6 +133,8 @@ struct TileKernels {
   // multiple of lanes), adds them to the sums, and rescales the rows of o, `o_columns` wide, where a maximum grew.
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
                   float* o, int64_t o_stride, int64_t o_columns);
+  // logs[r] = the natural logarithm of states[r].sum, where that is a normal positive number; anything elsewhere.
+  void (*log_sums)(const RowState* states, int64_t rows, double* logs);
   // s[c] = 0 for each of `columns` keys from kv_begin on, a multiple of 64, that dropout leaves out. Touches whole
   // vectors.
   void (*drop_out)(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin);

@@ -43,6 +43,7 @@ const TileKernels& kernels() {
                                            .add_rows = add_rows,
                                            .row_max = row_max,
                                            .softmax = softmax_to<Exponentials>,
+                                           .log_sums = log_sums,
                                            .drop_out = drop_out,
                                            .sum_rows = sum_rows,
                                            .score_gradients = score_gradients,
