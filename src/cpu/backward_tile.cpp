@@ -132,7 +132,7 @@ void ChunkRunner::pack_transposed(const TensorView& tensor, int64_t b, int64_t g
   for (int64_t c = 0; c < rows; c += kernels_.panel_width) {
     const int64_t keys = std::min<int64_t>(kernels_.panel_width, rows - c);
     const int64_t padded = round_up(keys, kernels_.lanes);
-    kernels_.pack_transposed(head_rows(tensor, b, g, row + c), keys, depth, to, padded);
+    kernels_.pack_transposed(head_rows(tensor, b, g, row + c), keys, depth, 1.0f, to, padded);
     to += padded * depth;
   }
 }

@@ -78,7 +78,7 @@ Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kern
   const float mantissa = std::frexp(problem.scale, &exponent);
   // Huge and tiny powers could overflow or lose bits of small queries.
   const bool exact = std::abs(mantissa) == 0.5f && std::abs(exponent) < 16;
-  (exact ? forward.query_scale_ : forward.score_scale_) = problem.scale;
+  (exact ? forward.operand_scale_ : forward.score_scale_) = problem.scale;
   if (problem.score_mod || problem.mask_mod) {
     FLASHLIFT_ASSIGN_OR_RETURN(forward.score_, compiler(problem, kernels.isa));
   }

@@ -53,10 +53,11 @@ class Forward {
     return problem_.dtype == DType::kBF16 && problem_.dropout == 0 ? kernels_->pairs : nullptr;
   }
   const CompiledScore* score() const { return score_.get(); }
-  // The problem's scale in two factors. A power of two multiplies the queries without rounding. Any other scale waits
-  // for the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements
-  // are equal, and no average over the keys takes that out again.
-  float query_scale() const { return query_scale_; }
+  // The problem's scale in two factors. A power of two multiplies one operand without rounding: the keys where they are
+  // packed as f32, so that f32 queries can be read as they lie, and the queries elsewhere. Any other scale waits for
+  // the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements are
+  // equal, and no average over the keys takes that out again.
+  float operand_scale() const { return operand_scale_; }
   float score_scale() const { return score_scale_; }
 
  private:
@@ -65,7 +66,7 @@ class Forward {
   Problem problem_;
   const TileKernels* kernels_;
   ForwardConfig config_;
-  float query_scale_ = 1;
+  float operand_scale_ = 1;
   float score_scale_ = 1;
   std::shared_ptr<const CompiledScore> score_;  // null: no programs
 };

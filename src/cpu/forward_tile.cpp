@@ -49,8 +49,10 @@ class TaskRunner {
         task_(task),
         layout_(layout),
         q_(reinterpret_cast<float*>(memory.tiles + layout.q)),
+        queries_(q_),
         k_(reinterpret_cast<float*>(memory.tiles + layout.k)),
         v_(reinterpret_cast<float*>(memory.tiles + layout.v)),
+        values_(v_),
         s_(reinterpret_cast<float*>(memory.tiles + layout.s)),
         o_(reinterpret_cast<float*>(memory.tiles + layout.o)),
         maxima_(reinterpret_cast<float*>(memory.tiles + layout.maxima)),
@@ -67,6 +69,7 @@ class TaskRunner {
   void store_partial(float* partial);
 
  private:
+  const float* dense_queries() const;
   void load_queries(int64_t row_begin, int64_t row_end);
   void load_new_queries(const Part& part);
   void visit_block(std::span<const Part> parts, std::span<const Part> next);
@@ -97,8 +100,10 @@ class TaskRunner {
   const Task& task_;
   const TileLayout& layout_;
   float* q_;
+  const float* queries_;  // q_, or the caller's where these lie as products in f32 read them
   float* k_;
   float* v_;
+  const float* values_;  // of the packed block; likewise v_, or the caller's
   float* s_;
   float* o_;
   float* maxima_;
@@ -116,7 +121,17 @@ class TaskRunner {
   Upcoming upcoming_;
 };
 
-// Queries as the products read them.
+// The task's queries as they lie, if products in f32 read them so: neither converted nor scaled.
+const float* TaskRunner::dense_queries() const {
+  const TensorView& q = call_.arguments.q;
+  const bool dense = q.dtype == DType::kF32 && q.strides[3] == 1 && q.strides[2] == problem_.head_dim &&
+                     (task_.h_count == 1 || q.strides[1] == task_.q_count * q.strides[2]);
+  return dense && pairs_ == nullptr && !layout_.direct
+             ? static_cast<const float*>(head_rows(q, task_.b, task_.h_begin, task_.q_begin).data)
+             : nullptr;
+}
+
+// Queries as the products read them. The keys have the scale where f32 keys are packed.
 void TaskRunner::load_queries(int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end;) {
     const int64_t h = task_.h_begin + row / task_.q_count;
@@ -125,10 +140,11 @@ void TaskRunner::load_queries(int64_t row_begin, int64_t row_end) {
     const MatrixView queries = head_rows(call_.arguments.q, task_.b, h, q);
     const int64_t to = row * layout_.q_stride;
     if (pairs_ != nullptr) {
-      pairs_->convert_rows(queries, count, problem_.head_dim, call_.kernel.query_scale(), as_pairs(q_) + to,
+      pairs_->convert_rows(queries, count, problem_.head_dim, call_.kernel.operand_scale(), as_pairs(q_) + to,
                            layout_.q_stride);
-    } else {
-      kernels_.convert_rows(queries, count, problem_.head_dim, call_.kernel.query_scale(), q_ + to, layout_.q_stride);
+    } else if (queries_ == q_) {
+      const float scale = layout_.direct ? call_.kernel.operand_scale() : 1.0f;
+      kernels_.convert_rows(queries, count, problem_.head_dim, scale, q_ + to, layout_.q_stride);
     }
     for (int64_t i = 0; i < count; ++i) {
       coordinates_[row + i] = {static_cast<int32_t>(task_.b), static_cast<int32_t>(h), static_cast<int32_t>(q + i)};
@@ -190,7 +206,7 @@ void TaskRunner::pack_keys(int64_t kv_begin, int64_t columns) {
   for (int64_t c = 0; c < columns; c += width) {
     const int64_t keys = std::min(width, columns - c);
     const int64_t padded = round_up(keys, kernels_.lanes);
-    kernels_.pack_transposed(row_of(keys_view, c), keys, problem_.head_dim, to, padded);
+    kernels_.pack_transposed(row_of(keys_view, c), keys, problem_.head_dim, call_.kernel.operand_scale(), to, padded);
     to += padded * problem_.head_dim;
   }
 }
@@ -202,6 +218,14 @@ void TaskRunner::pack_values(int64_t kv_begin, int64_t columns) {
   if (pairs_ != nullptr && pack_value_pairs(values, columns)) {
     return;
   }
+  const bool one_panel = panel_count_ == 1 && problem_.value_dim == panels_[0].vectors * kernels_.lanes;
+  if (one_panel && values.dtype == DType::kF32 && values.column_stride == 1 &&
+      values.row_stride == problem_.value_dim) {
+    values_ = static_cast<const float*>(values.data);
+    values_finite_ = kernels_.all_finite(values_, columns * problem_.value_dim);
+    return;
+  }
+  values_ = v_;
   values_finite_ = true;
   for (int i = 0; i < panel_count_; ++i) {
     const Panel& panel = panels_[i];
@@ -260,7 +284,7 @@ void TaskRunner::multiply_values(const Part& part) {
                        2 * kv_tile_, panel, width, out, layout_.o_stride, true, upcoming_);
     } else {
       kernels_.multiply(part.rows(), panels_[i].vectors, part.columns, s_, kv_tile_,
-                        v_ + panels_[i].begin * packed_ + first, width, out, layout_.o_stride, true, upcoming_);
+                        values_ + panels_[i].begin * packed_ + first, width, out, layout_.o_stride, true, upcoming_);
     }
   }
 }
@@ -292,7 +316,7 @@ void TaskRunner::note_kept(const Part& part) {
 void TaskRunner::multiply_kept_values(const Part& part) {
   for (int i = 0; i < panel_count_; ++i) {
     const int64_t width = panels_[i].vectors * kernels_.lanes;
-    const float* panel = v_ + panels_[i].begin * packed_ + part.column * width;
+    const float* panel = values_ + panels_[i].begin * packed_ + part.column * width;
     for (int64_t r = 0; r < part.rows(); ++r) {
       float* out = o_ + (part.row_begin + r) * layout_.o_stride + panels_[i].begin;
       for (int64_t c = 0; c < part.columns; ++c) {
@@ -322,7 +346,7 @@ void TaskRunner::multiply_keys(const Part& part) {
       pairs_->multiply(part.rows(), vectors, depth, as_pairs(q_) + part.row_begin * depth, depth,
                        as_pairs(k_) + panel * depth + 2 * (key - panel), panel_keys, out, kv_tile_, false, upcoming_);
     } else {
-      kernels_.multiply(part.rows(), vectors, depth, q_ + part.row_begin * depth, depth,
+      kernels_.multiply(part.rows(), vectors, depth, queries_ + part.row_begin * depth, depth,
                         k_ + panel * depth + key - panel, panel_keys, out, kv_tile_, false, upcoming_);
     }
     key += keys;
@@ -487,6 +511,9 @@ void TaskRunner::run() {
   std::fill_n(state_, task_.rows(), RowState{});
   std::memset(o_, 0, static_cast<size_t>(task_.rows() * layout_.o_stride) * sizeof(float));
   if (!layout_.direct) {
+    if (const float* queries = dense_queries(); queries != nullptr) {
+      queries_ = queries;
+    }
     for (std::span<const Part> parts = parts_.next(), next; !parts.empty(); parts = next) {
       next = parts_.next();
       visit_block(parts, next);

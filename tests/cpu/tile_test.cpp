@@ -96,7 +96,7 @@ TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
           const MatrixView view{data, dtype, row_stride, column_stride};
           const int64_t padded_rows = (rows + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
           std::vector<float> transposed(static_cast<size_t>(columns * padded_rows), -1.0f);
-          kernels_.pack_transposed(view, rows, columns, transposed.data(), padded_rows);
+          kernels_.pack_transposed(view, rows, columns, 4.0f, transposed.data(), padded_rows);
           const int64_t padded_columns = columns + 2;
           std::vector<float> converted(static_cast<size_t>(rows * padded_columns), -1.0f);
           kernels_.convert_rows(view, rows, columns, 2.0f, converted.data(), padded_columns);
@@ -104,7 +104,7 @@ TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
             for (int64_t c = 0; c < padded_columns; ++c) {
               const float want = r < rows && c < columns ? value(r, c) : 0.0f;
               if (c < columns) {
-                ASSERT_EQ(transposed[static_cast<size_t>(c * padded_rows + r)], want);
+                ASSERT_EQ(transposed[static_cast<size_t>(c * padded_rows + r)], 4 * want);
               }
               if (r < rows) {
                 ASSERT_EQ(converted[static_cast<size_t>(r * padded_columns + c)], 2 * want);

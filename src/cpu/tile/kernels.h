@@ -98,9 +98,10 @@ struct TileKernels {
   // dst[r * dst_stride + c] = src(r, c) * scale, for rows x columns elements.
   void (*convert_rows)(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
                        int64_t dst_stride);
-  // The transpose: dst[c * dst_stride + r] = src(r, c) for r < rows, 0 for rows <= r < dst_stride. dst_stride is a
-  // multiple of lanes, rows <= dst_stride.
-  void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride);
+  // The transpose: dst[c * dst_stride + r] = src(r, c) * scale for r < rows, 0 for rows <= r < dst_stride. dst_stride
+  // is a multiple of lanes, rows <= dst_stride.
+  void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                          int64_t dst_stride);
 
   // Starts bringing the next `pace` lines into the second-level cache.
   void (*bring_near)(Upcoming& upcoming);

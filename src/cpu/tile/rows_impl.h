@@ -73,13 +73,15 @@ void convert_rows_typed(const MatrixView& src, int64_t rows, int64_t columns, fl
 }
 
 template <DType kType>
-void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
+void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                           int64_t dst_stride) {
   if (src.column_stride != 1) {
     // Read down the columns: contiguous when the caller holds the transpose, element by element otherwise.
     const MatrixView t{src.data, src.dtype, src.column_stride, src.row_stride};
-    convert_rows_typed<kType>(t, columns, rows, 1.0f, dst, dst_stride);
+    convert_rows_typed<kType>(t, columns, rows, scale, dst, dst_stride);
     return;
   }
+  const Float factor = Vector::set(scale);
   for (int64_t r = 0; r < dst_stride; r += kLanes) {
     for (int64_t c = 0; c < columns; c += kLanes) {
       const int64_t n = columns - c < kLanes ? columns - c : kLanes;
@@ -90,7 +92,7 @@ void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns,
       Vector::transpose(block);
       for (int i = 0; i < kLanes; ++i) {
         if (i < n) {
-          Vector::store(dst + (c + i) * dst_stride + r, block[i]);
+          Vector::store(dst + (c + i) * dst_stride + r, Vector::mul(block[i], factor));
         }
       }
     }
@@ -113,8 +115,10 @@ void convert_rows(const MatrixView& src, int64_t rows, int64_t columns, float sc
   for_dtype(src.dtype, [&]<DType kType>() { convert_rows_typed<kType>(src, rows, columns, scale, dst, dst_stride); });
 }
 
-void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float* dst, int64_t dst_stride) {
-  for_dtype(src.dtype, [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, dst, dst_stride); });
+void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
+                     int64_t dst_stride) {
+  for_dtype(src.dtype,
+            [&]<DType kType>() { pack_transposed_typed<kType>(src, rows, columns, scale, dst, dst_stride); });
 }
 
 // Inlined, since a call in the middle of a product would write all sums to memory.
