@@ -85,14 +85,27 @@ void pack_transposed_typed(const MatrixView& src, int64_t rows, int64_t columns,
   for (int64_t r = 0; r < dst_stride; r += kLanes) {
     for (int64_t c = 0; c < columns; c += kLanes) {
       const int64_t n = columns - c < kLanes ? columns - c : kLanes;
+      float* out = dst + c * dst_stride + r;
       Float block[kLanes];
+      if (r + kLanes <= rows && n == kLanes) {
+        // Addresses a step apart: what the general case computes for each row does not fit the registers.
+        const char* from = element<kType>(src, r, c);
+        for (int i = 0; i < kLanes; ++i, from += src.row_stride * kElementSize<kType>) {
+          block[i] = load_elements<kType>(from, kLanes);
+        }
+        Vector::transpose(block);
+        for (int i = 0; i < kLanes; ++i, out += dst_stride) {
+          Vector::store(out, Vector::mul(block[i], factor));
+        }
+        continue;
+      }
       for (int i = 0; i < kLanes; ++i) {
         block[i] = r + i < rows ? load_elements<kType>(element<kType>(src, r + i, c), n) : Vector::zero();
       }
       Vector::transpose(block);
       for (int i = 0; i < kLanes; ++i) {
         if (i < n) {
-          Vector::store(dst + (c + i) * dst_stride + r, Vector::mul(block[i], factor));
+          Vector::store(out + i * dst_stride, Vector::mul(block[i], factor));
         }
       }
     }
