@@ -17,6 +17,7 @@ struct Options {
   std::string output;
   std::string as = "custom_call";
   std::string report;
+  bool gradients = false;
   bool json = false;
 };
 
@@ -24,10 +25,13 @@ Outcome run_fuse(const Options& options) {
   if (!options.report.empty() && options.report == options.output) {
     return invalid_argument("-o and --report both name {}; give the report a file of its own", options.output);
   }
+  if (options.gradients && options.as == "composite") {
+    return invalid_argument("--gradients and --as composite: gradients are fused as custom calls only; leave out one");
+  }
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
   FLASHLIFT_ASSIGN_OR_RETURN(const stablehlo::FuseResult fused,
-                             stablehlo::fuse(text, {.as = as, .name = options.module}));
+                             stablehlo::fuse(text, {.as = as, .name = options.module, .gradients = options.gradients}));
   const Json candidates = Json::parse(stablehlo::report_json(fused));
   Json report = {{"module", options.module},
                  {"output", options.output},
@@ -61,6 +65,9 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
                    "original as its decomposition")
       ->check(CLI::IsMember({"custom_call", "composite"}))
       ->option_text("TEXT [custom_call]");
+  command->add_flag("--gradients", options->gradients,
+                    "Fuse attention with its gradient where the module holds both, as custom calls; the backward pass "
+                    "runs on CPUs");
   command->add_option("--report", options->report, "Where a JSON report of all candidates goes");
   command->add_flag("--json", options->json, "Print the report as one JSON object");
   command->callback([options, &outcome] { outcome = run_fuse(*options); });

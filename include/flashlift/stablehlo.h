@@ -26,6 +26,9 @@ const char* to_string(FuseAs as);
 struct FuseOptions {
   FuseAs as = FuseAs::kCustomCall;
   std::string name = "<module>";  // of the module, a file name as a rule, for locations and messages
+  // Whether an attention is fused whose gradient stands in the module, too: both become calls, the backward pass
+  // custom_call @flashlift.attention_backward, which runs on CPUs. Otherwise, and as a composite, both stay.
+  bool gradients = false;
 };
 
 // One place that looked like attention, fused or not.

@@ -112,7 +112,12 @@ class ProblemInfo(Structure):
 
 
 class FuseOptions(Structure):
-    _fields_ = [("struct_size", c_size_t), ("as_", c_int), ("name", c_char_p)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("as_", c_int32),
+        ("name", c_char_p),
+        ("gradients", c_int32),
+    ]
 
 
 # name: (result, arguments)

@@ -45,19 +45,25 @@ class FuseResult:
         return sum(candidate.fused for candidate in self.candidates)
 
 
-def fuse(module: str, *, fuse_as: FuseAs = "custom_call", name: str = "<module>") -> FuseResult:
+def fuse(
+    module: str, *, fuse_as: FuseAs = "custom_call", name: str = "<module>", gradients: bool = False
+) -> FuseResult:
     """Finds attention in a module's text, pretty or generic, and replaces it by one fused call each.
 
     fuse_as: "custom_call" needs Flashlift's handler where the module runs (flashlift.jax.register); "composite" keeps
     the original as its decomposition, so that it runs anywhere.
+    gradients: whether an attention is fused whose gradient stands in the module, too. Its backward pass becomes a
+    custom call as well, which runs on CPUs. Otherwise both stay.
     Raises InvalidArgumentError with line and column for text that is not a valid module. An attention that cannot be
     proved stays, with a reason.
     """
     if fuse_as not in _AS:
         raise InvalidArgumentError(f'fuse_as is "{fuse_as}"; expected one of {", ".join(_AS)}')
+    if gradients and fuse_as == "composite":
+        raise InvalidArgumentError('gradients=True with fuse_as="composite": gradients are fused as custom calls only')
     library = stablehlo()
     text = module.encode()
-    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], name.encode())
+    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], name.encode(), gradients)
     fused = ctypes.c_void_p()
     check(library, library.flashlift_stablehlo_fuse(text, len(text), options, ctypes.byref(fused)))
     try:

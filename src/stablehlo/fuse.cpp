@@ -21,7 +21,8 @@ constexpr const char* kOrigins = "flashlift.origins";
 // Fuses what can be fused in a module without calls.
 class Fuser {
  public:
-  Fuser(Module& module, FuseAs as) : module_(module), as_(as) {}
+  Fuser(Module& module, const FuseOptions& options)
+      : module_(module), as_(options.as), gradients_(options.gradients && options.as == FuseAs::kCustomCall) {}
 
   void run() {
     llvm::SmallVector<mlir::Operation*> products;
@@ -49,7 +50,7 @@ class Fuser {
     if (auto function = product->getParentOfType<mlir::func::FuncOp>()) {
       candidate.function = function.getName().str();
     }
-    const Result<LiftedAttention> found = lift_attention(product);
+    const Result<LiftedAttention> found = lift_attention(product, gradients_);
     if (!found.ok()) {
       if (found.error().kind == ErrorKind::kNotFound) {
         return;
@@ -63,9 +64,18 @@ class Fuser {
       candidate.problem = print(found->problem);
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
-      erase_unused(found->out.replaced);
+      if (found->out.replaced) {
+        erase_unused(found->out.replaced);
+      }
       if (found->lse) {
         erase_unused(found->lse->replaced);
+      }
+      if (found->gradient) {
+        for (const auto& result : {found->gradient->d_q, found->gradient->d_k, found->gradient->d_v}) {
+          if (result) {
+            erase_unused(result->replaced);
+          }
+        }
       }
     }
     candidates.push_back(std::move(candidate));
@@ -101,6 +111,7 @@ class Fuser {
 
   Module& module_;
   FuseAs as_;
+  bool gradients_;
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 
@@ -159,7 +170,7 @@ Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options
   bool any_composites = false;
   FLASHLIFT_RETURN_IF_ERROR(inline_numbered_composites(opened, any_composites));
   remove_dead_code(opened);
-  Fuser fuser(opened, options.as);
+  Fuser fuser(opened, options);
   fuser.run();
   FuseResult result{std::string(module_text), fuser.changed, std::move(fuser.candidates)};
   if (!result.changed) {
@@ -171,7 +182,7 @@ Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options
   }
   FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
   remove_dead_code(module);
-  Fuser again(module, options.as);
+  Fuser again(module, options);
   again.run();
   result.module = module.print();
   result.candidates = std::move(again.candidates);

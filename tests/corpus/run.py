@@ -10,7 +10,8 @@ The modes, all by default:
   read         what the reader prints is, to JAX, the module that was read, operation for operation; after inlining,
                removal of dead code and merging of equal operations it still computes the outputs on XLA:CPU
   custom_call  as many attentions are fused as expected, and the module computes the outputs through Flashlift's handler
-  composite    the same, with the original kept as the decomposition, which XLA runs
+  gradients    where the module holds gradients: they are fused with their attention, and the module computes the outputs
+  composite    as custom_call, with the original kept as the decomposition, which XLA runs
 """
 
 import argparse
@@ -29,7 +30,7 @@ from jax._src.lib.mlir import ir
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("module.mlir", "module.generic.mlir")
-MODES = ("read", "custom_call", "composite")
+MODES = ("read", "custom_call", "gradients", "composite")
 PASSES = ["inline", "inline_composites", "remove_dead_code", "merge_equal", "remove_dead_code"]
 
 
@@ -102,13 +103,21 @@ def check_reading(path, meta, print_module):
     return run_and_compare(printed(*PASSES), path.parent, meta)
 
 
-def check_fusing(path, meta, fuse_as):
+def check_fusing(path, meta, mode):
     text = path.read_text()
-    result = flashlift.stablehlo.fuse(text, fuse_as=fuse_as, name=str(path))
     expect = meta["expect"]
-    # Gradients need the probabilities that a fused forward does not keep: such a module may stay as it is, with reasons.
+    gradients = mode == "gradients"
+    if gradients and expect["direction"] != "forward+backward":
+        return None
+    fuse_as = "custom_call" if gradients else mode
+    result = flashlift.stablehlo.fuse(text, fuse_as=fuse_as, name=str(path), gradients=gradients)
     allowed = {expect["attentions"]}
-    if expect["direction"] == "forward+backward" or expect.get("optional"):
+    if gradients:
+        allowed = {expect["attentions"] + expect.get("recomputed_forwards", 0)}
+        if "bias_grad" in expect["features"]:
+            allowed.add(0)  # gradients by captured tensors are not read
+    # Otherwise they need the probabilities that a fused forward does not keep, and such a module may stay as it is.
+    elif expect["direction"] == "forward+backward" or expect.get("optional"):
         allowed.add(0)
     if result.fused_count not in allowed or any(not candidate.reason for candidate in result.candidates):
         reasons = "".join(f"\n    {candidate.reason}" for candidate in result.candidates if not candidate.fused)

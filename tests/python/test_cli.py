@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 SUBCOMMANDS = ["run", "bench", "explain", "draw", "fuse", "info"]
@@ -243,6 +245,22 @@ def test_explain_prints_a_found_problem_that_run_takes(flashlift, causal_module)
 
 def test_explain_has_no_code_for_modules(flashlift, causal_module):
     assert_bad_input(flashlift("explain", causal_module, "--code"), "--code")
+
+
+def test_fuse_with_gradients(flashlift, tmp_path):
+    def loss(q, k, v):
+        return jnp.sum(jnp.sin(jax.nn.softmax(q @ k.T) @ v))
+
+    q = jnp.ones((8, 16))
+    (tmp_path / "in.mlir").write_text(jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(q, q, q).as_text())
+    done = flashlift("fuse", tmp_path / "in.mlir", "-o", tmp_path / "out.mlir", "--gradients")
+    assert done.returncode == 0 and "1 of 1 fused" in done.stdout
+    assert '"flashlift.attention_backward"' in (tmp_path / "out.mlir").read_text()
+    done = flashlift("fuse", tmp_path / "in.mlir", "-o", tmp_path / "left.mlir")
+    assert done.returncode == 0 and (tmp_path / "left.mlir").read_text() == (tmp_path / "in.mlir").read_text()
+    both = ("--gradients", "--as", "composite")
+    assert_bad_input(flashlift("fuse", tmp_path / "in.mlir", "-o", tmp_path / "none.mlir", *both), "custom calls only")
+    assert not (tmp_path / "none.mlir").exists()
 
 
 @pytest.mark.parametrize("form, operation", [("custom_call", '"flashlift.attention"'), ("composite", ".composite")])

@@ -185,6 +185,22 @@ TEST_F(Backward, GivesTheGradientsThatAreListed) {
   EXPECT_NEAR(d_bias_[1], 0.5f * (3 - 2) + 0.5f * 4, 1e-6f);
 }
 
+TEST_F(Backward, GradientsMayLieInAnotherOrder) {
+  Attributes given = with_gradients("2");
+  given["d_v_dims"] = "sx";
+  given["d_out_dims"] = "dhsb";
+  expect_create_error(given, "got 'x'");
+  given["d_v_dims"] = "dhsb";
+  const auto call = BackwardCall::create(given, {});
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  const std::vector<int64_t> dims = {1, 1, 2, 1};
+  operands_[7].dims = dims;
+  const Status status = call->run(operands_, {{{d_v_.data(), DType::kF32, dims}}}, {});
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  EXPECT_NEAR(d_v_[0], 0.5f, 1e-6f);
+  EXPECT_FALSE(AttentionCall::create(given, {}).ok());  // these are the backward call's own
+}
+
 TEST_F(Backward, RefusesMalformedGradients) {
   Attributes none = with_gradients("");
   none.erase("gradients");

@@ -1,8 +1,8 @@
 """JAX functions with their attention found and fused.
 
 A function is exported to StableHLO for the shapes that it is called with, the text is fused, and the result takes the
-original's place in the exported function, which JAX then calls, inlines into other jitted functions, batches (fusing
-the batched function anew) and differentiates (by the original's own derivative).
+original's place in the exported function, which JAX then calls, inlines into other jitted functions, batches and
+differentiates (fusing the batched function, and the gradient, anew).
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 from jax.custom_batching import custom_vmap
 from jax.extend import source_info_util
@@ -105,17 +106,18 @@ class FusedFunction:
         with self._lock:
             if key not in self._prepared:
                 flat = _on_leaves(self._function, tree, static_args, static_kwargs)
-                self._prepared[key] = self._build(flat, shapes)
+                self._prepared[key] = self._build(flat, shapes, self._strict)
             call, report = self._prepared[key]
             self._latest = report
         return report, call, leaves
 
-    def _build(self, flat: Callable, shapes: list[jax.ShapeDtypeStruct]) -> tuple[Callable, Report]:
+    def _build(self, flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
         """A function of leaves, fused for these shapes, that JAX can differentiate and batch."""
-        fused, report = _export_and_fuse(flat, shapes, self._strict)
+        fused, report = _export_and_fuse(flat, shapes, strict)
         if report.fused_count == 0:
             return fused, report
         batches: dict[Hashable, tuple[Callable, Report]] = {}
+        backwards: dict[Hashable, Callable] = {}
 
         @custom_vmap
         def call(*leaves: Any) -> Any:
@@ -128,7 +130,7 @@ class FusedFunction:
             key = (tuple(batched), _key_of(batched_shapes))
             if key not in batches:
                 over = jax.vmap(flat, in_axes=tuple(0 if is_batched else None for is_batched in batched))
-                batches[key] = self._build(functools.wraps(flat)(over), batched_shapes)
+                batches[key] = self._build(functools.wraps(flat)(over), batched_shapes, strict)
             batched_call, self._latest = batches[key]
             result = batched_call(*leaves)
             return result, jax.tree.map(lambda _: True, result)
@@ -137,9 +139,29 @@ class FusedFunction:
         def differentiable(*leaves: Any) -> Any:
             return call(*leaves)
 
-        differentiable.defvjp(
-            lambda *leaves: (call(*leaves), leaves), lambda leaves, cotangent: jax.vjp(flat, *leaves)[1](cotangent)
-        )
+        def backward(leaves: tuple, cotangent: Any) -> tuple:
+            """The gradient is a function like any other: its attention, forward and backward, is fused as well."""
+            cotangents, tree = jax.tree.flatten(cotangent)
+            # Those of integers, and the gradients by them, are no numbers, and no exported function takes or gives them.
+            constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
+            carried = [one for one in cotangents if one.dtype != jax.dtypes.float0]
+            count = len(leaves)
+            wanted = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+            def gradient(*arguments: Any) -> list:
+                given = iter(arguments[count:])
+                full = [next(given) if one is None else one for one in constant]
+                gradients = jax.vjp(flat, *arguments[:count])[1](jax.tree.unflatten(tree, full))
+                return [gradients[i] for i in wanted]
+
+            shapes = [_shape_of(one) for one in (*leaves, *carried)]
+            key = _key_of(shapes)
+            if key not in backwards:
+                backwards[key] = self._build(functools.wraps(flat)(gradient), shapes, strict=False)[0]
+            by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
+            return tuple(by_leaf.get(i) for i in range(count))
+
+        differentiable.defvjp(lambda *leaves: (call(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
 
@@ -154,8 +176,8 @@ def fuse(
 
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
     fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
-    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work; the derivative is the original function's,
-    so that a backward pass is not fused yet.
+    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. On CPUs the attention in a gradient is fused,
+    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`).
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
@@ -170,7 +192,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
         original = exported.mlir_module()
-        fused = stablehlo.fuse(original, name=flat.__name__)
+        fused = stablehlo.fuse(original, name=flat.__name__, gradients=platform == "cpu")
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:

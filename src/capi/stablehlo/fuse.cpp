@@ -25,6 +25,7 @@ Status fuse(const char* module, size_t size, const FlashliftFuseOptions* given, 
   if (read.name != nullptr) {
     options.name = read.name;
   }
+  options.gradients = read.gradients != 0;
   switch (read.as) {
     case FLASHLIFT_CUSTOM_CALL:
       options.as = stablehlo::FuseAs::kCustomCall;

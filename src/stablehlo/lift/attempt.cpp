@@ -34,6 +34,20 @@ std::vector<Affine> operand_indices(const std::vector<int64_t>& batch, const std
 
 }  // namespace
 
+OperandDims operand_dims(mlir::Operation* product, unsigned side) {
+  const auto dims = *dot_dims(product);
+  const auto& batch = side == 0 ? dims.lhs_batch : dims.rhs_batch;
+  const auto& contract = side == 0 ? dims.lhs_contract : dims.rhs_contract;
+  OperandDims own{{batch.begin(), batch.end()}, {contract.begin(), contract.end()}, {}};
+  const auto rank = static_cast<int64_t>(shape(product->getOperand(side)).size());
+  for (int64_t d = 0; d < rank; ++d) {
+    if (!llvm::is_contained(own.batch, d) && !llvm::is_contained(own.contract, d)) {
+      own.free.push_back(d);
+    }
+  }
+  return own;
+}
+
 std::vector<Affine> affine_of(const std::vector<Index>& indices) {
   std::vector<Affine> affine;
   for (const Index& index : indices) {
@@ -56,11 +70,10 @@ void Attempt::request_split(const SplitRequest& request) {
 
 // Atoms for each dimension of the probabilities; those that the second product sums over are the key together.
 Status Attempt::place_probabilities() {
-  const auto dims = *dot_dims(second_);
-  const auto& contract = side_ == 0 ? dims.lhs_contract : dims.rhs_contract;
   const mlir::Value probabilities = second_->getOperand(side_);
   const auto p_shape = shape(probabilities);
-  key_dims_.assign(contract.begin(), contract.end());
+  const OperandDims dims = operand_dims(second_, side_);
+  key_dims_ = options_.gradient == GradientUse::kAlone ? dims.free : dims.contract;
   std::sort(key_dims_.begin(), key_dims_.end());
   if (key_dims_.empty()) {
     return unsupported("the second product sums over no dimension of the probabilities");
@@ -96,7 +109,8 @@ Status Attempt::place_probabilities() {
 
 // The same numbering of atoms and leaves each time, so that equal formulas are equal.
 Result<Evaluator> Attempt::make_evaluator() {
-  Evaluator evaluator(arena_, first_, sizes_, opens_reductions_, [this](mlir::Operation* op) { return depends_(op); });
+  Evaluator evaluator(arena_, first_, sizes_, options_.opens_reductions,
+                      [this](mlir::Operation* op) { return depends_(op); });
   if (key_dims_.size() > 1) {
     std::vector<int64_t> key_sizes;
     for (const int64_t dim : key_dims_) {
@@ -297,7 +311,8 @@ Result<std::vector<PlacedTensor>> Attempt::pick_sources(bool through_conversions
     if (sources.tensors.empty()) {
       return unsupported("the queries, keys or values are read by an index that no strided tensor has");
     }
-    picked.push_back(sources.tensors.back());
+    // A gradient is by the operand itself: what it is made from may be scaled or repeated.
+    picked.push_back(options_.gradient != GradientUse::kNone ? sources.tensors.front() : sources.tensors.back());
   }
   const auto type = dtype(picked[0].value.getType());
   const bool supported = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
@@ -320,8 +335,10 @@ Status Attempt::give_letters() {
   q_ = (*picked)[0];
   k_ = (*picked)[1];
   v_ = (*picked)[2];
-  while (auto next = follow_result(out_, sizes_)) {
-    out_ = std::move(*next);
+  if (options_.gradient != GradientUse::kAlone) {
+    while (auto next = follow_result(out_, sizes_)) {
+      out_ = std::move(*next);
+    }
   }
   const auto set_of = [](const PlacedTensor& tensor) {
     AtomSet set = 0;
@@ -378,7 +395,9 @@ Status Attempt::give_letters() {
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.q, operand_view(q_, roles_, depth_, sizes_, false));
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.k, operand_view(k_, roles_, depth_, sizes_, true));
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.v, operand_view(v_, roles_, value_depth_, sizes_, true));
-  FLASHLIFT_ASSIGN_OR_RETURN(lifted_.out, result_view(out_, roles_, value_depth_, sizes_));
+  if (options_.gradient != GradientUse::kAlone) {
+    FLASHLIFT_ASSIGN_OR_RETURN(lifted_.out, result_view(out_, roles_, value_depth_, sizes_));
+  }
   return {};
 }
 
@@ -388,14 +407,15 @@ Result<LiftedAttention> Attempt::run() {
   FLASHLIFT_RETURN_IF_ERROR(place_probabilities());
   FLASHLIFT_RETURN_IF_ERROR(evaluate_probabilities());
   FLASHLIFT_RETURN_IF_ERROR(place_operands());
-  FLASHLIFT_RETURN_IF_ERROR(place_output());
+  const bool has_output = options_.gradient != GradientUse::kAlone;
+  FLASHLIFT_RETURN_IF_ERROR(has_output ? place_output() : place_values_of_gradient());
   if (const Status matched = match(); !matched.ok()) {
-    if (!product_.over.empty() || !find_division().ok()) {
+    if (!has_output || !product_.over.empty() || !find_division().ok()) {
       return matched.error();
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(give_letters());
-  FLASHLIFT_RETURN_IF_ERROR(check_uses());
+  FLASHLIFT_RETURN_IF_ERROR(options_.gradient == GradientUse::kNone ? check_uses() : find_gradient());
   FLASHLIFT_RETURN_IF_ERROR(build_programs());
   FLASHLIFT_RETURN_IF_ERROR(place_sinks());
   FLASHLIFT_RETURN_IF_ERROR(verify(lifted_.problem));

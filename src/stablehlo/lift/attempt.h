@@ -2,6 +2,7 @@
 // read (attempt.cpp), then what the call needs is derived from it (attempt_results.cpp).
 #pragma once
 
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,19 +13,23 @@
 #include "stablehlo/lift/evaluate.h"
 #include "stablehlo/lift/layout.h"
 #include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/numeric.h"
 #include "stablehlo/lift/program.h"
 #include "stablehlo/lift/roles.h"
 #include "stablehlo/lift/softmax.h"
 
 namespace flashlift::stablehlo {
 
-// Remembers which operations compute with a product's result.
+// Remembers which operations compute with a product's result. `barrier`, if not null, is taken for one that does not.
 class DependsOn {
  public:
-  explicit DependsOn(mlir::Operation* product) : product_(product) {}
+  DependsOn(mlir::Operation* product, mlir::Operation* barrier) : product_(product), barrier_(barrier) {}
   bool operator()(mlir::Operation* op) {
     if (op == product_) {
       return true;
+    }
+    if (op == nullptr || op == barrier_) {
+      return false;
     }
     if (const auto found = known_.find(op); found != known_.end()) {
       return found->second;
@@ -41,25 +46,43 @@ class DependsOn {
 
  private:
   mlir::Operation* product_;
+  mlir::Operation* barrier_;
   llvm::DenseMap<mlir::Operation*, bool> known_;
 };
 
 // One dimension of the probabilities may have been seen as several atoms.
 using DigitSizes = std::vector<std::vector<int64_t>>;
 
+// How the reason begins why a gradient was not lifted; what follows is the reason.
+inline constexpr std::string_view kGradientReason =
+    "scores or probabilities are used beside the output, and not as by its gradient: ";
+
+// What the score plane is computed for.
+enum class GradientUse : uint8_t {
+  kNone,          // the output alone
+  kBesideOutput,  // the output and its gradient; both become calls
+  kAlone,         // the gradient; the second product is that of the probabilities and the output's gradient
+};
+
+struct AttemptOptions {
+  // Read "any key is kept" as a formula, which can show what a condition on rows means but cannot become a program;
+  // otherwise as the tensor that it is.
+  bool opens_reductions = false;
+  GradientUse gradient = GradientUse::kNone;
+};
+
 // A try to read one pair of products as attention, with given digits for the dimensions of the probabilities.
 class Attempt {
  public:
-  // opens_reductions: read "any key is kept" as a formula, which can show what a condition on rows means but cannot
-  // become a program; otherwise as the tensor that it is.
   Attempt(mlir::Operation* first, mlir::Operation* second, unsigned side, const DigitSizes& digits,
-          bool opens_reductions)
+          const AttemptOptions& options)
       : first_(first),
         second_(second),
         side_(side),
         digits_(digits),
-        opens_reductions_(opens_reductions),
-        depends_(first) {}
+        options_(options),
+        // The gradient of the output is computed from the output as a rule, and is no part of the score plane.
+        depends_(first, options.gradient == GradientUse::kBesideOutput ? second : nullptr) {}
 
   Result<LiftedAttention> run();
   // After a failure: the atom that must be split for a new try.
@@ -74,9 +97,11 @@ class Attempt {
   Status place_operands();
   Result<std::vector<PlacedTensor>> pick_sources(bool through_conversions);
   Status place_output();
+  Status place_values_of_gradient();  // attempt_gradient.cpp
   Status give_letters();
   Status build_programs();
   Status check_uses();
+  Status find_gradient();  // attempt_gradient.cpp
   Status find_log_sum_exp(mlir::Value value);
   Status place_sinks();
   bool is_sink_source(mlir::Value value);
@@ -85,11 +110,47 @@ class Attempt {
   int new_atom(int64_t size);
   std::string summary() const;
 
+  // --- attempt_gradient.cpp ---
+
+  // A product outside of the attention's own two that reads something of the score plane.
+  struct Exit {
+    mlir::Operation* product = nullptr;
+    unsigned side = 0;                 // which operand lies in the score plane
+    std::vector<Index> plane_indices;  // of that operand
+    SymId formula = kNoSym;            // of its element
+    PlacedTensor other;                // the other operand
+    PlacedTensor result;
+    bool sums_over_keys = false;
+    bool is_of_values = false;  // it gives the gradient by the values, otherwise that by queries or keys
+  };
+
+  // A product that formulas of the score plane read: that of the output's gradient and the values is one.
+  struct GradientProduct {
+    mlir::Operation* product = nullptr;
+    SymId formula = kNoSym;
+    std::array<std::vector<Affine>, 2> indices;  // of its operands
+  };
+
+  Result<std::vector<Exit>> find_exits();
+  std::vector<GradientProduct> gradient_products() const;
+  Status lift_gradient(std::vector<Exit>& exits);
+  Status read_exit(Exit& exit);
+  Status place_exit(Exit& exit);
+  Status evaluate_exits(std::vector<Exit>& exits);
+  Status find_output_gradient(const std::vector<Exit>& exits);
+  Status classify(const Exit& exit);
+  Status check_exit(const Exit& exit);
+  // False for a row that has no keys in this draw, and shows nothing.
+  Result<bool> check_row(const Exit& exit, const std::vector<int64_t>& atom_sizes, const std::vector<int64_t>& atoms,
+                         const Draw& draw);
+  bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                      const std::vector<Affine>& y_indices) const;
+
   mlir::Operation* first_;
   mlir::Operation* second_;
   unsigned side_;  // which operand of the second product holds the probabilities
   const DigitSizes& digits_;
-  bool opens_reductions_;
+  AttemptOptions options_;
   DependsOn depends_;
   SymArena arena_;
   std::vector<int64_t> sizes_ = std::vector<int64_t>(kMaxAtoms, 1);
@@ -109,9 +170,18 @@ class Attempt {
   Roles roles_;
   std::vector<LeafInfo> leaf_infos_;
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split_;
+  mlir::Value d_out_operand_;
+  std::vector<Affine> d_out_indices_;
+  SymId gradient_formula_ = kNoSym;  // of the gradient by the probabilities, a load
   LiftedAttention lifted_;
 };
 
 std::vector<Affine> affine_of(const std::vector<Index>& indices);
+
+// The dimensions of a product's operand.
+struct OperandDims {
+  std::vector<int64_t> batch, contract, free;
+};
+OperandDims operand_dims(mlir::Operation* product, unsigned side);
 
 }  // namespace flashlift::stablehlo

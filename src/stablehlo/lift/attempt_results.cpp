@@ -31,11 +31,16 @@ Status Attempt::build_programs() {
   problem.head_dim = extent(depth_, sizes_);
   problem.value_dim = extent(value_depth_, sizes_);
   problem.dtype = *dtype(q_.value.getType());
-  const auto out_dtype = dtype(out_.value.getType());
+  mlir::Value out = options_.gradient == GradientUse::kAlone ? d_out_operand_ : out_.value;
+  const auto out_dtype = dtype(out.getType());
   if (!out_dtype) {
     return unsupported("the output has an unsupported element type");
   }
   problem.out_dtype = *out_dtype;
+  if (options_.gradient == GradientUse::kAlone) {
+    lifted_.out.call_shape = {problem.batch, problem.q_heads, problem.q_len, problem.value_dim};
+    lifted_.out.dims = "bhsd";
+  }
 
   FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
   problem.empty_rows = before_extraction;

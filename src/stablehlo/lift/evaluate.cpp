@@ -406,12 +406,21 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
   const mlir::Value operand = how->inputs[0];
-  if (how->dims.size() != 1) {
-    return evaluate_reduce_over_keys(value, *kind, operand, {how->dims.begin(), how->dims.end()}, indices);
-  }
-  const size_t dim = static_cast<size_t>(how->dims[0]);
+  std::vector<int64_t> dims(how->dims.begin(), how->dims.end());
+  std::sort(dims.begin(), dims.end());
   std::vector<Index> operand_indices = indices;
-  operand_indices.insert(operand_indices.begin() + static_cast<std::ptrdiff_t>(dim), Index{});
+  for (const int64_t dim : dims) {
+    operand_indices.insert(operand_indices.begin() + dim, Index{});
+  }
+  std::erase_if(dims, [&](int64_t dim) { return shape(operand)[static_cast<size_t>(dim)] == 1; });
+  if (dims.empty()) {
+    return evaluate(operand, operand_indices);  // of one element
+  }
+  if (dims.size() != 1) {
+    const SymId sum = evaluate_reduce_over_keys(*kind, operand, dims, operand_indices);
+    return sum == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_ ? leaf(value, indices) : sum;
+  }
+  const size_t dim = static_cast<size_t>(dims[0]);
   std::vector<ReducePiece> pieces;
   if (!evaluate_pieces(operand, operand_indices, dim, 0, shape(operand)[dim], pieces)) {
     return kNoSym;
@@ -423,10 +432,10 @@ bool Evaluator::mentions_key(const Index& index) const {
   return index.general != kNoSym ? arena_.depends_on(index.general, kKeyAtom) : runs_over_keys(index.affine);
 }
 
-// A reduction over several dimensions that are the keys together.
-SymId Evaluator::evaluate_reduce_over_keys(mlir::Value value, ReduceKind kind, mlir::Value operand,
-                                           std::vector<int64_t> dims, const std::vector<Index>& indices) {
-  std::sort(dims.begin(), dims.end());
+// A reduction over several dimensions that are the keys together. `indices` are the operand's, without those of `dims`.
+// kNoSym without a failure: they are not.
+SymId Evaluator::evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand, const std::vector<int64_t>& dims,
+                                           std::vector<Index> indices) {
   std::vector<int64_t> sizes;
   int64_t count = 1;
   for (const int64_t dim : dims) {
@@ -436,14 +445,13 @@ SymId Evaluator::evaluate_reduce_over_keys(mlir::Value value, ReduceKind kind, m
   const bool sees_a_key = std::any_of(indices.begin(), indices.end(), [&](const Index& i) { return mentions_key(i); });
   const auto keys = count == atom_sizes_[kKeyAtom] && !sees_a_key ? key_digits(sizes) : std::nullopt;
   if (!keys) {
-    return leaf(value, indices);
+    return kNoSym;
   }
-  std::vector<Index> operand_indices = indices;
   for (size_t i = 0; i < dims.size(); ++i) {
-    operand_indices.insert(operand_indices.begin() + dims[i], Index{.affine = (*keys)[i]});
+    indices[static_cast<size_t>(dims[i])].affine = (*keys)[i];
   }
   active_ranges_.push_back(kKeyAtom);
-  const SymId body = evaluate(operand, operand_indices);
+  const SymId body = evaluate(operand, indices);
   active_ranges_.pop_back();
   return body == kNoSym ? kNoSym : arena_.reduce(kind, {{.body = body, .size = count, .atom = kKeyAtom}});
 }

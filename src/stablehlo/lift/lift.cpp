@@ -81,13 +81,13 @@ Chain chain_behind(mlir::Value value) {
 
 // Tries with finer and finer digits until nothing asks for a split.
 Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side,
-                                  bool opens_reductions) {
+                                  const AttemptOptions& options) {
   DigitSizes digits;
   for (const int64_t size : shape(second->getOperand(side))) {
     digits.push_back({size});
   }
   for (int tries = 0; tries < kMostSplits; ++tries) {
-    Attempt attempt(first, second, side, digits, opens_reductions);
+    Attempt attempt(first, second, side, digits, options);
     auto lifted = attempt.run();
     const auto split = attempt.wanted_split();
     if (lifted.ok() || !split) {
@@ -102,9 +102,35 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
   return unsupported("the reshapes between the two products split dimensions in too many ways");
 }
 
+// Errors: why the simplest way failed, and where all else succeeded, why the gradient did.
+Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                        bool gradients) {
+  auto lifted = lift_pair(first, second, side, {});
+  if (lifted.ok()) {
+    return lifted;
+  }
+  std::string reason = lifted.error().message;
+  for (const GradientUse gradient : {GradientUse::kNone, GradientUse::kBesideOutput, GradientUse::kAlone}) {
+    for (const bool opens_reductions : {false, true}) {
+      const bool is_first_way = gradient == GradientUse::kNone && !opens_reductions;
+      if (is_first_way || (gradient != GradientUse::kNone && !gradients)) {
+        continue;
+      }
+      auto again = lift_pair(first, second, side, {.opens_reductions = opens_reductions, .gradient = gradient});
+      if (again.ok()) {
+        return again;
+      }
+      if (gradient == GradientUse::kBesideOutput && again.error().message.starts_with(kGradientReason)) {
+        return again.error();
+      }
+    }
+  }
+  return unsupported("{}", reason);
+}
+
 }  // namespace
 
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product) {
+Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients) {
   if (!is_product(second_product)) {
     return not_found("not a matrix product of static shapes");
   }
@@ -118,12 +144,7 @@ Result<LiftedAttention> lift_attention(mlir::Operation* second_product) {
       if (first->getBlock() != second_product->getBlock()) {
         continue;
       }
-      auto lifted = lift_pair(first, second_product, side, false);
-      if (!lifted.ok()) {
-        if (auto opened = lift_pair(first, second_product, side, true); opened.ok()) {
-          return opened;
-        }
-      }
+      auto lifted = lift_in_any_way(first, second_product, side, gradients);
       if (lifted.ok()) {
         return lifted;
       }

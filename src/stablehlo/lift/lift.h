@@ -14,6 +14,7 @@ namespace flashlift::stablehlo {
 
 // Looks at a product as the second one of an attention. Errors are kUnsupported, with the reason for a person.
 // kNotFound: it does not look like attention at all (no exponential, or no product before it) and is not worth a word.
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product);
+// gradients: where the module holds the attention's backward pass too, that is lifted with it.
+Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients);
 
 }  // namespace flashlift::stablehlo

@@ -31,6 +31,15 @@ struct ResultView {
   std::vector<int64_t> permutation;
 };
 
+// The backward pass of a found attention, where the module has it: what it reads beside the forward call's operands,
+// and what it gives of the gradients by these.
+struct LiftedGradient {
+  OperandView d_out;
+  std::optional<ResultView> d_q;
+  std::optional<ResultView> d_k;
+  std::optional<ResultView> d_v;
+};
+
 struct LiftedAttention {
   mlir::Operation* first_product = nullptr;
   mlir::Operation* second_product = nullptr;
@@ -40,9 +49,10 @@ struct LiftedAttention {
   OperandView v;
   std::vector<mlir::Value> captures;  // as Problem::captures
   std::optional<OperandView>
-      sinks;  // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
-  ResultView out;
+      sinks;       // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
+  ResultView out;  // `replaced` is null where the module has the gradient alone
   std::optional<ResultView> lse;
+  std::optional<LiftedGradient> gradient;
   std::string summary;  // for people: what was recognised
 };
 

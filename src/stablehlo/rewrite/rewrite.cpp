@@ -18,7 +18,8 @@ mlir::NamedAttribute named(mlir::Builder& builder, llvm::StringRef name, mlir::A
 }
 
 // What the kernel is to compute: the call's backend_config, or the composite's attributes.
-mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention& found) {
+mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention& found,
+                                   const std::string& gradients = {}) {
   llvm::SmallVector<mlir::NamedAttribute> entries;
   const auto add = [&](llvm::StringRef name, const std::string& value) {
     entries.push_back(named(builder, name, builder.getStringAttr(value)));
@@ -28,8 +29,19 @@ mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention
   add("k_dims", found.k.dims);
   add("v_dims", found.v.dims);
   add("out_dims", found.out.dims);
-  if (found.lse) {
-    add("lse_dims", found.lse->dims);
+  if (found.lse || found.gradient) {
+    add("lse_dims", found.lse ? found.lse->dims : "bhs");
+  }
+  if (!gradients.empty()) {
+    add("gradients", gradients);
+    add("d_out_dims", found.gradient->d_out.dims);
+    for (const auto& [name, result] : {std::pair("d_q_dims", &found.gradient->d_q),
+                                       {"d_k_dims", &found.gradient->d_k},
+                                       {"d_v_dims", &found.gradient->d_v}}) {
+      if (*result) {
+        add(name, (*result)->dims);
+      }
+    }
   }
   return builder.getDictionaryAttr(entries);
 }
@@ -126,7 +138,7 @@ class Rewriter {
     }
     mlir::Operation* call = nullptr;
     if (as_ == FuseAs::kCustomCall) {
-      call = custom_call(operands, results);
+      call = custom_call("flashlift.attention", operands, results, configuration(builder_, found_));
     } else {
       LiftedAttention ordered = found_;
       ordered.captures = captures;
@@ -138,7 +150,15 @@ class Rewriter {
       }
       call = composite(operands, results, *function);
     }
-    replace(found_.out, call->getResult(0));
+    if (found_.gradient) {
+      backward_call(operands, call->getResults());
+    }
+    if (found_.out.replaced) {
+      replace(found_.out, call->getResult(0));
+    }
+    if (found_.gradient) {
+      restore_order();
+    }
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
       restore_order();
@@ -170,10 +190,19 @@ class Rewriter {
     return check_operand("v", found_.v.dims, qkv[2], problem.kv_len, problem.value_dim);
   }
 
-  llvm::SmallVector<mlir::Type> result_types() const {
-    llvm::SmallVector<mlir::Type> types = {call_type(found_.out)};
+  llvm::SmallVector<mlir::Type> result_types() {
+    llvm::SmallVector<mlir::Type> types;
+    if (found_.out.replaced) {
+      types.push_back(call_type(found_.out));
+    } else {  // the gradient alone needs it
+      types.push_back(
+          mlir::RankedTensorType::get(found_.out.call_shape, element_type(found_.gradient->d_out.source)));
+    }
     if (found_.lse) {
       types.push_back(call_type(*found_.lse));
+    } else if (found_.gradient) {
+      const Problem& p = found_.problem;
+      types.push_back(mlir::RankedTensorType::get({p.batch, p.q_heads, p.q_len}, mlir::Builder(builder_).getF32Type()));
     }
     return types;
   }
@@ -210,14 +239,48 @@ class Rewriter {
     }
   }
 
-  mlir::Operation* custom_call(mlir::ValueRange operands, mlir::TypeRange results) {
-    return build(builder_, location_, "stablehlo.custom_call", operands, results,
-                 {named(builder_, "api_version", builder_.getI32IntegerAttr(4)),
-                  named(builder_, "backend_config", configuration(builder_, found_)),
-                  named(builder_, "call_target_name", builder_.getStringAttr("flashlift.attention")),
-                  named(builder_, "has_side_effect", builder_.getBoolAttr(false)),
-                  named(builder_, "operand_layouts", row_major_layouts(builder_, operands.getTypes())),
-                  named(builder_, "result_layouts", row_major_layouts(builder_, results))});
+  // The gradients, from the forward call's operands and results.
+  void backward_call(mlir::ValueRange forward_operands, mlir::ValueRange forward_results) {
+    const LiftedGradient& gradient = *found_.gradient;
+    const mlir::Type element = element_type(forward_operands[0]);
+    const mlir::Value d_out = convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0]));
+    const auto lse = mlir::cast<mlir::RankedTensorType>(forward_results[1].getType());
+    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(lse, 0.0f));
+    const mlir::Value d_lse =
+        build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(lse), zero)->getResult(0);
+    llvm::SmallVector<mlir::Value> operands(forward_operands);
+    operands.append(forward_results.begin(), forward_results.end());
+    operands.append({d_out, d_lse});
+    std::string positions;
+    llvm::SmallVector<const ResultView*> wanted;
+    llvm::SmallVector<mlir::Type> types;
+    for (const auto& [position, result] : {std::pair(0, &gradient.d_q), {1, &gradient.d_k}, {2, &gradient.d_v}}) {
+      if (*result) {
+        positions += (positions.empty() ? "" : " ") + std::to_string(position);
+        wanted.push_back(&**result);
+        types.push_back(mlir::RankedTensorType::get((*result)->call_shape, element));
+      }
+    }
+    mlir::Operation* call =
+        custom_call("flashlift.attention_backward", operands, types, configuration(builder_, found_, positions));
+    for (const auto [result, value] : llvm::zip_equal(wanted, call->getResults())) {
+      replace(*result, convert(builder_, location_, value, element_type(result->replaced)));
+    }
+  }
+
+  static mlir::Type element_type(mlir::Value value) {
+    return mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType();
+  }
+
+  mlir::Operation* custom_call(llvm::StringRef target, mlir::ValueRange operands, mlir::TypeRange results,
+                               mlir::DictionaryAttr config) {
+    return build(
+        builder_, location_, "stablehlo.custom_call", operands, results,
+        {named(builder_, "api_version", builder_.getI32IntegerAttr(4)), named(builder_, "backend_config", config),
+         named(builder_, "call_target_name", builder_.getStringAttr(target)),
+         named(builder_, "has_side_effect", builder_.getBoolAttr(false)),
+         named(builder_, "operand_layouts", row_major_layouts(builder_, operands.getTypes())),
+         named(builder_, "result_layouts", row_major_layouts(builder_, results))});
   }
 
   mlir::Operation* composite(mlir::ValueRange operands, mlir::TypeRange results, const std::string& function) {

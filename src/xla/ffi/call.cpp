@@ -93,9 +93,9 @@ Status BackwardCall::run(std::span<const Buffer> operands, std::span<const Buffe
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.forward,
                              signature_.bind(operands.first(inputs), operands.subspan(inputs, outputs)));
   const std::span<const Buffer> cotangents = operands.last(outputs);
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_out, signature_.bind_like_output(0, cotangents[0], "d_out"));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_out, signature_.bind_output_gradient(0, cotangents[0]));
   if (has_lse) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_lse, signature_.bind_like_output(1, cotangents[1], "d_lse"));
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.d_lse, signature_.bind_output_gradient(1, cotangents[1]));
   }
   FLASHLIFT_RETURN_IF_ERROR(bind_gradients(results, arguments));
   return attention_.run_backward(arguments, options);

@@ -104,25 +104,32 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   } else if (attributes.contains("lse_dims")) {
     return invalid_argument("attribute lse_dims is given, but the problem does not ask for lse");
   }
+  signature.gradient_orders_ = signature.orders_;
+  for (size_t i = kQ; i <= kOut; ++i) {
+    const std::string gradient = fmt::format("d_{}", kTensors[i]);  // laid out like its tensor unless told otherwise
+    if (attributes.contains(gradient + "_dims")) {
+      FLASHLIFT_ASSIGN_OR_RETURN(signature.gradient_orders_[i], read_order(attributes, gradient, 4));
+    }
+  }
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
     signature.implementation_ = implementation->second;
   }
   return signature;
 }
 
-Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, std::string_view name,
-                                    AbsentLetters absent) const {
+Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, const DimensionOrder& order,
+                                    std::string_view name, AbsentLetters absent) const {
   const DType dtype = tensor == kLse ? DType::kF32 : tensor == kOut ? problem_.out_dtype : problem_.dtype;
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, dtype, name));
-  return orders_[tensor].view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor), absent, name);
+  return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor), absent, name);
 }
 
 Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const {
   AttentionArguments arguments;
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, bound(kQ, inputs[0], "q", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, bound(kK, inputs[1], "k", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, bound(kV, inputs[2], "v", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, bind_like_output(0, outputs[0], "out"));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, bound(kQ, inputs[0], orders_[kQ], "q", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, bound(kK, inputs[1], orders_[kK], "k", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, bound(kV, inputs[2], orders_[kV], "v", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, bound(kOut, outputs[0], orders_[kOut], "out", AbsentLetters::kSizeOne));
   for (size_t i = 0; i < problem_.captures.size(); ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, bind_capture(inputs[3 + i], problem_.captures[i]));
     arguments.captures.push_back(view);
@@ -131,18 +138,20 @@ Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, bind_sinks(inputs.back(), problem_));
   }
   if (problem_.want_lse) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, bind_like_output(1, outputs[1], "lse"));
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, bound(kLse, outputs[1], orders_[kLse], "lse", AbsentLetters::kSizeOne));
   }
   return arguments;
 }
 
-Result<TensorView> Signature::bind_like_output(size_t index, const Buffer& buffer, std::string_view name) const {
-  return bound(index == 0 ? kOut : kLse, buffer, name, AbsentLetters::kSizeOne);
+Result<TensorView> Signature::bind_output_gradient(size_t index, const Buffer& buffer) const {
+  const Tensor tensor = index == 0 ? kOut : kLse;
+  return bound(tensor, buffer, gradient_orders_[tensor], index == 0 ? "d_out" : "d_lse", AbsentLetters::kSizeOne);
 }
 
 Result<TensorView> Signature::bind_input_gradient(size_t index, const Buffer& buffer) const {
   const std::string name = fmt::format("the gradient of operand {}", index);
-  return index < 3 ? bound(static_cast<Tensor>(index), buffer, name, AbsentLetters::kSizeOne) : dense(buffer, name);
+  return index < 3 ? bound(static_cast<Tensor>(index), buffer, gradient_orders_[index], name, AbsentLetters::kSizeOne)
+                   : dense(buffer, name);
 }
 
 }  // namespace flashlift::xla

@@ -43,19 +43,21 @@ class Signature {
   // `inputs`: q, k, v, captured tensors, sinks; `outputs`: out, lse; as many as counted above.
   Result<AttentionArguments> bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const;
 
-  // Another buffer of the dtype and shape that out (0) or lse (1) has: its gradient.
-  Result<TensorView> bind_like_output(size_t index, const Buffer& buffer, std::string_view name) const;
-  // The gradient of one of the inputs above.
+  // The gradient by out (0) or lse (1).
+  Result<TensorView> bind_output_gradient(size_t index, const Buffer& buffer) const;
+  // The gradient by one of the inputs above.
   Result<TensorView> bind_input_gradient(size_t index, const Buffer& buffer) const;
 
  private:
   enum Tensor : uint8_t { kQ, kK, kV, kOut, kLse };
 
-  Result<TensorView> bound(Tensor tensor, const Buffer& buffer, std::string_view name, AbsentLetters absent) const;
+  Result<TensorView> bound(Tensor tensor, const Buffer& buffer, const DimensionOrder& order, std::string_view name,
+                           AbsentLetters absent) const;
 
   Problem problem_;
   std::string implementation_;
   std::array<DimensionOrder, 5> orders_;
+  std::array<DimensionOrder, 5> gradient_orders_;
 };
 
 }  // namespace flashlift::xla

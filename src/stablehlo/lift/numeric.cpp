@@ -1,0 +1,243 @@
+#include "stablehlo/lift/numeric.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <set>
+
+namespace flashlift::stablehlo {
+namespace {
+
+using score::Scalar;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// SplitMix64's finalizer: every bit of the result hangs on every bit of the argument.
+uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31U);
+}
+uint64_t mixed(uint64_t seed, uint64_t value) { return mixed(seed + 0x9e3779b97f4a7c15ULL * (value + 1)); }
+double unit(uint64_t bits) { return static_cast<double>(bits >> 11U) * 0x1p-53; }  // in [0, 1)
+
+Scalar<double> constant(const Sym& sym) {
+  if (sym.type == Type::kF32) {
+    return {.i = 0, .f = std::bit_cast<float>(static_cast<uint32_t>(sym.payload))};
+  }
+  return {.i = sym.payload, .f = 0};
+}
+
+bool is_maximum_of_scores(const SymArena& arena, SymId id) {
+  if (arena.is_op(id, Op::k_max)) {  // of the maximum and -inf
+    return is_maximum_of_scores(arena, arena[id].args[0]) || is_maximum_of_scores(arena, arena[id].args[1]);
+  }
+  return arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kMaximum;
+}
+
+std::vector<SymId> children(const SymArena& arena, SymId id) {
+  if (arena[id].kind != SymKind::kReduce) {
+    return arena[id].args;
+  }
+  std::vector<SymId> bodies;
+  for (const ReducePiece& piece : arena.pieces(id)) {
+    bodies.push_back(piece.body);
+  }
+  return bodies;
+}
+
+void collect(const SymArena& arena, SymId id, std::set<SymId>& into) {
+  if (into.insert(id).second) {
+    for (const SymId child : children(arena, id)) {
+      collect(arena, child, into);
+    }
+  }
+}
+
+bool has_branches(Op op) {
+  switch (op) {
+    case Op::k_min:
+    case Op::k_max:
+    case Op::k_abs:
+    case Op::k_sign:
+    case Op::k_floor:
+    case Op::k_ceil:
+    case Op::k_round_even:
+    case Op::k_rem:
+    case Op::k_eq:
+    case Op::k_ne:
+    case Op::k_lt:
+    case Op::k_le:
+    case Op::k_gt:
+    case Op::k_ge:
+    case Op::k_is_finite:
+    case Op::k_to_i1:
+    case Op::k_to_i32:
+    case Op::k_to_i64:
+    case Op::k_bitcast_i32:
+    case Op::k_bitcast_f32:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void NumericRow::shift_scores(double by) {
+  shift_ = by;
+  memo_.clear();
+}
+
+const std::vector<Scalar<double>>& NumericRow::values(SymId id) {
+  if (const auto found = memo_.find(id); found != memo_.end()) {
+    return found->second;
+  }
+  return memo_.emplace(id, compute(id)).first->second;
+}
+
+std::vector<Scalar<double>> NumericRow::compute(SymId id) {
+  const Sym& sym = arena_[id];
+  const size_t count = arena_.depends_on(id, kKeyAtom) ? static_cast<size_t>(sizes_[kKeyAtom]) : 1;
+  std::vector<Scalar<double>> column(count);
+  switch (sym.kind) {
+    case SymKind::kConstant:
+      return {constant(sym)};
+    case SymKind::kAtom:
+      for (size_t key = 0; key < count; ++key) {
+        column[key].i = sym.payload == kKeyAtom ? static_cast<int64_t>(key) : atoms_[static_cast<size_t>(sym.payload)];
+      }
+      return column;
+    case SymKind::kScore: {
+      uint64_t row = draw_.seed;
+      for (int atom = 0; atom < kFirstBound; ++atom) {
+        row = mixed(row, (sym.atoms & atom_bit(atom)) != 0 && atom != kKeyAtom
+                             ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)])
+                             : 0);
+      }
+      for (size_t key = 0; key < count; ++key) {
+        column[key].f = draw_.score_range * (2 * unit(mixed(row, key)) - 1) + shift_;
+      }
+      return column;
+    }
+    case SymKind::kLoad:
+      for (size_t key = 0; key < count; ++key) {
+        column[key] = load(sym, key);
+      }
+      return column;
+    case SymKind::kReduce:
+      return reduce(id);
+    case SymKind::kOp:
+      break;
+  }
+  if (sym.op == Op::k_round_bf16 || sym.op == Op::k_round_f16) {
+    return values(sym.args[0]);  // rounding is no part of what is compared
+  }
+  const Type operand_type = arena_[sym.args.back()].type;
+  std::vector<Scalar<double>> args(sym.args.size());
+  for (size_t key = 0; key < count; ++key) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      args[i] = at(sym.args[i], key);
+    }
+    column[key] = score::apply<double>(sym.op, sym.type, operand_type, args);
+  }
+  return column;
+}
+
+// Floats keep away from 0, so that a tensor may be divided by.
+Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
+  uint64_t bits = mixed(draw_.seed, static_cast<uint64_t>(sym.payload));
+  for (const SymId index : sym.args) {
+    bits = mixed(bits, static_cast<uint64_t>(at(index, key).i));
+  }
+  if (sym.payload == draw_.gradient) {
+    return {.i = 0, .f = draw_.gradient_range * (2 * unit(bits) - 1)};
+  }
+  switch (sym.type) {
+    case Type::kF32:
+      return {.i = 0, .f = 0.25 + unit(bits)};
+    case Type::kI1:
+      return {.i = unit(bits) < 0.75 ? 1 : 0, .f = 0};
+    case Type::kI32:
+    case Type::kI64:
+      return {.i = static_cast<int64_t>(bits % static_cast<uint64_t>(draw_.integer_range)), .f = 0};
+  }
+  return {};
+}
+
+std::vector<Scalar<double>> NumericRow::reduce(SymId id) {
+  const ReduceKind kind = arena_.reduce_kind(id);
+  Scalar<double> total{.i = kind == ReduceKind::kAnd ? 1 : 0,
+                       .f = kind == ReduceKind::kMaximum   ? -kInfinity
+                            : kind == ReduceKind::kMinimum ? kInfinity
+                                                           : 0};
+  const auto add = [&](const Scalar<double>& x) {
+    switch (kind) {
+      case ReduceKind::kAdd:
+        total.f += x.f;
+        total.i += x.i;
+        break;
+      case ReduceKind::kMaximum:
+        total.f = std::isnan(x.f) || x.f > total.f ? x.f : total.f;
+        break;
+      case ReduceKind::kMinimum:
+        total.f = std::isnan(x.f) || x.f < total.f ? x.f : total.f;
+        break;
+      case ReduceKind::kAnd:
+        total.i &= x.i;
+        break;
+      case ReduceKind::kOr:
+        total.i |= x.i;
+        break;
+    }
+  };
+  for (const ReducePiece& piece : arena_.pieces(id)) {
+    if (piece.atom == kKeyAtom) {
+      for (size_t key = 0; key < static_cast<size_t>(piece.size); ++key) {
+        add(at(piece.body, key));
+      }
+      continue;
+    }
+    for (int64_t i = 0; i < piece.size; ++i) {
+      NumericRow inner(arena_, sizes_, atoms_, draw_);
+      inner.shift_ = shift_;
+      if (piece.atom >= 0) {
+        inner.atoms_[static_cast<size_t>(piece.atom)] = i;
+      }
+      add(inner.at(piece.body, 0));
+    }
+  }
+  return {total};
+}
+
+bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known) {
+  std::set<SymId> allowed;
+  for (const SymId id : known) {
+    collect(arena, id, allowed);
+  }
+  std::set<SymId> mine;
+  collect(arena, formula, mine);
+  const auto is_allowed = [&](SymId id) {
+    return allowed.contains(id) || (arena.is_op(id, Op::k_not) && allowed.contains(arena[id].args[0]));
+  };
+  const std::vector<SymId> parts(mine.begin(), mine.end());
+  return std::all_of(parts.begin(), parts.end(), [&](SymId id) {
+    const Sym& sym = arena[id];
+    if (sym.kind == SymKind::kLoad) {
+      return is_allowed(id);
+    }
+    if (sym.kind == SymKind::kReduce) {
+      return arena.reduce_kind(id) == ReduceKind::kAdd || is_allowed(id);
+    }
+    if (sym.kind != SymKind::kOp || !has_branches(sym.op) || is_allowed(id)) {
+      return true;
+    }
+    if (sym.op == Op::k_eq || sym.op == Op::k_ne) {
+      return is_maximum_of_scores(arena, sym.args[0]) || is_maximum_of_scores(arena, sym.args[1]);
+    }
+    return false;
+  });
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,62 @@
+// Formulas in numbers, one row of the score plane at a time, over tensors of random contents. No MLIR here.
+//
+// Two formulas that give the same numbers at random places of random tensors are the same function, if neither takes
+// branches that the other does not (see reads_within): smooth functions that differ, differ almost everywhere.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "score/scalar.h"
+#include "stablehlo/lift/symbol.h"
+
+namespace flashlift::stablehlo {
+
+// What a draw's tensors hold.
+struct Draw {
+  uint64_t seed = 0;
+  double score_range = 4;     // scores lie within +- this
+  int64_t gradient = -1;      // the leaf that is a gradient by the probabilities, or -1
+  double gradient_range = 1;  // its elements lie within +- this
+  int64_t integer_range = 4;  // integers lie in [0, this)
+};
+
+class NumericRow {
+ public:
+  // atoms: the value of each index variable, by number; that of the key is not read. sizes: of the atoms.
+  NumericRow(const SymArena& arena, std::vector<int64_t> sizes, std::vector<int64_t> atoms, const Draw& draw)
+      : arena_(arena), sizes_(std::move(sizes)), atoms_(std::move(atoms)), draw_(draw) {}
+
+  // Adds this to every score from now on.
+  void shift_scores(double by);
+  // One number a key, or a single one if the formula does not depend on the key.
+  const std::vector<score::Scalar<double>>& values(SymId id);
+  double value(SymId id, size_t key) {
+    const auto& column = values(id);
+    return column[column.size() == 1 ? 0 : key].f;
+  }
+
+ private:
+  std::vector<score::Scalar<double>> compute(SymId id);
+  std::vector<score::Scalar<double>> reduce(SymId id);
+  score::Scalar<double> load(const Sym& sym, size_t key);
+  score::Scalar<double> at(SymId id, size_t key) {
+    const auto& column = values(id);
+    return column[column.size() == 1 ? 0 : key];
+  }
+
+  const SymArena& arena_;
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> atoms_;
+  Draw draw_;
+  double shift_ = 0;
+  std::map<SymId, std::vector<score::Scalar<double>>> memo_;
+};
+
+// Whether `formula` reads no element that `known` do not read, and takes no branches but theirs, on the same
+// conditions: then the two are smooth on the same pieces. A comparison with the row maximum is allowed, too: each row
+// has keys on both sides of it.
+bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
+}  // namespace flashlift::stablehlo

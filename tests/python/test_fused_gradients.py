@@ -1,0 +1,218 @@
+"""Gradients that stand in a module are fused with their attention, forward and backward; what only looks like a gradient
+is left alone."""
+
+import functools
+
+import flashlift
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from spellings import CASES
+
+RNG = np.random.default_rng(3)
+
+# Those whose derivative is by queries, keys and values alone, once the other operands are data.
+SPELLINGS = (
+    "softmax_where softmax_where_inf gqa_tile gqa_repeat_bhsd gqa_group_q_bkgsd mla_192_128 gpt2_where_causal_then_mask "
+    "bf16_f32softmax f16_upcast_all sliding_and_sinks_tokens block_diag eagle3 recip_mul scores_transposed "
+    "decode_no_q_axis dyn_window_offset softcap_then_mask_mul safe_zero_rows nan_to_num eps_denominator cached_concat_kv "
+    "fused_qkv_split_heads x_shared_qkv int64ish_arange_f squared_scores topk_mask_scores rope_inside output_gated"
+).split()
+
+
+def normal(*shape, dtype=jnp.float32):
+    return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+def cotangents_of(results):
+    """A different weight for each element."""
+    return jax.tree.map(
+        lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape).astype(x.dtype), results
+    )
+
+
+def assert_close(mine, theirs, tolerance):
+    for got, expected in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        assert got.dtype == expected.dtype
+        got, expected = (np.asarray(x, np.float64) for x in (got, expected))
+        finite = np.isfinite(expected)
+        assert np.array_equal(np.isfinite(got), finite)
+        scale = max(1, np.max(np.abs(expected), initial=0, where=finite))
+        np.testing.assert_allclose(got, expected, atol=tolerance * scale, rtol=tolerance)
+
+
+def run_both_ways(function, operands, tolerance=2e-5):
+    fused = flashlift.jax.fuse(function)
+    mine, theirs = fused(*operands), jax.jit(function)(*operands)
+    assert_close(mine, theirs, tolerance)
+    return fused.report
+
+
+def with_gradients(function, floats):
+    """The function's results and its gradients by the first `floats` operands that hold floats."""
+
+    def both(*operands):
+        places = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.floating)][:floats]
+
+        def of_some(*some):
+            full = list(operands)
+            for i, x in zip(places, some, strict=True):
+                full[i] = x
+            return function(*full)
+
+        results, pullback = jax.vjp(of_some, *(operands[i] for i in places))
+        return results, pullback(cotangents_of(results))
+
+    return both
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings(name):
+    function, operands = CASES[name]()
+    tolerance = 2e-5 if operands[0].dtype == np.float32 else 2e-2
+    report = run_both_ways(with_gradients(function, 3), operands, tolerance)
+    assert report.fused_count == 1 and len(report.candidates) == 1, report
+    assert report.module.count('"flashlift.attention_backward"') == 1
+
+
+def attention(q, k, v, keep=None, low=-jnp.inf):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    if keep is not None:
+        s = jnp.where(keep, s, low)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+
+def operands(S=20, T=24, dtype=jnp.float32):
+    return normal(2, S, 3, 16, dtype=dtype), normal(2, T, 3, 16, dtype=dtype), normal(2, T, 3, 8, dtype=dtype)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("with_output", [True, False])
+def test_any_of_the_gradients(wanted, with_output):
+    """Without the output in the module, the product of its gradient with the probabilities tells where the keys are, and
+    that with the values where these are."""
+
+    def function(q, k, v, d_out):
+        out, pullback = jax.vjp(attention, q, k, v)
+        gradients = pullback(d_out)
+        return (out if with_output else (), [gradients[i] for i in wanted])
+
+    report = run_both_ways(function, (*operands(), normal(2, 20, 3, 8)))
+    assert report.fused_count == (with_output or (2 in wanted and len(wanted) > 1)), report
+
+
+def test_rows_without_keys():
+    keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
+    uniform = with_gradients(lambda q, k, v, keep: attention(q, k, v, keep, -1e30), 3)
+    report = run_both_ways(uniform, (*operands(), keep))
+    assert report.fused_count == 1, report
+
+    # A softmax over nothing is NaN, and so is all of d_v that its row touches; fused, the row gives no gradient.
+    function = with_gradients(lambda q, k, v, keep: attention(q, k, v, keep), 3)
+    given = (*operands(), keep)
+    fused = flashlift.jax.fuse(function)
+    (out, (d_q, d_k, d_v)), expected = fused(*given), jax.jit(function)(*given)
+    assert fused.report.fused_count == 1, fused.report
+    assert_close((out, d_q, d_k), (expected[0], *expected[1][:2]), 2e-5)
+    assert jnp.isnan(out[0, 3]).all() and jnp.isnan(expected[1][2][0]).all() and jnp.isfinite(d_v).all()
+    assert_close(d_v[1], expected[1][2][1], 2e-5)
+
+
+def test_checkpointed():
+    def loss(q, k, v):
+        return jnp.sum(jnp.sin(jax.checkpoint(attention)(q, k, v)))
+
+    report = run_both_ways(jax.value_and_grad(loss, argnums=(0, 1, 2)), operands())
+    assert report.fused_count == len(report.candidates), report
+
+
+def test_two_layers_share_nothing():
+    def loss(q, k, v):
+        return jnp.sum(attention(attention(q, k, v) @ jnp.ones((8, 16)), k, jnp.cos(v)) ** 2)
+
+    report = run_both_ways(jax.value_and_grad(loss, argnums=(0, 1, 2)), operands())
+    assert report.fused_count == len(report.candidates) == 2, report
+
+
+def test_gradient_of_a_fused_function():
+    """jax.grad of what fuse() gives, in memory that does not grow with the square of the length."""
+    fused = flashlift.jax.fuse(lambda q, k, v, n: (attention(q, k, v), n + 1))
+    q, k, v = operands()
+
+    def loss(function):
+        return jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(function(q, k, v))), argnums=(0, 1, 2)))
+
+    mine = loss(lambda q, k, v: fused(q, k, v, 3)[0])
+    assert_close(mine(q, k, v), loss(attention)(q, k, v), 2e-5)
+    text = mine.lower(q, k, v).as_text()
+    assert text.count("flashlift.attention_backward") == 1
+    vmapped = jax.vmap(jax.grad(lambda q, k: fused(q[None], k[None], v[:1], 3)[0].sum()))
+    expected = jax.vmap(jax.grad(lambda q, k: attention(q[None], k[None], v[:1]).sum()))
+    assert_close(vmapped(q, k), expected(q, k), 2e-5)
+
+
+def test_fused_on_request():
+    q, k, v = operands()
+    exported = jax.jit(with_gradients(attention, 3)).lower(q, k, v).as_text()
+    assert flashlift.stablehlo.fuse(exported, gradients=True).fused_count == 1
+    for fuse_as in ("custom_call", "composite"):
+        left = flashlift.stablehlo.fuse(exported, fuse_as=fuse_as)
+        assert left.fused_count == 0 and left.module == exported
+        assert "used elsewhere" in left.candidates[0].reason
+    with pytest.raises(flashlift.InvalidArgumentError, match="custom calls only"):
+        flashlift.stablehlo.fuse(exported, fuse_as="composite", gradients=True)
+
+
+# --- What only looks like a gradient ---
+
+
+def by_hand(q, k, v, d_out, flag, *, ds=lambda ds, s, p: ds, p_of_v=lambda p: p, sides=lambda q, k: (k, q), of_v=None):
+    """An attention and its gradients written out, with one thing changed."""
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    p = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf))
+    out = jnp.einsum("bhqk,bkhd->bqhd", p, v)
+    d_v = jnp.einsum("bhqk,bqhd->bkhd", p_of_v(p), d_out)
+    d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v if of_v is None else of_v(v))
+    d_s = ds(p * (d_p - jnp.sum(p * d_p, -1, keepdims=True)), s, p) / 4
+    for_q, for_k = sides(q, k)
+    return out, jnp.einsum("bhqk,bkhd->bqhd", d_s, for_q), jnp.einsum("bhqk,bqhd->bkhd", d_s, for_k), d_v
+
+
+NEAR_MISSES = {
+    "scaled": {"ds": lambda ds, s, p: 1.0001 * ds},
+    "clipped": {"ds": lambda ds, s, p: jnp.clip(ds, -1e3, 1e3)},
+    "rectified": {"ds": lambda ds, s, p: jnp.maximum(ds, -1e9)},
+    "switched_by_data": {"ds": "flag"},
+    "every_other_row": {"ds": lambda ds, s, p: jnp.where(jnp.arange(20)[:, None] % 2 == 0, ds, 0)},
+    "one_place": {"ds": lambda ds, s, p: ds.at[0, 0, 19, 7].set(0.0)},
+    "above_a_score": {"ds": lambda ds, s, p: jnp.where(s < 1e4, ds, 0)},
+    "by_small_probabilities": {"ds": lambda ds, s, p: jnp.where(p > 1e-30, ds, 0)},
+    "straight_through": {"ds": lambda ds, s, p: ds + 1e-4 * p},
+    "squared_probabilities": {"p_of_v": lambda p: p * p},
+    "thresholded_probabilities": {"p_of_v": lambda p: jnp.where(p > 1e-6, p, 0)},
+    "queries_for_keys": {"sides": lambda q, k: (q, q)},
+    "shifted_keys": {"sides": lambda q, k: (jnp.roll(k, 1, 1), q)},
+    "doubled_queries": {"sides": lambda q, k: (k, 2 * q)},
+    "other_values": {"of_v": lambda v: v[:, ::-1]},
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_left_alone(name):
+    change = dict(NEAR_MISSES[name])
+    function = functools.partial(by_hand, **{k: v for k, v in change.items() if v != "flag"})
+    if "flag" in change.values():
+        function = lambda q, k, v, d_out, flag: by_hand(  # noqa: E731
+            q, k, v, d_out, flag, ds=lambda ds, s, p: jnp.where(flag, ds, 0)
+        )
+    given = (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True))
+    report = run_both_ways(function, given)
+    assert report.fused_count == 0, report
+    assert all(candidate.reason for candidate in report.candidates)
+
+
+def test_by_hand_unchanged_is_fused():
+    report = run_both_ways(by_hand, (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True)))
+    assert report.fused_count == 1, report

@@ -1,0 +1,116 @@
+#include "stablehlo/lift/numeric.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace flashlift::stablehlo {
+namespace {
+
+constexpr int kRowAtom = 1;
+constexpr int64_t kKeys = 7;
+
+class Numeric : public testing::Test {
+ protected:
+  NumericRow row(int64_t number = 0, const Draw& draw = {}) {
+    std::vector<int64_t> sizes(kMaxAtoms, 1);
+    sizes[kKeyAtom] = kKeys;
+    sizes[kRowAtom] = 5;
+    std::vector<int64_t> atoms(kMaxAtoms, 0);
+    atoms[kRowAtom] = number;
+    return {arena_, sizes, atoms, draw};
+  }
+  SymId over_keys(ReduceKind kind, SymId body) {
+    return arena_.reduce(kind, {{.body = body, .size = kKeys, .atom = kKeyAtom}});
+  }
+  SymId op(Op op, std::vector<SymId> args) { return arena_.op(op, std::move(args)); }
+  SymId load(int64_t leaf, Type type) {
+    return arena_.load(leaf, type, {arena_.atom(kRowAtom), arena_.atom(kKeyAtom)});
+  }
+
+  SymArena arena_;
+  SymId score_ = arena_.score(atom_bit(kKeyAtom) | atom_bit(kRowAtom));
+};
+
+TEST_F(Numeric, ASoftmaxSumsToOneAndDoesNotSeeAShift) {
+  const SymId e = op(Op::k_exp, {score_});
+  const SymId p = op(Op::k_div, {e, over_keys(ReduceKind::kAdd, e)});
+  NumericRow numbers = row();
+  double sum = 0;
+  for (size_t key = 0; key < kKeys; ++key) {
+    sum += numbers.value(p, key);
+  }
+  EXPECT_NEAR(sum, 1, 1e-14);
+  const double before = numbers.value(p, 3);
+  const double score = numbers.value(score_, 3);
+  numbers.shift_scores(0.5);
+  EXPECT_NEAR(numbers.value(score_, 3), score + 0.5, 1e-14);
+  EXPECT_NEAR(numbers.value(p, 3), before, 1e-14);
+}
+
+TEST_F(Numeric, ADrawIsTheSameEachTimeAndAnotherInEachRow) {
+  const SymId bias = load(2, Type::kF32);
+  NumericRow first = row(1);
+  NumericRow again = row(1);
+  NumericRow other = row(2);
+  NumericRow drawn = row(1, {.seed = 9});
+  for (const SymId id : {score_, bias}) {
+    EXPECT_EQ(first.value(id, 4), again.value(id, 4));
+    EXPECT_NE(first.value(id, 4), other.value(id, 4));
+    EXPECT_NE(first.value(id, 4), drawn.value(id, 4));
+    EXPECT_NE(first.value(id, 4), first.value(id, 5));
+  }
+}
+
+TEST_F(Numeric, TheGradientHasARangeOfItsOwn) {
+  const SymId gradient = load(3, Type::kF32);
+  NumericRow numbers = row(0, {.gradient = 3, .gradient_range = 1e6});
+  double largest = 0;
+  for (size_t key = 0; key < kKeys; ++key) {
+    largest = std::max(largest, std::abs(numbers.value(gradient, key)));
+  }
+  EXPECT_GT(largest, 1e4);
+  EXPECT_LE(largest, 1e6);
+}
+
+TEST_F(Numeric, ReducesPiecesOfDifferentKinds) {
+  const SymId sinks = arena_.load(0, Type::kF32, {arena_.atom(kFirstBound)});
+  const SymId all = arena_.reduce(ReduceKind::kAdd, {{.body = score_, .size = kKeys, .atom = kKeyAtom},
+                                                     {.body = sinks, .size = 3, .atom = kFirstBound},
+                                                     {.body = arena_.f32(2), .size = 1, .atom = -1}});
+  NumericRow numbers = row();
+  double expected = 2;
+  for (size_t key = 0; key < kKeys; ++key) {
+    expected += numbers.value(score_, key);
+  }
+  for (int64_t i = 0; i < 3; ++i) {
+    expected += numbers.value(arena_.load(0, Type::kF32, {arena_.i32(i)}), 0);
+  }
+  EXPECT_NEAR(numbers.value(all, 0), expected, 1e-12);
+  double largest = -INFINITY;
+  for (size_t key = 0; key < kKeys; ++key) {
+    largest = std::max(largest, numbers.value(score_, key));
+  }
+  EXPECT_EQ(numbers.value(over_keys(ReduceKind::kMaximum, score_), 0), largest);
+}
+
+TEST_F(Numeric, ReadsWithin) {
+  const SymId mask = load(0, Type::kI1);
+  const SymId known = op(Op::k_select, {mask, op(Op::k_tanh, {score_}), arena_.f32(-1e30F)});
+  const auto within = [&](SymId id) { return reads_within(arena_, id, {known}); };
+  const SymId square = op(Op::k_mul, {score_, score_});
+  EXPECT_TRUE(within(square));
+  EXPECT_TRUE(within(op(Op::k_select, {mask, square, arena_.f32(0)})));
+  EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_not, {mask}), arena_.f32(0), square})));
+  const SymId maximum = over_keys(ReduceKind::kMaximum, known);
+  EXPECT_TRUE(reads_within(arena_, op(Op::k_eq, {known, maximum}), {known, maximum}));
+  EXPECT_FALSE(within(op(Op::k_select, {load(1, Type::kI1), square, arena_.f32(0)})));
+  EXPECT_FALSE(within(op(Op::k_mul, {square, load(2, Type::kF32)})));
+  EXPECT_FALSE(within(op(Op::k_max, {square, arena_.f32(0)})));
+  EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {score_, arena_.f32(1e9F)}), square, arena_.f32(0)})));
+  EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {arena_.atom(kKeyAtom), arena_.i32(5)}), square, arena_.f32(0)})));
+  EXPECT_FALSE(within(over_keys(ReduceKind::kMinimum, square)));
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo
