@@ -3,6 +3,7 @@
 // FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: where they start.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 
 #include "cuda/launch/device_tensors.h"
@@ -241,7 +242,7 @@ TEST(Device, HugeAndInfiniteScores) {
   }
 }
 
-// Floats have no bounds on the GPU: such masks are right without them. Block lists become a captured tensor.
+// Masks that are tensors: their tiles are decided by the bounds of blocks. Block lists become a captured tensor.
 TEST(Device, FloatCapturesAndBlockListsMask) {
   expect_agreement(
       "attn b2 h2 s700 d64 bf16 mask_mod(keep: f32[?,?]) { %0 = load keep[q, kv]; %1 = gt %0, 0.3; return %1 }", 3, "",
@@ -262,6 +263,99 @@ TEST(Device, FloatCapturesAndBlockListsMask) {
     OwnedArguments host = testing::dense_arguments(*problem, random);
     host.views.captures.back() = kinds.view();
     expect_right(*problem, host, implementation);
+  }
+}
+
+// What a mask given as a tensor may be like: kept up to the diagonal, in blocks, nowhere for some queries.
+bool keeps(int pattern, int64_t q, int64_t kv) {
+  switch (pattern) {
+    case 0:
+      return kv <= q;
+    case 1:
+      return (q / 100 + kv / 70) % 3 == 0;
+    default:
+      return q / 64 % 2 == 0 && kv < 130;
+  }
+}
+
+// Fills [batch, heads, q_len, kv_len] with it, the same for all heads: bool, or floats of 0 and -inf.
+void fill_mask(const TensorView& mask, int pattern) {
+  const auto element = static_cast<int64_t>(size_in_bytes(mask.dtype));
+  for (int64_t b = 0; b < mask.sizes[0]; ++b) {
+    for (int64_t q = 0; q < mask.sizes[2]; ++q) {
+      for (int64_t kv = 0; kv < mask.sizes[3]; ++kv) {
+        const bool kept = keeps(pattern, q, kv + 30 * b);
+        auto* const at = static_cast<std::byte*>(mask.data) +
+                         (b * mask.strides[0] + q * mask.strides[2] + kv * mask.strides[3]) * element;
+        switch (mask.dtype) {
+          case DType::kBool:
+            *reinterpret_cast<bool*>(at) = kept;
+            break;
+          case DType::kF32:
+            *reinterpret_cast<float*>(at) = kept ? 0.0f : -INFINITY;
+            break;
+          default:
+            *reinterpret_cast<uint16_t*>(at) = kept ? 0 : mask.dtype == DType::kBF16 ? 0xff80 : 0xfc00;
+        }
+      }
+    }
+  }
+}
+
+TEST(Device, MasksThatAreTensorsAgreeWithTheOracle) {
+  const auto adds = [](const char* dtype) {
+    return std::string(" score_mod(mask: ") + dtype +
+           "[2,2,200,400]) { %0 = load mask[b, 0, q, kv]; %1 = add score, %0; return %1 }";
+  };
+  for (const std::string& features :
+       {"d64 bf16" + adds("f32"), "d128 bf16 softcap=20 lse" + adds("bf16"), std::string("d128 f16 mask=bool"),
+        "d64 f32 empty_rows=uniform" + adds("f32"), "d96 bf16 causal sinks=1 alibi" + adds("f16"),
+        std::string("d64 bf16 bias=f32")}) {
+    for (int pattern = 0; pattern < 3; ++pattern) {
+      const std::string text = "attn b2 hq2 hkv1 sq200 skv400 " + features;
+      SCOPED_TRACE("pattern " + std::to_string(pattern));
+      const Result<Problem> problem = parse_problem(text);
+      ASSERT_TRUE(problem.ok()) << text << ": " << problem.error().message;
+      Random random(11);
+      OwnedArguments host = testing::dense_arguments(*problem, random);
+      TensorView& mask = host.views.captures.at(0);
+      mask.strides[1] = 0;
+      fill_mask(mask, pattern);
+      expect_right(*problem, host);
+      expect_right(*problem, host, "cuda_sm80");
+    }
+  }
+}
+
+// A tile that is skipped is not computed: what its keys hold does not count.
+TEST(Device, TilesThatAFloatMaskRulesOutAreSkipped) {
+  const Result<Problem> problem = parse_problem(
+      "attn h2 s512 d64 bf16 score_mod(mask: f32[512,512]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }");
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  Random random(3);
+  OwnedArguments host = testing::dense_arguments(*problem, random);
+  const TensorView& mask = host.views.captures.at(0);
+  for (int64_t q = 0; q < 512; ++q) {
+    for (int64_t kv = 0; kv < 512; ++kv) {
+      static_cast<float*>(mask.data)[q * mask.strides[0] + kv] = kv < 256 ? 0.0f : -INFINITY;
+    }
+  }
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t kv = 256; kv < 512; ++kv) {
+      *element_of(host.views.k, 0, h, kv, 0) = 0x7fc0;  // NaN
+    }
+  }
+  for (const char* implementation : {"", "cuda_sm80"}) {
+    const auto device = cuda::DeviceTensors::copy_of(host.views, 0);
+    ASSERT_TRUE(device.ok()) << device.error().message;
+    const Result<Attention> attention =
+        Attention::compile(*problem, {.device = DeviceKind::kCuda, .implementation = implementation});
+    ASSERT_TRUE(attention.ok()) << attention.error().message;
+    ASSERT_TRUE(attention->run(device->views()).ok());
+    ASSERT_TRUE(device->fetch(host.views).ok());
+    for (int64_t q = 0; q < 512; ++q) {
+      ASSERT_LT(*element_of(host.views.out, 0, 1, q, 0) & 0x7fff, 0x7f80) << implementation << " row " << q;
+    }
   }
 }
 

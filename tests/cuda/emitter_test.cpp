@@ -131,9 +131,12 @@ TEST(Emitter, LoadsOfEveryDtypeCompile) {
     const Problem problem =
         problem_of(std::string("attn h2 s512 d64 bf16 mask_mod(ids: ") + dtype +
                    "[?,?]) { %0 = load ids[b, q]; %1 = load ids[b, kv]; %2 = eq %0, %1; return %2 }");
-    const bool integer = std::string(dtype).find('f') == std::string::npos;
-    EXPECT_EQ(bounded_captures(problem).size(), integer ? 1U : 0U) << dtype;
+    EXPECT_EQ(bounded_captures(problem).size(), 1U) << dtype;
     expect_mask_compiles(problem);
+    const Problem plane = problem_of(std::string("attn h2 s512 d64 bf16 mask_mod(keep: ") + dtype +
+                                     "[?,?,?,?]) { %0 = load keep[b, h, q, kv]; %1 = to_i1 %0; return %1 }");
+    EXPECT_EQ(bounded_captures(plane).at(0).rows, 64) << dtype;
+    expect_mask_compiles(plane);
   }
 }
 
@@ -147,6 +150,16 @@ TEST(Emitter, ScoreModsThatMaskHaveIntervals) {
   const Problem masks = problem_of("attn h1 s64 d64 bf16 " + loads + "%3 = select %2, score, -inf; return %3 }");
   EXPECT_NE(emit_programs(masks).find("#define FL_SCORE_MASKS 1"), std::string::npos);
   EXPECT_EQ(bounded_captures(masks).size(), 1U);
+  const Problem floats = problem_of(
+      "attn h1 s64 d64 bf16 softcap=5 score_mod(mask: bf16[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; "
+      "return %1 }");
+  EXPECT_NE(emit_programs(floats).find("#define FL_SCORE_MASKS 1"), std::string::npos);
+  EXPECT_EQ(bounded_captures(floats).size(), 1U);
+  const Problem table = problem_of(
+      "attn h1 s64 d64 bf16 score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, 64; %2 = load "
+      "table[%1]; %3 = add score, %2; return %3 }");
+  EXPECT_NE(emit_programs(table).find("#define FL_SCORE_MASKS 0"), std::string::npos);
+  EXPECT_TRUE(bounded_captures(table).empty());
   const Problem adds = problem_of("attn h1 s64 d64 bf16 " + loads + "%3 = select %2, score, 0.5; return %3 }");
   EXPECT_NE(emit_programs(adds).find("#define FL_SCORE_MASKS 0"), std::string::npos);
   EXPECT_TRUE(bounded_captures(adds).empty());

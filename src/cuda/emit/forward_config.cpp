@@ -172,10 +172,12 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
   }
   // Under a mask alone the warpgroups do better left alone, unless the products are long or the mask waits for loads.
   const bool mask_alone = config.has_mask_mod && !config.has_score_mod && !config.scout_loads;
-  set_tiles(config, 2, 0, kHopperStages, !mask_alone || config.value_dim_padded > 128);
+  // In short rows of wide heads small tiles reach less far beyond the diagonal.
+  const bool fine = mask_alone && short_rows && config.value_dim_padded > 128;
+  set_tiles(config, 2, 0, kHopperStages, !mask_alone || (config.value_dim_padded > 128 && !fine));
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;
-    const bool narrow = has_mods && kv_tile > 128;     // finer tiles skip more, and programs need registers
+    const bool narrow = (has_mods && kv_tile > 128) || (fine && kv_tile > 64);  // programs need registers, too
     const bool torn = config.dropout && kv_tile % 64;  // random numbers come for 64 keys at a time
     if (!narrow && !torn && hopper_live_registers(config) <= 196 && hopper_shared_bytes(config) <= kHopperSharedBytes) {
       break;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "cuda/kernels/forward_params.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -103,6 +104,7 @@ bool has_interval_form(const Program& program, const Node& node) {
     case Op::k_max:
     case Op::k_neg:
     case Op::k_abs:
+    case Op::k_tanh:
     case Op::k_floor:
     case Op::k_ceil:
     case Op::k_eq:
@@ -142,7 +144,6 @@ bool has_interval_form(const Program& program, const Node& node) {
     case Op::k_log1p:
     case Op::k_sqrt:
     case Op::k_rsqrt:
-    case Op::k_tanh:
     case Op::k_sigmoid:
     case Op::k_sin:
     case Op::k_cos:
@@ -500,8 +501,20 @@ class Emitter {
 
   std::string load(const Node& node) const {
     const std::string indices = operands(node);
-    return fmt::format("{}_{}<{}>(params.captures[{}]{}{})", interval_ ? "iv" : "op", info(node.op).name,
-                       element_of(node), capture_index(node), indices.empty() ? "" : ", ", indices);
+    const std::string block = interval_ && node.op == Op::k_load ? fmt::format(", {}", block_rows(node)) : "";
+    return fmt::format("{}_{}<{}{}>(params.captures[{}]{}{})", interval_ ? "iv" : "op", info(node.op).name,
+                       element_of(node), block, capture_index(node), indices.empty() ? "" : ", ", indices);
+  }
+
+  // What the bounds of a load's tensor are of (1 also where it has none).
+  int block_rows(const Node& node) const {
+    const auto index = static_cast<size_t>(capture_index(node));
+    for (const BoundedCapture& bounded : bounded_captures(problem_)) {
+      if (bounded.index == index) {
+        return bounded.rows;
+      }
+    }
+    return 1;
   }
 
   // From the address at the first key, so that each key's is a constant away; and from that of the first of two rows if
@@ -528,14 +541,6 @@ class Emitter {
   std::string text_;
 };
 
-// May a score_mod mask, by -inf? Only then are its intervals worth evaluating.
-bool masks(const std::optional<Program>& score_mod) {
-  return score_mod && std::any_of(score_mod->nodes.begin(), score_mod->nodes.end(), [](const Node& node) {
-           return node.op == Op::k_constant && node.type == Type::kF32 &&
-                  std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == -INFINITY;
-         });
-}
-
 // Does it load anything at a position that moves with the keys?
 bool loads_by_key(const std::optional<Program>& score_mod) {
   if (!score_mod) {
@@ -550,18 +555,51 @@ bool loads_by_key(const std::optional<Program>& score_mod) {
   return false;
 }
 
-void add_bounded_captures(const Problem& problem, const Program& program, std::vector<size_t>& bounded) {
+// A load of one float for each key, the same for all heads: a mask of 0 and -inf, as a rule. (Of biases that heads have
+// for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.md.)
+bool is_mask_load(const Program& program, const Motion& motion, const Node& node) {
+  const auto is_key = [&](ValueId id) { return program.nodes[id].op == Op::k_kv; };
+  const auto varies_by_head = [&](ValueId id) { return motion.h[id]; };
+  return node.op == Op::k_load && node.type == Type::kF32 && std::ranges::any_of(node.operands, is_key) &&
+         std::ranges::none_of(node.operands, varies_by_head);
+}
+
+// May a score_mod give -inf in all of a tile, by a constant or by what it loads? Only then are its intervals worth
+// evaluating.
+bool masks(const std::optional<Program>& score_mod) {
+  if (!score_mod) {
+    return false;
+  }
+  const Motion motion(*score_mod);
+  return std::ranges::any_of(score_mod->nodes, [&](const Node& node) {
+    const bool lowest = node.op == Op::k_constant && node.type == Type::kF32 &&
+                        std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == -INFINITY;
+    return lowest || is_mask_load(*score_mod, motion, node);
+  });
+}
+
+void add_bounded_captures(const Problem& problem, const Program& program, std::vector<BoundedCapture>& bounded) {
   const Motion motion(program);
+  const auto moves = [&](ValueId id) { return motion.q[id] || motion.kv[id]; };
   for (const Node& node : program.nodes) {
-    if (node.op != Op::k_load || node.operands.empty() ||
-        !(motion.q[node.operands.back()] || motion.kv[node.operands.back()])) {
+    if (node.op != Op::k_load || node.operands.empty() || !moves(node.operands.back())) {
+      continue;
+    }
+    const bool bias = node.type == Type::kF32 && program.kind == ProgramKind::kScoreMod;
+    if (bias && !is_mask_load(program, motion, node)) {
       continue;
     }
     const Capture& capture = program.captures[static_cast<size_t>(node.payload)];
-    const auto found = std::find(problem.captures.begin(), problem.captures.end(), capture);
-    const auto index = static_cast<size_t>(found - problem.captures.begin());
-    if (!is_float(capture.dtype) && std::find(bounded.begin(), bounded.end(), index) == bounded.end()) {
-      bounded.push_back(index);
+    const auto at = std::find(problem.captures.begin(), problem.captures.end(), capture);
+    const auto index = static_cast<size_t>(at - problem.captures.begin());
+    const bool several_rows = node.operands.size() > 1 && moves(node.operands[node.operands.size() - 2]);
+    const int rows = several_rows ? kCaptureRows : 1;
+    const auto known =
+        std::find_if(bounded.begin(), bounded.end(), [&](const BoundedCapture& other) { return other.index == index; });
+    if (known == bounded.end()) {
+      bounded.push_back({index, rows});
+    } else {
+      known->rows = std::min(known->rows, rows);
     }
   }
 }
@@ -639,8 +677,8 @@ std::string emit_program(const Problem& problem, const Program& program, const N
 
 }  // namespace
 
-std::vector<size_t> bounded_captures(const Problem& problem) {
-  std::vector<size_t> bounded;
+std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
+  std::vector<BoundedCapture> bounded;
   if (problem.mask_mod) {
     add_bounded_captures(problem, *problem.mask_mod, bounded);
   }
@@ -680,12 +718,13 @@ std::string emit_programs(const Problem& problem) {
     text += fmt::format("{} int mask_interval({}) {{\n", kFunction, tile_parameters);
     text += Emitter(problem, *problem.mask_mod, Part::kInterval).body() + "}\n\n";
   }
-  for (const size_t index : bounded_captures(problem)) {
-    const Capture& capture = problem.captures[index];
+  for (const BoundedCapture& bounded : bounded_captures(problem)) {
+    const Capture& capture = problem.captures[bounded.index];
     text += fmt::format(
-        "extern \"C\" __global__ void flashlift_bounds_{}(const CaptureArgument capture, i64* bounds, i64 blocks) {{\n"
-        "  capture_bounds<{}>(capture, {}, bounds, blocks);\n}}\n\n",
-        index, element_name(capture.dtype), capture.shape.size());
+        "extern \"C\" __global__ void flashlift_bounds_{}(const CaptureArgument capture, longlong2* bounds, i64 "
+        "blocks) "
+        "{{\n  capture_bounds<{}, {}>(capture, {}, bounds, blocks);\n}}\n\n",
+        bounded.index, element_name(capture.dtype), bounded.rows, capture.shape.size());
   }
   return text + "}  // namespace flashlift::cuda\n";
 }

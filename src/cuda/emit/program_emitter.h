@@ -24,8 +24,13 @@ namespace flashlift::cuda {
 //   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
 std::string emit_programs(const Problem& problem);
 
-// Captured tensors (as indices into problem.captures) whose block bounds let masks be decided for whole tiles: integers
-// or bool, read at a position along their last dimension by the mask_mod, or by a score_mod that masks.
-std::vector<size_t> bounded_captures(const Problem& problem);
+// A captured tensor whose block bounds let masks be decided for whole tiles.
+struct BoundedCapture {
+  size_t index = 0;  // into problem.captures
+  int rows = 1;      // of a block: more than one if a tile reads several rows of the tensor
+};
+// Those that the mask_mod, or a score_mod that masks, reads at a position that moves along their last dimension; floats
+// in a score_mod only if they are one for each key and the same for all heads, as masks are.
+std::vector<BoundedCapture> bounded_captures(const Problem& problem);
 
 }  // namespace flashlift::cuda

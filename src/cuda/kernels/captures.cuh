@@ -67,6 +67,26 @@ struct ElementF64 {
   static FL_OP float scalar(Bits x) { return static_cast<float>(x); }
 };
 
+// Floats as integers in the order of their values: bounds of all types are then alike. NaN comes last.
+constexpr i32 kOrderedNan = 0x7f800001;
+FL_OP i32 ordered(float x) {
+  const i32 bits = __float_as_int(x);
+  return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+FL_OP float from_ordered(i32 x) { return __int_as_float(x >= 0 ? x : x ^ 0x7fffffff); }
+
+// The smallest and the largest element of a block, as they are kept (see capture_bounds.cuh).
+template <typename Scalar>
+struct BlockBounds {
+  using Value = i32;
+  using Pair = int2;
+};
+template <>
+struct BlockBounds<i64> {
+  using Value = i64;
+  using Pair = longlong2;
+};
+
 // The index clamped into dimension `d`.
 FL_OP i32 clamp_index(const CaptureArgument& capture, int d, i32 index) {
   return max(min(index, capture.sizes[d] - 1), 0);

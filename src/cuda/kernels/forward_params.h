@@ -13,14 +13,15 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
-// Elements along the last dimension that share one pair of bounds.
+// Elements along the last dimension that share one pair of bounds; and rows of them, where a tile reads several.
 constexpr int kCaptureBlock = 64;
+constexpr int kCaptureRows = 64;
 
 struct CaptureArgument {
   const void* data;
-  // {smallest, largest} as 64-bit integers, for each block of the last dimension; null where unknown.
+  // The smallest and the largest element of each block (captures.cuh); null where unknown.
   const void* bounds;
-  int sizes[8];
+  int sizes[8];  // 1 where all elements along a dimension are one
   long long strides[8];
 };
 

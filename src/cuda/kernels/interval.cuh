@@ -164,6 +164,8 @@ FL_OP IntervalF iv_max(IntervalF x, IntervalF y) { return {fmaxf(x.lo, y.lo), fm
 FL_OP IntervalF iv_abs(IntervalF x) {
   return x.lo >= 0 ? x : (x.hi <= 0 ? iv_neg(x) : IntervalF{0.0f, fmaxf(-x.lo, x.hi), x.nan});
 }
+// Enough for what is added to a soft cap to mask.
+FL_OP IntervalF iv_tanh(IntervalF x) { return {-1.0f, 1.0f, x.nan}; }
 FL_OP IntervalF iv_floor(IntervalF x) { return {floorf(x.lo), floorf(x.hi), x.nan}; }
 FL_OP IntervalF iv_ceil(IntervalF x) { return {ceilf(x.lo), ceilf(x.hi), x.nan}; }
 
@@ -290,59 +292,113 @@ template <>
 struct ScalarInterval<float> {
   using type = IntervalF;
   static FL_OP IntervalF everything() { return everything_f(); }
+  static FL_OP IntervalF stored(i32 lo, i32 hi) {
+    const bool nan = hi == kOrderedNan;
+    return {from_ordered(lo), nan ? FL_INFINITY : from_ordered(hi), nan};
+  }
 };
 
-// Bounds of integer captures: {smallest, largest} of each block along the last dimension (capture_bounds.cuh).
+// Indices in one dimension, clamped to it.
+struct IndexRange {
+  int lo;
+  int hi;
+};
+
+// From the bounds of blocks (capture_bounds.cuh). `outer` counts the rows of blocks in dense order.
 constexpr int kMaxRangeBlocks = 64;
 
-template <typename Scalar>
-FL_OP typename ScalarInterval<Scalar>::type stored_range(const CaptureArgument& capture, i64 row, int lo, int hi,
-                                                         int size) {
+template <typename Scalar, int kRows>
+FL_OP typename ScalarInterval<Scalar>::type stored_range(const CaptureArgument& capture, i64 outer, IndexRange rows,
+                                                         IndexRange columns, int row_count, int column_count) {
   using Result = ScalarInterval<Scalar>;
-  const int first = lo / kCaptureBlock;
-  const int last = hi / kCaptureBlock;
-  if (capture.bounds == nullptr || last - first >= kMaxRangeBlocks) {
+  const int first = columns.lo / kCaptureBlock;
+  const int last = columns.hi / kCaptureBlock;
+  const int first_row = rows.lo / kRows;
+  const int last_row = rows.hi / kRows;
+  if (capture.bounds == nullptr || static_cast<i64>(last - first + 1) * (last_row - first_row + 1) > kMaxRangeBlocks) {
     return Result::everything();
   }
-  const longlong2* bounds =
-      static_cast<const longlong2*>(capture.bounds) + row * ((size + kCaptureBlock - 1) / kCaptureBlock);
-  // Both ends at once: a tile seldom has more blocks.
-  const longlong2 begin = __ldg(bounds + first);
-  const longlong2 end = __ldg(bounds + last);
-  i64 smallest = min(begin.x, end.x);
-  i64 largest = max(begin.y, end.y);
+  const int column_blocks = (column_count + kCaptureBlock - 1) / kCaptureBlock;
+  const int row_blocks = (row_count + kRows - 1) / kRows;
+  using Pair = typename BlockBounds<Scalar>::Pair;
+  using Value = typename BlockBounds<Scalar>::Value;
+  Value smallest = ~kLowest<Value>;
+  Value largest = kLowest<Value>;
 #pragma unroll 1
-  for (int block = first + 1; block < last; ++block) {
-    const longlong2 between = __ldg(bounds + block);
-    smallest = min(smallest, between.x);
-    largest = max(largest, between.y);
+  for (int row = first_row; row <= last_row; ++row) {
+    const Pair* bounds = static_cast<const Pair*>(capture.bounds) + (outer * row_blocks + row) * column_blocks;
+    // Both ends at once: a tile seldom has more blocks.
+    const Pair begin = __ldg(bounds + first);
+    const Pair end = __ldg(bounds + last);
+    smallest = min(smallest, min(begin.x, end.x));
+    largest = max(largest, max(begin.y, end.y));
+#pragma unroll 1
+    for (int block = first + 1; block < last; ++block) {
+      const Pair between = __ldg(bounds + block);
+      smallest = min(smallest, between.x);
+      largest = max(largest, between.y);
+    }
   }
   return Result::stored(smallest, largest);
 }
-template <>
-FL_OP IntervalF stored_range<float>(const CaptureArgument&, i64, int, int, int) {
-  return everything_f();
-}
 
-// `row` counts rows of the last dimension in dense order; `ranges` is how many dimensions are not one index.
-template <typename Element, typename... Index>
+// Elements up to which they are looked at one by one: of tensors that have one for each of many queries or keys.
+constexpr int kFewElements = 8;
+
+// kRows: how many rows of the second last dimension share bounds; 1: each of them has its own.
+template <typename Element, int kRows, typename... Index>
 FL_OP typename ScalarInterval<typename Element::Scalar>::type iv_load(const CaptureArgument& capture, Index... index) {
-  i64 offset = 0;
-  i64 row = 0;
-  int ranges = 0;
+  using Result = ScalarInterval<typename Element::Scalar>;
+  constexpr int kRank = sizeof...(index);
+  constexpr int kOuter = kRank - (kRows > 1 ? 2 : 1);  // dimensions that must be one index
+  IndexRange at[kRank + 1];
   int d = 0;
-  int lo = 0;
-  int hi = 0;
-  (((row = d == 0 ? 0 : row * capture.sizes[d - 1] + lo), (lo = clamp_index(capture, d, index.lo)),
-    (hi = clamp_index(capture, d, index.hi)), (offset += lo * capture.strides[d]), (ranges += lo != hi), ++d),
-   ...);
-  if (ranges == 0) {
+  ((at[d] = {clamp_index(capture, d, index.lo), clamp_index(capture, d, index.hi)}, ++d), ...);
+  bool moves = false;
+  bool outer_moves = false;
+  i64 outer = 0;
+#pragma unroll
+  for (d = 0; d < kRank; ++d) {
+    moves |= at[d].lo != at[d].hi;
+    if (d < kOuter) {
+      outer_moves |= at[d].lo != at[d].hi;
+      outer = outer * capture.sizes[d] + at[d].lo;
+    }
+  }
+  const auto element = [&] {
+    i64 offset = 0;
+#pragma unroll
+    for (int e = 0; e < kRank; ++e) {
+      offset += at[e].lo * capture.strides[e];
+    }
     return point(Element::scalar(__ldg(static_cast<const typename Element::Bits*>(capture.data) + offset)));
+  };
+  if (!moves) {
+    return element();
   }
-  if (ranges > 1 || lo == hi) {
-    return ScalarInterval<typename Element::Scalar>::everything();
+  if (outer_moves) {
+    return Result::everything();
   }
-  return stored_range<typename Element::Scalar>(capture, row, lo, hi, capture.sizes[d - 1]);
+  if constexpr (kRows > 1) {
+    const IndexRange rows = at[kRank - 2];
+    const IndexRange columns = at[kRank - 1];
+    if (static_cast<i64>(rows.hi - rows.lo + 1) * (columns.hi - columns.lo + 1) <= kFewElements) {
+      auto result = element();
+#pragma unroll 1
+      for (at[kRank - 2].lo = rows.lo; at[kRank - 2].lo <= rows.hi; ++at[kRank - 2].lo) {
+#pragma unroll 1
+        for (at[kRank - 1].lo = columns.lo; at[kRank - 1].lo <= columns.hi; ++at[kRank - 1].lo) {
+          result = hull(result, element());
+        }
+      }
+      return result;
+    }
+    return stored_range<typename Element::Scalar, kRows>(capture, outer, rows, columns, capture.sizes[kRank - 2],
+                                                         capture.sizes[kRank - 1]);
+  } else if constexpr (kRank > 0) {
+    return stored_range<typename Element::Scalar, 1>(capture, outer, {0, 0}, at[kRank - 1], 1, capture.sizes[kRank - 1]);
+  }
+  return Result::everything();
 }
 
 // It never falls as x grows.

@@ -86,12 +86,13 @@ bool has_vector_rows(const TensorView& view) {
   return fits;
 }
 
-int64_t block_count(const TensorView& view) {
-  int64_t rows = 1;
-  for (int d = 0; d + 1 < view.rank; ++d) {
-    rows *= view.sizes[d];
+// Blocks of a tensor that share bounds: those of kernels/capture_bounds.cuh.
+int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
+  int64_t blocks = divide_up(capture.sizes[rank - 1], kCaptureBlock);
+  for (int d = 0; d + 1 < rank; ++d) {
+    blocks *= block_rows > 1 && d + 2 == rank ? divide_up(capture.sizes[d], block_rows) : int64_t{capture.sizes[d]};
   }
-  return rows * divide_up(view.sizes[view.rank - 1], kCaptureBlock);
+  return blocks;
 }
 
 Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
@@ -109,12 +110,20 @@ Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params
         return unsupported("the last dimension of captured tensor {} has a stride of {} elements, expected 32 bits", i,
                            views[i].strides[d]);
       }
-      capture.sizes[d] = static_cast<int>(views[i].sizes[d]);
+      // (A search counts the elements, even if they are one.)
+      const bool shared = views[i].rank > 1 && views[i].strides[d] == 0;
+      capture.sizes[d] = static_cast<int>(shared ? std::min<int64_t>(views[i].sizes[d], 1) : views[i].sizes[d]);
       capture.strides[d] = views[i].strides[d];
     }
   }
   return {};
 }
+
+// The kernel that finds a captured tensor's bounds before the forward kernel runs.
+struct BoundsPass {
+  BoundedCapture capture;
+  CuKernel kernel = nullptr;
+};
 
 }  // namespace
 
@@ -123,9 +132,9 @@ struct Forward::State {
 
   Status prepare(const AttentionArguments& arguments, ForwardParams& params) const;
   Status encode_maps(const AttentionArguments& arguments, ForwardParams& params) const;
-  Status compute_bounds(const AttentionArguments& arguments, ForwardParams& params, CuPointer memory_of_bounds,
-                        CuStream stream) const;
-  int64_t bounds_bytes(const AttentionArguments& arguments) const;
+  Status compute_bounds(ForwardParams& params, CuPointer memory_of_bounds, CuStream stream) const;
+  int64_t bounds_blocks(const BoundsPass& pass, const ForwardParams& params) const;
+  int64_t bounds_bytes(const ForwardParams& params) const;
   int64_t partial_bytes(const ForwardParams& params) const;
 
   const Driver& driver;
@@ -135,8 +144,7 @@ struct Forward::State {
   std::string code;
   std::shared_ptr<const LoadedLibrary> library;
   CuKernel kernel = nullptr;
-  std::vector<size_t> bounded;  // captures with bounds, and their kernels
-  std::vector<CuKernel> bounds_kernels;
+  std::vector<BoundsPass> bounds_passes;
   mutable StreamMemoryPool memory;
 };
 
@@ -155,11 +163,10 @@ Result<Forward> Forward::compile(const Problem& problem, const Device& device, K
   FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::load(*driver, *cubin));
   FLASHLIFT_ASSIGN_OR_RETURN(state->kernel,
                              state->library->kernel("flashlift_forward", device.handle, state->config.shared_bytes));
-  state->bounded = bounded_captures(problem);
-  for (const size_t index : state->bounded) {
-    FLASHLIFT_ASSIGN_OR_RETURN(CuKernel bounds,
-                               state->library->kernel(fmt::format("flashlift_bounds_{}", index), device.handle, 0));
-    state->bounds_kernels.push_back(bounds);
+  for (const BoundedCapture& capture : bounded_captures(problem)) {
+    const std::string name = fmt::format("flashlift_bounds_{}", capture.index);
+    FLASHLIFT_ASSIGN_OR_RETURN(CuKernel kernel, state->library->kernel(name, device.handle, 0));
+    state->bounds_passes.push_back({capture, kernel});
   }
   return Forward(std::move(state));
 }
@@ -254,26 +261,48 @@ int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
   return split ? int64_t{params.total_tiles} * config.q_tile * (config.value_dim_padded + kPadding) * kFloatBytes : 0;
 }
 
-int64_t Forward::State::bounds_bytes(const AttentionArguments& arguments) const {
+// 0 where they are not worth computing: of a tensor with an element for each score, or for those of few heads only, the
+// pass would take a good part of the time that the products take, which skipped tiles can save.
+int64_t Forward::State::bounds_blocks(const BoundsPass& pass, const ForwardParams& params) const {
+  constexpr int64_t kProductsPerByte = 256;
+  const CaptureArgument& capture = params.captures[pass.capture.index];
+  const Capture& declared = problem.captures[pass.capture.index];
+  const auto rank = static_cast<int>(declared.shape.size());
+  if (pass.capture.rows > 1) {
+    auto bytes = static_cast<int64_t>(size_in_bytes(declared.dtype));
+    for (int d = 0; d < rank; ++d) {
+      bytes *= capture.sizes[d];
+    }
+    const int64_t scores = int64_t{params.batch} * params.q_heads * params.q_len * params.kv_len;
+    if (bytes > scores / kProductsPerByte * (config.head_dim + config.value_dim)) {
+      return 0;
+    }
+  }
+  return block_count(capture, rank, pass.capture.rows);
+}
+
+int64_t Forward::State::bounds_bytes(const ForwardParams& params) const {
   int64_t bytes = 0;
-  for (const size_t index : bounded) {
-    bytes += block_count(arguments.captures[index]) * kBoundsEntryBytes;
+  for (const BoundsPass& pass : bounds_passes) {
+    bytes += bounds_blocks(pass, params) * kBoundsEntryBytes;
   }
   return bytes;
 }
 
-Status Forward::State::compute_bounds(const AttentionArguments& arguments, ForwardParams& params,
-                                      CuPointer memory_of_bounds, CuStream stream) const {
-  for (size_t i = 0; i < bounded.size(); ++i) {
-    long long blocks = block_count(arguments.captures[bounded[i]]);
+Status Forward::State::compute_bounds(ForwardParams& params, CuPointer memory_of_bounds, CuStream stream) const {
+  for (const BoundsPass& pass : bounds_passes) {
+    long long blocks = bounds_blocks(pass, params);
+    if (blocks == 0) {
+      continue;
+    }
     CuPointer bounds = memory_of_bounds;
     memory_of_bounds += static_cast<CuPointer>(blocks * kBoundsEntryBytes);
-    CaptureArgument& capture = params.captures[bounded[i]];
+    CaptureArgument& capture = params.captures[pass.capture.index];
     void* parameters[] = {&capture, &bounds, &blocks};
     const auto grid = static_cast<unsigned>(
         std::clamp<int64_t>(divide_up(blocks, kBoundsThreads / 32), 1, 4 * int64_t{device.multiprocessors}));
     FLASHLIFT_RETURN_IF_ERROR(driver.check(
-        driver.cuLaunchKernel(bounds_kernels[i], grid, 1, 1, kBoundsThreads, 1, 1, 0, stream, parameters, nullptr),
+        driver.cuLaunchKernel(pass.kernel, grid, 1, 1, kBoundsThreads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel"));
     capture.bounds = reinterpret_cast<const void*>(bounds);
   }
@@ -294,11 +323,11 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
   const int64_t counters = config.kind == KernelKind::kDecode ? params.total_tiles / params.splits : kHopperCounters;
   FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
                              state.memory.get(stream, counters * static_cast<int64_t>(sizeof(int32_t)),
-                                              partial_bytes + state.bounds_bytes(arguments)));
+                                              partial_bytes + state.bounds_bytes(params)));
   params.counters = reinterpret_cast<int*>(memory.counters);
   params.partials = reinterpret_cast<float*>(memory.scratch);
   const CuPointer bounds = memory.scratch + static_cast<CuPointer>(partial_bytes);
-  FLASHLIFT_RETURN_IF_ERROR(state.compute_bounds(arguments, params, bounds, stream));
+  FLASHLIFT_RETURN_IF_ERROR(state.compute_bounds(params, bounds, stream));
   void* parameters[] = {&params};
   const int grid = config.kind == KernelKind::kHopper ? std::min(params.total_tiles, state.device.multiprocessors)
                                                       : params.total_tiles;
