@@ -305,14 +305,14 @@ void fill_mask(const TensorView& mask, int pattern) {
 TEST(Device, MasksThatAreTensorsAgreeWithTheOracle) {
   const auto adds = [](const char* dtype) {
     return std::string(" score_mod(mask: ") + dtype +
-           "[2,2,200,400]) { %0 = load mask[b, 0, q, kv]; %1 = add score, %0; return %1 }";
+           "[1,8,130,300]) { %0 = load mask[b, 0, q, kv]; %1 = add score, %0; return %1 }";
   };
   for (const std::string& features :
        {"d64 bf16" + adds("f32"), "d128 bf16 softcap=20 lse" + adds("bf16"), std::string("d128 f16 mask=bool"),
         "d64 f32 empty_rows=uniform" + adds("f32"), "d96 bf16 causal sinks=1 alibi" + adds("f16"),
         std::string("d64 bf16 bias=f32")}) {
     for (int pattern = 0; pattern < 3; ++pattern) {
-      const std::string text = "attn b2 hq2 hkv1 sq200 skv400 " + features;
+      const std::string text = "attn hq8 hkv2 sq130 skv300 " + features;
       SCOPED_TRACE("pattern " + std::to_string(pattern));
       const Result<Problem> problem = parse_problem(text);
       ASSERT_TRUE(problem.ok()) << text << ": " << problem.error().message;
@@ -330,7 +330,7 @@ TEST(Device, MasksThatAreTensorsAgreeWithTheOracle) {
 // A tile that is skipped is not computed: what its keys hold does not count.
 TEST(Device, TilesThatAFloatMaskRulesOutAreSkipped) {
   const Result<Problem> problem = parse_problem(
-      "attn h2 s512 d64 bf16 score_mod(mask: f32[512,512]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }");
+      "attn h16 s512 d64 bf16 score_mod(mask: f32[512,512]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }");
   ASSERT_TRUE(problem.ok()) << problem.error().message;
   Random random(3);
   OwnedArguments host = testing::dense_arguments(*problem, random);
@@ -340,7 +340,7 @@ TEST(Device, TilesThatAFloatMaskRulesOutAreSkipped) {
       static_cast<float*>(mask.data)[q * mask.strides[0] + kv] = kv < 256 ? 0.0f : -INFINITY;
     }
   }
-  for (int64_t h = 0; h < 2; ++h) {
+  for (int64_t h = 0; h < problem->kv_heads; ++h) {
     for (int64_t kv = 256; kv < 512; ++kv) {
       *element_of(host.views.k, 0, h, kv, 0) = 0x7fc0;  // NaN
     }

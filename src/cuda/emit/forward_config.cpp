@@ -172,8 +172,8 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
   }
   // Under a mask alone the warpgroups do better left alone, unless the products are long or the mask waits for loads.
   const bool mask_alone = config.has_mask_mod && !config.has_score_mod && !config.scout_loads;
-  // In short rows of wide heads small tiles reach less far beyond the diagonal.
-  const bool fine = mask_alone && short_rows && config.value_dim_padded > 128;
+  // In the shortest rows of wide heads small tiles reach less far beyond the diagonal.
+  const bool fine = mask_alone && problem.q_len <= 1024 && config.value_dim_padded > 128;
   set_tiles(config, 2, 0, kHopperStages, !mask_alone || (config.value_dim_padded > 128 && !fine));
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;

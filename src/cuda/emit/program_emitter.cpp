@@ -231,6 +231,41 @@ struct Motion {
   }
 };
 
+// q * query + kv * key + constant, of i32 values that cannot leave i32 on the way (lengths are below 2^30).
+struct Linear {
+  int q = 0;
+  int kv = 0;
+  int64_t constant = 0;
+
+  std::optional<Linear> plus(const Linear& other, int sign) const {
+    const Linear sum{q + sign * other.q, kv + sign * other.kv, constant + sign * other.constant};
+    const bool small = std::abs(sum.q) <= 1 && std::abs(sum.kv) <= 1 && sum.q * sum.kv <= 0;
+    return small && std::abs(sum.constant) < kSmallOffset ? std::optional(sum) : std::nullopt;
+  }
+};
+
+std::vector<std::optional<Linear>> linear_values(const Program& program) {
+  std::vector<std::optional<Linear>> values;
+  for (const Node& node : program.nodes) {
+    std::optional<Linear>& value = values.emplace_back();
+    if (node.type != Type::kI32) {
+      continue;
+    }
+    if (node.op == Op::k_q) {
+      value = Linear{.q = 1};
+    } else if (node.op == Op::k_kv) {
+      value = Linear{.kv = 1};
+    } else if (node.op == Op::k_constant) {
+      value = Linear().plus({.constant = node.payload}, 1);
+    } else if (node.op == Op::k_add || node.op == Op::k_sub) {
+      const std::optional<Linear> x = values[node.operands[0]];
+      const std::optional<Linear> y = values[node.operands[1]];
+      value = x && y ? x->plus(*y, node.op == Op::k_add ? 1 : -1) : std::nullopt;
+    }
+  }
+  return values;
+}
+
 // Which function a program's values are computed in.
 enum class Part : uint8_t {
   kWhole,     // score_mod or mask_mod
@@ -243,7 +278,12 @@ enum class Part : uint8_t {
 class Emitter {
  public:
   Emitter(const Problem& problem, const Program& program, Part part)
-      : problem_(problem), program_(program), motion_(program), part_(part), interval_(part == Part::kInterval) {
+      : problem_(problem),
+        program_(program),
+        motion_(program),
+        linear_(linear_values(program)),
+        part_(part),
+        interval_(part == Part::kInterval) {
     find_steps();
   }
 
@@ -450,7 +490,37 @@ class Emitter {
         }
       }
     }
+    if (const auto comparison = comparison_with_key(node)) {
+      return *comparison;
+    }
     return fmt::format("{}_{}({})", interval_ ? "iv" : "op", info(node.op).name, operands(node));
+  }
+
+  // A comparison with the key's position: the key, which is a constant where the code is unrolled, with what the row
+  // gives once. Otherwise each position takes an instruction of its own.
+  std::optional<std::string> comparison_with_key(const Node& node) const {
+    const bool whole = part_ == Part::kWhole || part_ == Part::kInside;
+    const TypeRule rule = info(node.op).rule;
+    if (!whole || (rule != TypeRule::kCompare && rule != TypeRule::kCompareAny)) {
+      return std::nullopt;
+    }
+    const char* name = info(node.op).name;
+    const std::optional<Linear>& x = linear_[node.operands[0]];
+    const std::optional<Linear>& y = linear_[node.operands[1]];
+    const std::optional<Linear> difference = x && y ? x->plus(*y, -1) : std::nullopt;
+    if (difference && difference->kv != 0) {
+      const std::string rest =
+          fmt::format("{}{} - kv_first", difference->q == 0 ? "" : "q + ", -difference->kv * difference->constant);
+      return difference->kv > 0 ? fmt::format("op_{}(key, {})", name, rest) : fmt::format("op_{}({}, key)", name, rest);
+    }
+    for (const int side : {0, 1}) {
+      const ValueId other = node.operands[1 - side];
+      if (program_.nodes[node.operands[side]].op == Op::k_kv && !motion_.kv[other] && !motion_.score[other]) {
+        const std::string rest = fmt::format("max(v{}, -1) - kv_first", other);  // positions are not negative
+        return side == 0 ? fmt::format("op_{}(key, {})", name, rest) : fmt::format("op_{}({}, key)", name, rest);
+      }
+    }
+    return std::nullopt;
   }
 
   // x * c and x / c as one multiplication, and the score's own scale in the same one.
@@ -535,6 +605,7 @@ class Emitter {
   const Problem& problem_;
   const Program& program_;
   const Motion motion_;
+  const std::vector<std::optional<Linear>> linear_;
   const Part part_;
   const bool interval_;
   std::vector<int> steps_;

@@ -90,7 +90,7 @@ __device__ __forceinline__ RowResult finish_row(const ForwardParams& params, con
   const float empty_lse = FL_EMPTY_NAN ? FL_NAN : -FL_INFINITY;
   result.lse = result.empty ? empty_lse : (nan ? FL_NAN : maximum + logf(sum));
 #if FL_NORMALIZE
-  weight /= sum;
+  weight = FL_INPUT_F32 ? weight / sum : __fdividef(weight, sum);
 #endif
   // What softmax itself gives for an infinite score, inf - inf, is NaN.
   result.scale = nan || maximum == FL_INFINITY ? FL_NAN : weight * params.dropout_factor;

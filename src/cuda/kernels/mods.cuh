@@ -95,11 +95,49 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
 #endif
 }
 
-// Only for tiles that the mask or the end of the keys cuts through.
+// Masks what lies behind the last key.
+template <int kCount>
+__device__ __forceinline__ void mask_end(float (&s)[kCount], const ForwardParams& params, int kv) {
+  const int first = kv - threadIdx.x % 4 * 2;
+  if (first + 2 * kCount > params.kv_len) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      s[i] = i / 4 * 8 + i % 2 < params.kv_len - kv ? s[i] : -FL_INFINITY;
+    }
+  }
+}
+
+#if FL_HAS_MASK_MOD
+// Masks that change from key to key in a way that cannot be unrolled: bit by bit in a loop, and then unrolled.
+template <int kCount>
+__device__ __forceinline__ void apply_mask_mod_slowly(float (&s)[kCount], const ForwardParams& params,
+                                                      const Rows& rows, const MaskRow (&row)[2], int kv) {
+#pragma unroll
+  for (int first = 0; first < kCount; first += 32) {
+    u32 keep = 0;
+#pragma unroll 1
+    for (int i = first; i < first + 32 && i < kCount; i += 4) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int key = 2 * i + c;
+        const MaskColumn column = mask_column(rows.b, kv + key, params);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const bool kept = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+          keep |= static_cast<u32>(kept) << (i - first + 2 * r + c);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 32 && first + i < kCount; ++i) {
+      s[first + i] = keep >> i & 1 ? s[first + i] : -FL_INFINITY;
+    }
+  }
+}
+
 template <int kCount>
 __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                int kv) {
-#if FL_HAS_MASK_MOD
   const MaskRow row[2] = {mask_row(rows.b, rows.h[0], rows.q[0], params),
                           mask_row(rows.b, rows.h[1], rows.q[1], params)};
   const MaskColumn column = mask_column(rows.b, kv, params);
@@ -114,49 +152,35 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
   }
 #endif
   if ((FL_MASK_COLUMNS || FL_MASK_STRAIGHT_LOADS) && !__all_sync(0xffffffff, fast)) {
-    // Bit by bit in a loop, and then unrolled.
-#pragma unroll
-    for (int first = 0; first < kCount; first += 32) {
-      u32 keep = 0;
-#pragma unroll 1
-      for (int i = first; i < first + 32 && i < kCount; i += 4) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int key = 2 * i + c;
-          const MaskColumn of_key = mask_column(rows.b, kv + key, params);
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const bool kept = kv + key < params.kv_len &&
-                              mask_mod(row[r], of_key, rows.b, rows.h[r], rows.q[r], kv, key, params);
-            keep |= static_cast<u32>(kept) << (i - first + 2 * r + c);
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 32 && first + i < kCount; ++i) {
-        s[first + i] = keep >> i & 1 ? s[first + i] : -FL_INFINITY;
-      }
-    }
+    apply_mask_mod_slowly(s, params, rows, row, kv);
     return;
   }
-#endif
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int r = e / 2;
       const int key = 8 * j + e % 2;
-      bool keep = kv + key < params.kv_len;
-      // Not &&: what depends on a condition is not computed once for all keys.
-#if FL_HAS_MASK_MOD && FL_MASK_STRAIGHT_LOADS
+#if FL_MASK_STRAIGHT_LOADS
       const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
-      keep &= mask_mod_inside(row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
-#elif FL_HAS_MASK_MOD
-      keep &= mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+      const bool keep =
+          mask_mod_inside(row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
+#else
+      const bool keep = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
 #endif
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
     }
   }
+}
+#endif
+
+// Only for tiles that the mask or the end of the keys cuts through.
+template <int kCount>
+__device__ __forceinline__ void apply_masks(float (&s)[kCount], const ForwardParams& params, const Rows& rows, int kv) {
+#if FL_HAS_MASK_MOD
+  apply_mask_mod(s, params, rows, kv);
+#endif
+  mask_end(s, params, kv);
 }
 
 }  // namespace flashlift::cuda

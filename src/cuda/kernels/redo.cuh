@@ -54,7 +54,7 @@ __device__ __forceinline__ void redo_scores(float (&s)[kRedoKeys / 2], const For
     }
   }
   apply_score_mod(s, params, rows, column);
-  apply_mask_mod(s, params, rows, column);
+  apply_masks(s, params, rows, column);
 }
 
 // Adds what these keys give to the thread's rows, relative to the present maximum: `sums` are of columns 8j + 2t and

@@ -196,7 +196,7 @@ struct Worker {
     multiply_scores(scores, q, k + stage * kKElements + warp_key * kQkRow);
     apply_score_mod(scores, params, rows, kv);
     if (partial) {
-      apply_mask_mod(scores, params, rows, kv);
+      apply_masks(scores, params, rows, kv);
     }
     const TileSoftmax softmax = update_maxima(scores, share.state, factor);
     take_exponentials(scores, share.state, factor, softmax);

@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
     apply_score_mod(scores, params, rows, kv);
     if (i < found.partial) {
-      apply_mask_mod(scores, params, rows, kv);
+      apply_masks(scores, params, rows, kv);
     }
     const TileSoftmax softmax = update_maxima(scores, state, factor);
     take_exponentials(scores, state, factor, softmax);

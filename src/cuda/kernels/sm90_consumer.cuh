@@ -108,7 +108,7 @@ struct Consumer {
 #endif
     apply_score_mod(scores, params, rows(), kv);
     if (partial) {
-      apply_mask_mod(scores, params, rows(), kv);
+      apply_masks(scores, params, rows(), kv);
     }
   }
 
