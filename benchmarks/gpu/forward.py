@@ -115,6 +115,7 @@ def mod_cases(s):
     slopes = torch.exp2(-8.0 * (torch.arange(h, device="cuda") + 1) / h)
     table = torch.randn(2 * s, device="cuda")
     document = torch.arange(s, device="cuda", dtype=torch.int32) // (s // 8)
+    floats = torch.full((s, s), -math.inf, device="cuda").triu(1)  # -inf where kv > q
 
     def causal(b, h, q, kv):
         return q >= kv
@@ -128,10 +129,14 @@ def mod_cases(s):
     def relative(score, b, h, q, kv):
         return score + table[q - kv + s]
 
+    def add_mask(score, b, h, q, kv):
+        return score + floats[q, kv]
+
     relative_text = (
         " score_mod(table: f32[?]) { %0 = sub q, kv; %1 = add %0, " + str(s) + "; %2 = load table[%1]; "
         "%3 = add score, %2; return %3 }"
     )
+    floats_text = " score_mod(mask: f32[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }"
     documents_text = " mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; %3 = le kv, q; "
     documents_text += "%4 = and %2, %3; return %4 }"
     eagle_text = f" mask_mod() {{ %0 = le kv, q; %1 = sub kv, q; %2 = rem %1, {s}; %3 = eq %2, 0; %4 = ge kv, {s}; "
@@ -144,6 +149,7 @@ def mod_cases(s):
         ("softcap", " softcap=30", (), softcap, None, s),
         ("softcap+causal", " softcap=30 causal", (), softcap, causal, s),
         ("relative bias", relative_text, (table,), relative, None, s),
+        ("causal as a float tensor", floats_text, (floats,), add_mask, None, s),  # rates count all blocks
         ("window 1024", " causal window=1024", (), None, lambda b, h, q, kv: (q >= kv) & (q - kv <= 1024), s),
         ("8 documents+causal", documents_text, (document,), None,
          lambda b, h, q, kv: (document[q] == document[kv]) & (q >= kv), s),

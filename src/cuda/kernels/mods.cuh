@@ -95,11 +95,19 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
 #endif
 }
 
+// Is the end of the keys masked apart from mask_mod, and only in the tiles that it cuts through? That saves instructions
+// of all others, but is code that all rounds jump over where none have code of their own.
+#if !FL_HAS_MASK_MOD || FL_PLAIN_ROUNDS
+#define FL_END_APART 1
+#else
+#define FL_END_APART 0
+#endif
+
 // Masks what lies behind the last key.
 template <int kCount>
 __device__ __forceinline__ void mask_end(float (&s)[kCount], const ForwardParams& params, int kv) {
   const int first = kv - threadIdx.x % 4 * 2;
-  if (first + 2 * kCount > params.kv_len) {
+  if (!FL_HAS_MASK_MOD || first + 2 * kCount > params.kv_len) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       s[i] = i / 4 * 8 + i % 2 < params.kv_len - kv ? s[i] : -FL_INFINITY;
@@ -123,7 +131,8 @@ __device__ __forceinline__ void apply_mask_mod_slowly(float (&s)[kCount], const 
         const MaskColumn column = mask_column(rows.b, kv + key, params);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const bool kept = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+          const bool kept = (FL_END_APART || kv + key < params.kv_len) &&
+                            mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
           keep |= static_cast<u32>(kept) << (i - first + 2 * r + c);
         }
       }
@@ -163,11 +172,13 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
       const int key = 8 * j + e % 2;
 #if FL_MASK_STRAIGHT_LOADS
       const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
-      const bool keep =
+      bool keep =
           mask_mod_inside(row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
 #else
-      const bool keep = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+      bool keep = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
 #endif
+      // Not &&: what depends on a condition is not computed once for all keys.
+      keep &= FL_END_APART || key < params.kv_len - kv;
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
     }
   }
@@ -180,7 +191,9 @@ __device__ __forceinline__ void apply_masks(float (&s)[kCount], const ForwardPar
 #if FL_HAS_MASK_MOD
   apply_mask_mod(s, params, rows, kv);
 #endif
+#if FL_END_APART
   mask_end(s, params, kv);
+#endif
 }
 
 }  // namespace flashlift::cuda
