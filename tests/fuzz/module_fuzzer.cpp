@@ -30,7 +30,7 @@ void check(std::string_view text) {
   check_normalization(*module);
 
   for (const auto as : {stablehlo::FuseAs::kCustomCall, stablehlo::FuseAs::kComposite}) {
-    const auto fused = stablehlo::fuse(text, {.as = as, .name = "fuzz"});
+    const auto fused = stablehlo::fuse(text, {.as = as, .name = "fuzz", .gradients = true});
     if (!fused.ok()) {
       require_callers_error(fused.error());
       continue;
