@@ -53,9 +53,14 @@ template <DType kType>
 void convert_rows_typed(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
                         int64_t dst_stride) {
   const Float factor = Vector::set(scale);
+  const int64_t whole = src.column_stride == 1 ? columns / kLanes * kLanes : 0;  // columns in whole vectors
   for (int64_t r = 0; r < rows; ++r) {
     float* out = dst + r * dst_stride;
-    for (int64_t c = 0; c < dst_stride; c += kLanes) {
+    const char* from = element<kType>(src, r, 0);
+    for (int64_t c = 0; c < whole; c += kLanes) {
+      Vector::store(out + c, Vector::mul(load_elements<kType>(from + c * kElementSize<kType>, kLanes), factor));
+    }
+    for (int64_t c = whole; c < dst_stride; c += kLanes) {
       const int64_t n = columns - c < kLanes ? columns - c : kLanes;
       Float x = Vector::zero();
       if (n > 0) {
@@ -169,35 +174,43 @@ bool all_finite(const float* x, int64_t count) {
   return Vector::reduce_add(Vector::add(sum0, sum1)) == 0;
 }
 
-void store_row(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride) {
+// The first n of kLanes elements, n > 0, to memory that holds them one after the other.
+template <DType kType>
+void store_elements(void* p, Float x, int64_t n) {
+  if constexpr (kType == DType::kF32) {
+    if (n >= kLanes) {
+      Vector::store(static_cast<float*>(p), x);
+    } else {
+      Vector::store_first(static_cast<float*>(p), x, n);
+    }
+  } else {
+    n >= kLanes ? Vector::store_half_first(p, x, kLanes, kType) : Vector::store_half_first(p, x, n, kType);
+  }
+}
+
+template <DType kType>
+void store_row_typed(const float* src, int64_t columns, float factor, char* dst, int64_t dst_stride) {
   const Float scale = Vector::set(factor);
   for (int64_t c = 0; c < columns; c += kLanes) {
     const int64_t n = columns - c < kLanes ? columns - c : kLanes;
     const Float x = Vector::mul(Vector::load(src + c), scale);
-    if (dtype == DType::kF32) {
-      float* out = static_cast<float*>(dst) + c * dst_stride;
-      if (dst_stride == 1) {
-        Vector::store_first(out, x, n);
-        continue;
-      }
-      alignas(64) float lanes[kLanes];
-      Vector::store(lanes, x);
-      for (int64_t i = 0; i < n; ++i) {
-        out[i * dst_stride] = lanes[i];
-      }
-    } else {
-      uint16_t* out = static_cast<uint16_t*>(dst) + c * dst_stride;
-      if (dst_stride == 1) {
-        Vector::store_half_first(out, x, n, dtype);
-        continue;
-      }
-      alignas(64) uint16_t lanes[kLanes];
-      Vector::store_half_first(lanes, x, kLanes, dtype);
-      for (int64_t i = 0; i < n; ++i) {
-        out[i * dst_stride] = lanes[i];
-      }
+    char* out = dst + c * dst_stride * kElementSize<kType>;
+    if (dst_stride == 1) {
+      store_elements<kType>(out, x, n);
+      continue;
+    }
+    alignas(64) char lanes[kLanes * kElementSize<kType>];
+    store_elements<kType>(lanes, x, kLanes);
+    for (int64_t i = 0; i < n; ++i) {
+      __builtin_memcpy(out + i * dst_stride * kElementSize<kType>, lanes + i * kElementSize<kType>,
+                       kElementSize<kType>);
     }
   }
+}
+
+void store_row(const float* src, int64_t columns, float factor, void* dst, DType dtype, int64_t dst_stride) {
+  for_dtype(dtype,
+            [&]<DType kType>() { store_row_typed<kType>(src, columns, factor, static_cast<char*>(dst), dst_stride); });
 }
 
 }  // namespace
