@@ -31,36 +31,28 @@ namespace {
 constexpr int kLaps = 9;
 constexpr int kCalls = 200;
 
-// A tensor on the GPU as both interfaces take it.
-struct Tensor {
-  TensorView view;
-  DLTensor dl{};
-
-  static Result<Tensor> create(const cuda::Driver& driver, DType dtype, std::vector<int64_t> shape) {
-    cuda::CuPointer memory = 0;
-    size_t bytes = size_in_bytes(dtype);
-    for (const int64_t size : shape) {
-      bytes *= static_cast<size_t>(size);
-    }
-    FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuMemAlloc(&memory, bytes), "cuMemAlloc"));
-    FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuMemsetD8Async(memory, 0, bytes, nullptr), "cuMemsetD8Async"));
-    return Tensor{dense_view(reinterpret_cast<void*>(memory), dtype, shape), {}};
+Result<TensorView> allocate(const cuda::Driver& driver, DType dtype, const std::vector<int64_t>& shape) {
+  cuda::CuPointer memory = 0;
+  size_t bytes = size_in_bytes(dtype);
+  for (const int64_t size : shape) {
+    bytes *= static_cast<size_t>(size);
   }
+  FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuMemAlloc(&memory, bytes), "cuMemAlloc"));
+  FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuMemsetD8Async(memory, 0, bytes, nullptr), "cuMemsetD8Async"));
+  return dense_view(reinterpret_cast<void*>(memory), dtype, shape);
+}
 
-  // Points into this object.
-  const DLTensor* describe() {
-    const bool brain = view.dtype == DType::kBF16;
-    dl = {.data = view.data,
+// As the C interface takes it; points into the view.
+DLTensor to_dlpack(TensorView& view) {
+  const auto code = static_cast<uint8_t>(view.dtype == DType::kBF16 ? kDLBfloat : kDLFloat);
+  return {.data = view.data,
           .device = {kDLCUDA, 0},
           .ndim = view.rank,
-          .dtype = {static_cast<uint8_t>(brain ? kDLBfloat : kDLFloat),
-                    static_cast<uint8_t>(8 * size_in_bytes(view.dtype)), 1},
+          .dtype = {code, static_cast<uint8_t>(8 * size_in_bytes(view.dtype)), 1},
           .shape = view.sizes.data(),
           .strides = view.strides.data(),
           .byte_offset = 0};
-    return &dl;
-  }
-};
+}
 
 void must(const Status& status) {
   if (!status.ok()) {
@@ -120,27 +112,27 @@ cuda::KernelSource empty_kernel(size_t parameter_bytes, int architecture) {
 
 struct Call {
   Problem problem;
-  Tensor q, k, v, out;
-  AttentionArguments views() const { return {.q = q.view, .k = k.view, .v = v.view, .out = out.view}; }
+  TensorView q, k, v, out;
+  AttentionArguments views() const { return {.q = q, .k = k, .v = v, .out = out}; }
 };
 
 Call create_call(const cuda::Driver& driver, const char* text) {
   const Problem p = must(parse_problem(text));
-  return {p, must(Tensor::create(driver, p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim})),
-          must(Tensor::create(driver, p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim})),
-          must(Tensor::create(driver, p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim})),
-          must(Tensor::create(driver, p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}))};
+  return {p, must(allocate(driver, p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim})),
+          must(allocate(driver, p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim})),
+          must(allocate(driver, p.dtype, {p.batch, p.kv_heads, p.kv_len, p.value_dim})),
+          must(allocate(driver, p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}))};
 }
 
 void measure_flashlift(const Measurement& measurement, const char* text, Call& call, const cuda::Device& device) {
   FlashliftAttention* compiled = nullptr;
   const FlashliftCompileOptions options{.struct_size = sizeof(FlashliftCompileOptions), .device = {kDLCUDA, 0}};
   must(flashlift_attention_compile(text, &options, &compiled));
-  const FlashliftArguments arguments{.struct_size = sizeof(FlashliftArguments),
-                                     .q = call.q.describe(),
-                                     .k = call.k.describe(),
-                                     .v = call.v.describe(),
-                                     .out = call.out.describe()};
+  const DLTensor q = to_dlpack(call.q);
+  const DLTensor k = to_dlpack(call.k);
+  const DLTensor v = to_dlpack(call.v);
+  const DLTensor out = to_dlpack(call.out);
+  const FlashliftArguments arguments{.struct_size = sizeof(FlashliftArguments), .q = &q, .k = &k, .v = &v, .out = &out};
   measurement.print("flashlift_attention_run", [&] { must(flashlift_attention_run(compiled, &arguments, nullptr)); });
   const Attention attention = must(Attention::compile(call.problem, {.device = DeviceKind::kCuda}));
   const AttentionArguments views = call.views();
@@ -158,8 +150,8 @@ void measure_flashlift(const Measurement& measurement, const char* text, Call& c
 void measure_driver(const Measurement& measurement, const cuda::Driver& driver, const Call& call,
                     const cuda::Device& device) {
   measurement.print("cuTensorMapEncodeTiled of q, k and v", [&] {
-    for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
-      static_cast<void>(must(cuda::encode_tensor_map(driver, tensor->view, 64)));
+    for (const TensorView* view : {&call.q, &call.k, &call.v}) {
+      static_cast<void>(must(cuda::encode_tensor_map(driver, *view, 64)));
     }
   });
   measurement.print("what else is asked of the driver", [&] {

@@ -88,9 +88,10 @@ bool has_vector_rows(const TensorView& view) {
 
 // Blocks of a tensor that share bounds: those of kernels/capture_bounds.cuh.
 int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
-  int64_t blocks = divide_up(capture.sizes[rank - 1], kCaptureBlock);
-  for (int d = 0; d + 1 < rank; ++d) {
-    blocks *= block_rows > 1 && d + 2 == rank ? divide_up(capture.sizes[d], block_rows) : int64_t{capture.sizes[d]};
+  int64_t blocks = 1;
+  for (int d = 0; d < rank; ++d) {
+    const int64_t block = d + 1 == rank ? kCaptureBlock : d + 2 == rank ? block_rows : 1;
+    blocks *= divide_up(capture.sizes[d], block);
   }
   return blocks;
 }
