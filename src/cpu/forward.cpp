@@ -7,6 +7,7 @@
 
 #include "cpu/call_memory.h"
 #include "cpu/dropout.h"
+#include "cpu/forward_finish.h"
 #include "cpu/forward_parts.h"
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"

@@ -135,4 +135,39 @@ void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scrat
   }
 }
 
+void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
+                    int64_t splits, const TileLayout& layout, const WorkerMemory& memory) {
+  float* sum = reinterpret_cast<float*>(memory.tiles + layout.o);
+  float* scratch = reinterpret_cast<float*>(memory.tiles + layout.s);
+  for (int64_t r = 0; r < task.rows(); ++r) {
+    const float* first = partials + r * partial_stride(layout.o_stride);
+    RowState state;
+    for (int64_t i = 0; i < splits; ++i) {
+      state.max = std::max(state.max, first[i * task_stride]);
+    }
+    std::fill_n(sum, layout.o_stride, 0.0f);
+    const double base = exponent_base(state.max);
+    for (int64_t i = 0; i < splits; ++i) {
+      const float* part = first + i * task_stride;
+      // A part whose maximum is -inf has only zeros, or NaN, which must stay.
+      const bool neutral = part[0] == state.max || part[0] == -std::numeric_limits<float>::infinity();
+      const float weight = neutral ? 1.0f : static_cast<float>(std::exp(exponent_base(part[0]) - base));
+      state.sum += part[1] * weight;
+      for (int64_t d = 0; d < layout.o_stride; ++d) {
+        sum[d] += part[16 + d] * weight;
+      }
+    }
+    finish_rows(call,
+                {.b = task.b,
+                 .g = task.g,
+                 .h = task.h_begin + r / task.q_count,
+                 .q = task.q_begin + r % task.q_count,
+                 .count = 1,
+                 .states = &state,
+                 .accumulated = sum,
+                 .stride = layout.o_stride},
+                scratch);
+  }
+}
+
 }  // namespace flashlift::cpu

@@ -71,9 +71,5 @@ void run_task(const ForwardCall& call, const Task& task, const TileLayout& layou
 // For one split of the keys: leaves a partial_stride() of floats per row instead of the output.
 void run_split(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory,
                float* partial);
-// Puts the partial results of one group of rows together, in the order of their keys. `task` is any of its splits;
-// `task_stride` the floats between two of them.
-void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
-                    int64_t splits, const TileLayout& layout, const WorkerMemory& memory);
 
 }  // namespace flashlift::cpu

@@ -1,6 +1,7 @@
 // What a thread reads next, brought near while it multiplies.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "cpu/tile/kernels.h"
