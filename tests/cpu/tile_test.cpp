@@ -119,8 +119,10 @@ TEST_P(Tile, PacksAnyLayoutWithoutReadingPastIt) {
 
 TEST_P(Tile, LogarithmsOfSumsAreThoseOfDoubles) {
   std::vector<RowState> states;
-  for (float sum = 1.2e-38f; sum < 3e38f; sum *= 1.37f) {
-    states.push_back({0, sum});
+  float power = 1.2e-38f;
+  while (power < 3e38f) {
+    states.push_back({0, power});
+    power *= 1.37f;
   }
   for (const float sum : {1.0f, std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f), 0.70710678f, 1.41421356f}) {
     states.push_back({0, sum});
