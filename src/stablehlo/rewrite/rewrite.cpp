@@ -195,8 +195,7 @@ class Rewriter {
     if (found_.out.replaced) {
       types.push_back(call_type(found_.out));
     } else {  // the gradient alone needs it
-      types.push_back(
-          mlir::RankedTensorType::get(found_.out.call_shape, element_type(found_.gradient->d_out.source)));
+      types.push_back(mlir::RankedTensorType::get(found_.out.call_shape, element_type(found_.gradient->d_out.source)));
     }
     if (found_.lse) {
       types.push_back(call_type(*found_.lse));
