@@ -110,6 +110,12 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {score_, arena_.f32(1e9F)}), square, arena_.f32(0)})));
   EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {arena_.atom(kKeyAtom), arena_.i32(5)}), square, arena_.f32(0)})));
   EXPECT_FALSE(within(over_keys(ReduceKind::kMinimum, square)));
+  // A step that shows in a few rows or keys only.
+  for (const Op steps : {Op::k_floor_div, Op::k_div, Op::k_mod, Op::k_shl}) {
+    const SymId step = op(steps, {arena_.atom(kRowAtom), arena_.i32(1000)});
+    EXPECT_FALSE(within(op(Op::k_add, {square, arena_.convert(step, Type::kF32)}))) << static_cast<int>(steps);
+  }
+  EXPECT_TRUE(within(op(Op::k_add, {square, arena_.convert(arena_.atom(kRowAtom), Type::kF32)})));
 }
 
 }  // namespace

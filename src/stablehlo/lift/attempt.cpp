@@ -34,6 +34,11 @@ std::vector<Affine> operand_indices(const std::vector<int64_t>& batch, const std
 
 }  // namespace
 
+bool is_product(mlir::Operation* op) {
+  return op != nullptr && kind(op) == OpKind::kDotGeneral && static_tensor(op->getResult(0)) &&
+         static_tensor(op->getOperand(0)) && static_tensor(op->getOperand(1));
+}
+
 OperandDims operand_dims(mlir::Operation* product, unsigned side) {
   const auto dims = *dot_dims(product);
   const auto& batch = side == 0 ? dims.lhs_batch : dims.rhs_batch;

@@ -115,13 +115,15 @@ class Attempt {
   // A product outside of the attention's own two that reads something of the score plane.
   struct Exit {
     mlir::Operation* product = nullptr;
-    unsigned side = 0;                 // which operand lies in the score plane
-    std::vector<Index> plane_indices;  // of that operand
-    SymId formula = kNoSym;            // of its element
-    PlacedTensor other;                // the other operand
+    unsigned side = 0;                  // which operand lies in the score plane
+    std::vector<Index> plane_indices;   // of that operand
+    SymId formula = kNoSym;             // of its element
+    std::vector<Affine> other_indices;  // of the other operand
     PlacedTensor result;
     bool sums_over_keys = false;
     bool is_of_values = false;  // it gives the gradient by the values, otherwise that by queries or keys
+
+    mlir::Value other() const { return product->getOperand(1 - side); }
   };
 
   // A product that formulas of the score plane read: that of the output's gradient and the values is one.
@@ -131,6 +133,7 @@ class Attempt {
     std::array<std::vector<Affine>, 2> indices;  // of its operands
   };
 
+  Result<Evaluator> make_evaluator_of_plane();
   Result<std::vector<Exit>> find_exits();
   std::vector<GradientProduct> gradient_products() const;
   Status lift_gradient(std::vector<Exit>& exits);
@@ -177,6 +180,9 @@ class Attempt {
 };
 
 std::vector<Affine> affine_of(const std::vector<Index>& indices);
+
+// A matrix product of static shapes.
+bool is_product(mlir::Operation* op);
 
 // The dimensions of a product's operand.
 struct OperandDims {

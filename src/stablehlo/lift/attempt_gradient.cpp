@@ -120,11 +120,6 @@ std::vector<Affine> result_indices(mlir::Operation* product, const std::vector<A
   return result;
 }
 
-bool is_product(mlir::Operation* op) {
-  return op != nullptr && kind(op) == OpKind::kDotGeneral && static_tensor(op->getOperand(0)) &&
-         static_tensor(op->getOperand(1)) && static_tensor(op->getResult(0));
-}
-
 std::vector<int> sorted(std::vector<int> atoms) {
   std::sort(atoms.begin(), atoms.end());
   return atoms;
@@ -184,6 +179,15 @@ Result<std::vector<Attempt::Exit>> Attempt::find_exits() {
   return exits;
 }
 
+// One that has met the probabilities, so that all else is read at their place of the plane.
+Result<Evaluator> Attempt::make_evaluator_of_plane() {
+  FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
+  if (evaluator.evaluate(second_->getOperand(side_), probability_indices_) == kNoSym) {
+    return internal_error("the probabilities cannot be read a second time");
+  }
+  return evaluator;
+}
+
 // The place of the exit's operand in the score plane is where its formula reads the scores in the forward's way.
 Status Attempt::read_exit(Exit& exit) {
   const mlir::Value operand = exit.product->getOperand(exit.side);
@@ -205,12 +209,8 @@ Status Attempt::read_exit(Exit& exit) {
     for (const std::vector<int>& digits : assignment) {
       indices.push_back({.affine = index_of(digits, sizes_)});
     }
-    FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
-    if (evaluator.evaluate(second_->getOperand(side_), probability_indices_) == kNoSym) {
-      return internal_error("the probabilities cannot be read a second time");
-    }
-    const SymId formula = evaluator.evaluate(operand, indices);
-    if (formula == kNoSym) {
+    FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator_of_plane());
+    if (evaluator.evaluate(operand, indices) == kNoSym) {
       reason = evaluator.failure().empty() ? reason : evaluator.failure();
       continue;
     }
@@ -223,10 +223,7 @@ Status Attempt::read_exit(Exit& exit) {
 
 // By one evaluator, so that the number of a leaf means the same tensor in all formulas.
 Status Attempt::evaluate_exits(std::vector<Exit>& exits) {
-  FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
-  if (evaluator.evaluate(second_->getOperand(side_), probability_indices_) == kNoSym) {
-    return internal_error("the probabilities cannot be read a second time");
-  }
+  FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator_of_plane());
   for (Exit& exit : exits) {
     exit.formula = evaluator.evaluate(exit.product->getOperand(exit.side), exit.plane_indices);
     if (exit.formula == kNoSym) {
@@ -248,22 +245,20 @@ Status Attempt::place_exit(Exit& exit) {
     if (!other) {
       continue;
     }
-    const mlir::Value operand = exit.product->getOperand(1 - exit.side);
     // Depths of queries and of values may be of one size: the operand tells which it is.
     if (depth == &depth_) {
-      const bool is_key = is_same_tensor(operand, *other, k_operand_, k_indices_);
-      const bool is_query = is_same_tensor(operand, *other, q_operand_, q_indices_);
+      const bool is_key = is_same_tensor(exit.other(), *other, k_operand_, k_indices_);
+      const bool is_query = is_same_tensor(exit.other(), *other, q_operand_, q_indices_);
       if (exit.sums_over_keys ? !is_key : !is_query) {
         continue;
       }
     }
-    auto placed = place_tensor(operand, *other, sizes_);
     auto result = place_tensor(
         exit.product->getResult(0),
         exit.side == 0 ? result_indices(exit.product, indices, *other) : result_indices(exit.product, *other, indices),
         sizes_);
-    if (placed && result) {
-      exit.other = std::move(*placed);
+    if (result) {
+      exit.other_indices = *other;
       exit.result = std::move(*result);
       exit.is_of_values = depth == &value_depth_;
       return {};
@@ -301,8 +296,7 @@ Status Attempt::find_output_gradient(const std::vector<Exit>& exits) {
   }
   for (const Exit& exit : exits) {
     if (!exit.sums_over_keys && exit.is_of_values) {
-      const auto indices = other_indices(exit.product, exit.side, affine_of(exit.plane_indices), value_depth_, sizes_);
-      return take(exit.other.value, *indices);
+      return take(exit.other(), exit.other_indices);
     }
   }
   return unsupported("no product of the output's gradient and the values was found");
@@ -465,11 +459,8 @@ Status Attempt::classify(const Exit& exit) {
   if (place) {
     return unsupported("the module has two gradients by one tensor");
   }
-  if (exit.is_of_values) {
-    const auto indices = other_indices(exit.product, exit.side, affine_of(exit.plane_indices), value_depth_, sizes_);
-    if (!is_same_tensor(exit.other.value, *indices, d_out_operand_, d_out_indices_)) {
-      return unsupported("the probabilities are multiplied with something that is not the output's gradient");
-    }
+  if (exit.is_of_values && !is_same_tensor(exit.other(), exit.other_indices, d_out_operand_, d_out_indices_)) {
+    return unsupported("the probabilities are multiplied with something that is not the output's gradient");
   }
   const std::vector<int>& depth = exit.is_of_values ? value_depth_ : depth_;
   const std::vector<int> wanted = exit.sums_over_keys ? joined({roles_.batch, roles_.heads(), roles_.query, depth})

@@ -241,8 +241,7 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
       return evaluate_reduce(value, indices);
     default: {
       const SymId result = evaluate_elementwise(op, indices);
-      return result == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_ ? leaf(value, indices)
-                                                                                              : result;
+      return is_not_understood(result) ? leaf(value, indices) : result;
     }
   }
 }
@@ -418,7 +417,7 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   }
   if (dims.size() != 1) {
     const SymId sum = evaluate_reduce_over_keys(*kind, operand, dims, operand_indices);
-    return sum == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_ ? leaf(value, indices) : sum;
+    return is_not_understood(sum) ? leaf(value, indices) : sum;
   }
   const size_t dim = static_cast<size_t>(dims[0]);
   std::vector<ReducePiece> pieces;

@@ -77,6 +77,10 @@ class Evaluator {
                        std::vector<ReducePiece>& pieces);
   SymId score(const std::vector<Index>& indices);
   SymId leaf(mlir::Value value, const std::vector<Index>& indices);
+  // Nothing came out, and nobody failed or asked for a split: it may become a leaf.
+  bool is_not_understood(SymId result) const {
+    return result == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_;
+  }
 
   // One part of the key: of / inner or of % inner.
   struct Digit {

@@ -13,11 +13,6 @@ namespace {
 constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
 constexpr int kMostSplits = 24;
 
-bool is_product(mlir::Operation* op) {
-  return kind(op) == OpKind::kDotGeneral && static_tensor(op->getResult(0)) && static_tensor(op->getOperand(0)) &&
-         static_tensor(op->getOperand(1));
-}
-
 int64_t summed_elements(mlir::Operation* product) {
   int64_t count = 1;
   const auto dims = *dot_dims(product);
@@ -102,30 +97,33 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
   return unsupported("the reshapes between the two products split dimensions in too many ways");
 }
 
-// Errors: why the simplest way failed, and where all else succeeded, why the gradient did.
+// Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
 Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side,
                                         bool gradients) {
   auto lifted = lift_pair(first, second, side, {});
   if (lifted.ok()) {
     return lifted;
   }
-  std::string reason = lifted.error().message;
-  for (const GradientUse gradient : {GradientUse::kNone, GradientUse::kBesideOutput, GradientUse::kAlone}) {
-    for (const bool opens_reductions : {false, true}) {
-      const bool is_first_way = gradient == GradientUse::kNone && !opens_reductions;
-      if (is_first_way || (gradient != GradientUse::kNone && !gradients)) {
-        continue;
-      }
-      auto again = lift_pair(first, second, side, {.opens_reductions = opens_reductions, .gradient = gradient});
-      if (again.ok()) {
-        return again;
-      }
-      if (gradient == GradientUse::kBesideOutput && again.error().message.starts_with(kGradientReason)) {
-        return again.error();
-      }
+  constexpr AttemptOptions kOtherWays[] = {
+      {.opens_reductions = true},
+      {.gradient = GradientUse::kBesideOutput},
+      {.opens_reductions = true, .gradient = GradientUse::kBesideOutput},
+      {.gradient = GradientUse::kAlone},
+      {.opens_reductions = true, .gradient = GradientUse::kAlone},
+  };
+  for (const AttemptOptions& way : kOtherWays) {
+    if (way.gradient != GradientUse::kNone && !gradients) {
+      continue;
+    }
+    auto again = lift_pair(first, second, side, way);
+    if (again.ok()) {
+      return again;
+    }
+    if (way.gradient == GradientUse::kBesideOutput && again.error().message.starts_with(kGradientReason)) {
+      return again.error();
     }
   }
-  return unsupported("{}", reason);
+  return lifted.error();
 }
 
 }  // namespace

@@ -55,29 +55,40 @@ void collect(const SymArena& arena, SymId id, std::set<SymId>& into) {
   }
 }
 
-bool has_branches(Op op) {
-  switch (op) {
-    case Op::k_min:
-    case Op::k_max:
-    case Op::k_abs:
-    case Op::k_sign:
-    case Op::k_floor:
-    case Op::k_ceil:
-    case Op::k_round_even:
-    case Op::k_rem:
-    case Op::k_eq:
-    case Op::k_ne:
-    case Op::k_lt:
-    case Op::k_le:
-    case Op::k_gt:
-    case Op::k_ge:
-    case Op::k_is_finite:
-    case Op::k_to_i1:
-    case Op::k_to_i32:
-    case Op::k_to_i64:
-    case Op::k_bitcast_i32:
-    case Op::k_bitcast_f32:
+// Whether the result follows its operands without a branch or a step of its own. A select does: its condition is looked
+// at by itself.
+bool is_smooth(const Sym& sym) {
+  switch (sym.op) {
+    case Op::k_select:
       return true;
+    case Op::k_and:
+    case Op::k_or:
+    case Op::k_xor:
+    case Op::k_not:
+      return sym.type == Type::kI1;
+    case Op::k_add:
+    case Op::k_sub:
+    case Op::k_mul:
+    case Op::k_div:
+    case Op::k_neg:
+    case Op::k_pow:
+    case Op::k_exp:
+    case Op::k_exp2:
+    case Op::k_expm1:
+    case Op::k_log:
+    case Op::k_log2:
+    case Op::k_log1p:
+    case Op::k_sqrt:
+    case Op::k_rsqrt:
+    case Op::k_tanh:
+    case Op::k_sigmoid:
+    case Op::k_sin:
+    case Op::k_cos:
+    case Op::k_erf:
+    case Op::k_to_f32:
+    case Op::k_round_bf16:
+    case Op::k_round_f16:
+      return sym.type == Type::kF32;
     default:
       return false;
   }
@@ -230,7 +241,7 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
     if (sym.kind == SymKind::kReduce) {
       return arena.reduce_kind(id) == ReduceKind::kAdd || is_allowed(id);
     }
-    if (sym.kind != SymKind::kOp || !has_branches(sym.op) || is_allowed(id)) {
+    if (sym.kind != SymKind::kOp || is_smooth(sym) || is_allowed(id)) {
       return true;
     }
     if (sym.op == Op::k_eq || sym.op == Op::k_ne) {

@@ -156,11 +156,10 @@ class Rewriter {
     if (found_.out.replaced) {
       replace(found_.out, call->getResult(0));
     }
-    if (found_.gradient) {
-      restore_order();
-    }
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
+    }
+    if (found_.lse || found_.gradient) {
       restore_order();
     }
     return {};
