@@ -1,0 +1,85 @@
+#include "cuda/launch/bounds_pass.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+#include "support/rounding.h"
+
+namespace flashlift::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kEntryBytes = 2 * sizeof(int64_t);
+
+// Blocks of a tensor that share bounds: those of kernels/capture_bounds.cuh.
+int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
+  int64_t blocks = 1;
+  for (int d = 0; d < rank; ++d) {
+    const int64_t block = d + 1 == rank ? kCaptureBlock : d + 2 == rank ? block_rows : 1;
+    blocks *= divide_up(capture.sizes[d], block);
+  }
+  return blocks;
+}
+
+}  // namespace
+
+Result<BoundsPasses> BoundsPasses::load(const Problem& problem, const LoadedLibrary& library, const Device& device) {
+  BoundsPasses passes;
+  passes.products_per_score_ = problem.head_dim + problem.value_dim;
+  passes.multiprocessors_ = device.multiprocessors;
+  for (const BoundedCapture& capture : bounded_captures(problem)) {
+    const std::string name = fmt::format("flashlift_bounds_{}", capture.index);
+    FLASHLIFT_ASSIGN_OR_RETURN(CuKernel kernel, library.kernel(name, device.handle, 0));
+    passes.passes_.push_back({capture, problem.captures[capture.index], kernel});
+  }
+  return passes;
+}
+
+// 0 where they are not worth computing: of a tensor with an element for each score, or for those of few heads only, the
+// pass would take a good part of the time that the products take, which skipped tiles can save.
+int64_t BoundsPasses::blocks(const Pass& pass, const ForwardParams& params) const {
+  constexpr int64_t kProductsPerByte = 256;
+  const CaptureArgument& capture = params.captures[pass.capture.index];
+  const auto rank = static_cast<int>(pass.declared.shape.size());
+  if (pass.capture.rows > 1) {
+    auto bytes = static_cast<int64_t>(size_in_bytes(pass.declared.dtype));
+    for (int d = 0; d < rank; ++d) {
+      bytes *= capture.sizes[d];
+    }
+    const int64_t scores = int64_t{params.batch} * params.q_heads * params.q_len * params.kv_len;
+    if (bytes > scores / kProductsPerByte * products_per_score_) {
+      return 0;
+    }
+  }
+  return block_count(capture, rank, pass.capture.rows);
+}
+
+int64_t BoundsPasses::bytes(const ForwardParams& params) const {
+  int64_t bytes = 0;
+  for (const Pass& pass : passes_) {
+    bytes += blocks(pass, params) * kEntryBytes;
+  }
+  return bytes;
+}
+
+Status BoundsPasses::launch(const Driver& driver, ForwardParams& params, CuPointer memory, CuStream stream) const {
+  for (const Pass& pass : passes_) {
+    long long count = blocks(pass, params);
+    if (count == 0) {
+      continue;
+    }
+    CuPointer bounds = memory;
+    memory += static_cast<CuPointer>(count * kEntryBytes);
+    CaptureArgument& capture = params.captures[pass.capture.index];
+    void* parameters[] = {&capture, &bounds, &count};
+    const auto grid =
+        static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{multiprocessors_}));
+    FLASHLIFT_RETURN_IF_ERROR(
+        driver.check(driver.cuLaunchKernel(pass.kernel, grid, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
+                     "cuLaunchKernel"));
+    capture.bounds = reinterpret_cast<const void*>(bounds);
+  }
+  return {};
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,18 @@
+// What the parameters of all kernels have in common.
+#pragma once
+
+#include "cuda/kernels/forward_params.h"
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+Strides strides_of(const TensorView& view);  // of a tensor of rank 4
+
+// Whether 16-byte copies can read the tensor's rows.
+bool has_vector_rows(const TensorView& view);
+
+// Fills all but what depends on a kernel's tiles and memory. `arguments` are verified. Errors: kUnsupported for
+// captured tensors beyond 32-bit indices.
+Status fill_params(const Problem& problem, const AttentionArguments& arguments, ForwardParams& params);
+
+}  // namespace flashlift::cuda
