@@ -64,26 +64,20 @@ class Fuser {
       candidate.problem = print(found->problem);
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
-      if (found->out.replaced) {
-        erase_unused(found->out.replaced);
+      std::vector<mlir::Operation*> unused;  // before any is erased: one may be computed from another
+      for (const ResultView* result : results_of(*found)) {
+        unused.push_back(mlir::Value(result->replaced).getDefiningOp());
       }
-      if (found->lse) {
-        erase_unused(found->lse->replaced);
-      }
-      if (found->gradient) {
-        for (const auto& result : {found->gradient->d_q, found->gradient->d_k, found->gradient->d_v}) {
-          if (result) {
-            erase_unused(result->replaced);
-          }
-        }
+      for (mlir::Operation* op : unused) {
+        erase_unused(op);
       }
     }
     candidates.push_back(std::move(candidate));
   }
 
   // What the call has made unused goes at once: later attentions must not see it as another use of their values.
-  void erase_unused(mlir::Value value) {
-    llvm::SmallVector<mlir::Operation*> pending = {value.getDefiningOp()};
+  void erase_unused(mlir::Operation* unused) {
+    llvm::SmallVector<mlir::Operation*> pending = {unused};
     while (!pending.empty()) {
       mlir::Operation* op = pending.pop_back_val();
       if (op == nullptr || erased_.contains(op) || !op->use_empty() || !is_removable(op)) {

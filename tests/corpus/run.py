@@ -114,8 +114,6 @@ def check_fusing(path, meta, mode):
     allowed = {expect["attentions"]}
     if gradients:
         allowed = {expect["attentions"] + expect.get("recomputed_forwards", 0)}
-        if "bias_grad" in expect["features"]:
-            allowed.add(0)  # gradients by captured tensors are not read
     # Otherwise they need the probabilities that a fused forward does not keep, and such a module may stay as it is.
     elif expect["direction"] == "forward+backward" or expect.get("optional"):
         allowed.add(0)

@@ -77,6 +77,21 @@ def test_spellings(name):
     assert report.module.count('"flashlift.attention_backward"') == 1
 
 
+# By all operands that hold floats: biases, tables, slopes, scales and temperatures as well.
+SPELLINGS_BY_ALL = (
+    "off_by_one swin_v2_cosine swin_window_mask transformer_xl mla_split_scores learned_head_scale linen_dpa_bias_dtype "
+    "relpos_dynslice_table gaussian_bias one_added_to_the_sum"
+).split()
+
+
+@pytest.mark.parametrize("name", SPELLINGS_BY_ALL)
+def test_spellings_by_all_operands(name):
+    function, operands = CASES[name]()
+    report = run_both_ways(with_gradients(function, len(operands)), operands)
+    assert report.fused_count == 1 and len(report.candidates) == 1, report
+    assert report.module.count('"flashlift.attention_backward"') == 1
+
+
 def attention(q, k, v, keep=None, low=-jnp.inf):
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     if keep is not None:
@@ -165,7 +180,142 @@ def test_fused_on_request():
         flashlift.stablehlo.fuse(exported, fuse_as="composite", gradients=True)
 
 
+# --- By a bias ---
+
+
+def biased(q, k, v, bias):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + bias
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 3, 20, 24), jnp.bfloat16), ((3, 20, 24), jnp.float16)]
+    + [
+        (shape, jnp.float32)
+        for shape in [
+            (2, 3, 20, 24),
+            (3, 20, 24),
+            (1, 3, 20, 24),
+            (2, 1, 20, 24),
+            (20, 24),
+            (24,),
+            (3, 1, 24),
+            (3, 20, 1),
+            (1,),
+        ]
+    ],
+)
+def test_bias_of_any_shape(shape, dtype):
+    """A bias of heads or queries alone has a gradient of 0, but for rounding: a softmax does not see it."""
+    report = run_both_ways(
+        with_gradients(biased, 4), (*operands(), normal(*shape, dtype=dtype)), 2e-5 if dtype == jnp.float32 else 5e-3
+    )
+    assert report.fused_count == 1, report
+
+
+def test_gradient_by_the_bias_alone():
+    q, k, v = operands()
+
+    def function(q, k, v, bias):
+        return jax.grad(lambda bias: jnp.sum(jnp.sin(biased(q, k, v, bias))))(bias)
+
+    report = run_both_ways(function, (q, k, v, normal(3, 20, 24)))
+    assert report.fused_count == 1, report
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "two", "gated", "twice", "mlp", "temperature", "capped", "masked"])
+def test_ways_to_a_bias(name):
+    S = 24
+    q, k, v = operands(S, S)
+    distance = jnp.arange(S)[None, :] - jnp.arange(S)[:, None]
+    change, learned = {
+        "alibi": (lambda s, slopes: s + slopes[:, None, None] * distance, [normal(3)]),
+        "t5": (lambda s, table: s + table[jnp.clip(distance + 8, 0, 15)].transpose(2, 0, 1), [normal(16, 3)]),
+        "two": (lambda s, row, column: s + row[:, :, None] + column[:, None, :], [normal(3, S), normal(3, S)]),
+        "gated": (lambda s, gate, bias: s + gate[:, None, None] * bias, [normal(3), normal(S, S)]),
+        "twice": (lambda s, bias: s + bias + bias.swapaxes(1, 2), [normal(3, S, S)]),
+        "mlp": (lambda s, x, w: s + (jnp.tanh(x) @ w).transpose(2, 0, 1), [normal(S, S, 5), normal(5, 3)]),
+        "temperature": (lambda s, t: s / jnp.exp(t), [normal()]),
+        "capped": (lambda s, bias: 5 * jnp.tanh((s + bias) / 5), [normal(3, S, S)]),
+        "masked": (lambda s, bias: jnp.where(distance <= 0, s + bias, -jnp.inf), [normal(3, S, S)]),
+    }[name]
+
+    def function(q, k, v, *learned):
+        s = change(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4, *learned)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    report = run_both_ways(with_gradients(function, 3 + len(learned)), (q, k, v, *learned), 5e-5)
+    assert report.fused_count == 1, report
+
+
+def test_a_bias_that_two_attentions_share_and_a_step_of_descent():
+    def function(q, k, v, bias):
+        def loss(bias):
+            return jnp.sum(jnp.sin(biased(biased(q, k, v, bias), k, v, 0.5 * bias)))
+
+        return bias - 0.1 * jax.grad(loss)(bias)
+
+    report = run_both_ways(function, (*(normal(2, 20, 3, 16) for _ in range(3)), normal(3, 20, 20)))
+    assert report.fused_count == 2, report
+
+
 # --- What only looks like a gradient ---
+
+
+def biased_by_hand(q, k, v, bias, d_out, flag, *, d_bias=lambda ds, p: ds.sum(0)):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + bias
+    p = jax.nn.softmax(s)
+    out = jnp.einsum("bhqk,bkhd->bqhd", p, v)
+    d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v)
+    ds = p * (d_p - jnp.sum(p * d_p, -1, keepdims=True))
+    return out, jnp.einsum("bhqk,bkhd->bqhd", ds / 4, k), d_bias(ds, p)
+
+
+BIAS_NEAR_MISSES = {
+    "of_one_batch": lambda ds, p: ds[0],
+    "of_some_batches": lambda ds, p: ds[:2].sum(0),
+    "weighted_batches": lambda ds, p: (ds * jnp.arange(3)[:, None, None, None]).sum(0),
+    "scaled": lambda ds, p: (1.0001 * ds).sum(0),
+    "with_probabilities": lambda ds, p: (ds + 1e-4 * p).sum(0),
+    "of_probabilities": lambda ds, p: p.sum(0),
+    "largest": lambda ds, p: ds.max(0),
+    "product": lambda ds, p: ds.prod(0),
+    "absolute": lambda ds, p: jnp.abs(ds).sum(0),
+    "clipped": lambda ds, p: jnp.clip(ds, -1e5, 1e5).sum(0),
+    "masked": lambda ds, p: jnp.where(jnp.arange(20) < 19, ds, 0).sum(0),
+    "sorted": lambda ds, p: jnp.sort(ds, 0).sum(0),
+    "cumulative": lambda ds, p: jnp.cumsum(ds, 0)[-1],
+    "of_each_batch": lambda ds, p: ds,
+    "of_keys": lambda ds, p: ds.sum((0, 2)),
+    "of_two_batches": lambda ds, p: (ds, ds.sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", BIAS_NEAR_MISSES)
+def test_near_miss_of_a_bias_is_left_alone(name):
+    q, k, v = (normal(3, 20, 3, 8) for _ in range(3))
+    given = (q, k, v, normal(3, 20, 20), normal(3, 20, 3, 8), jnp.array(True))
+    report = run_both_ways(functools.partial(biased_by_hand, d_bias=BIAS_NEAR_MISSES[name]), given)
+    assert report.fused_count == 0, report
+    assert all(candidate.reason for candidate in report.candidates)
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [lambda d: 1.0001 * d, lambda d: d.swapaxes(1, 2), lambda d: d[:, ::-1], lambda d: jnp.sort(d), lambda d: d[0]],
+)
+def test_what_follows_from_the_gradient_of_a_bias_stays(follows):
+    q, k, v = (normal(3, 20, 3, 8) for _ in range(3))
+    given = (q, k, v, normal(3, 20, 20), normal(3, 20, 3, 8), jnp.array(True))
+    report = run_both_ways(functools.partial(biased_by_hand, d_bias=lambda ds, p: follows(ds.sum(0))), given)
+    assert report.fused_count == 1 and 'gradients = "0 3"' in report.module, report
+
+
+def test_bias_by_hand_unchanged_is_fused():
+    q, k, v = (normal(3, 20, 3, 8) for _ in range(3))
+    report = run_both_ways(biased_by_hand, (q, k, v, normal(3, 20, 20), normal(3, 20, 3, 8), jnp.array(True)))
+    assert report.fused_count == 1 and 'gradients = "0 3"' in report.module, report
 
 
 def by_hand(q, k, v, d_out, flag, *, ds=lambda ds, s, p: ds, p_of_v=lambda p: p, sides=lambda q, k: (k, q), of_v=None):

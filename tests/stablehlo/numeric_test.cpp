@@ -32,7 +32,7 @@ class Numeric : public testing::Test {
   SymId score_ = arena_.score(atom_bit(kKeyAtom) | atom_bit(kRowAtom));
 };
 
-TEST_F(Numeric, ASoftmaxSumsToOneAndDoesNotSeeAShift) {
+TEST_F(Numeric, ASoftmaxSumsToOne) {
   const SymId e = op(Op::k_exp, {score_});
   const SymId p = op(Op::k_div, {e, over_keys(ReduceKind::kAdd, e)});
   NumericRow numbers = row();
@@ -42,10 +42,18 @@ TEST_F(Numeric, ASoftmaxSumsToOneAndDoesNotSeeAShift) {
   }
   EXPECT_NEAR(sum, 1, 1e-14);
   const double before = numbers.value(p, 3);
+  EXPECT_NEAR(before, std::exp(numbers.value(score_, 3)) / numbers.value(over_keys(ReduceKind::kAdd, e), 0), 1e-14);
+}
+
+TEST_F(Numeric, AShiftGivesADerivative) {
+  const SymId shift = arena_.load(kShift, Type::kF32, {});
+  const SymId cubed = op(Op::k_pow, {op(Op::k_add, {score_, shift}), arena_.f32(3)});
+  NumericRow numbers = row();
   const double score = numbers.value(score_, 3);
-  numbers.shift_scores(0.5);
-  EXPECT_NEAR(numbers.value(score_, 3), score + 0.5, 1e-14);
-  EXPECT_NEAR(numbers.value(p, 3), before, 1e-14);
+  EXPECT_NEAR(numbers.value(cubed, 3), score * score * score, 1e-12);
+  numbers.shift(0.5);
+  EXPECT_EQ(numbers.value(score_, 3), score);
+  EXPECT_NEAR(numbers.value(cubed, 3), (score + 0.5) * (score + 0.5) * (score + 0.5), 1e-12);
 }
 
 TEST_F(Numeric, ADrawIsTheSameEachTimeAndAnotherInEachRow) {

@@ -423,6 +423,9 @@ Result<LiftedAttention> Attempt::run() {
   FLASHLIFT_RETURN_IF_ERROR(options_.gradient == GradientUse::kNone ? check_uses() : find_gradient());
   FLASHLIFT_RETURN_IF_ERROR(build_programs());
   FLASHLIFT_RETURN_IF_ERROR(place_sinks());
+  if (lifted_.gradient) {
+    FLASHLIFT_RETURN_IF_ERROR(write_sums());
+  }
   FLASHLIFT_RETURN_IF_ERROR(verify(lifted_.problem));
   lifted_.summary = summary();
   return std::move(lifted_);

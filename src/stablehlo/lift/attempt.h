@@ -3,7 +3,10 @@
 #pragma once
 
 #include <array>
+#include <functional>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -110,7 +113,13 @@ class Attempt {
   int new_atom(int64_t size);
   std::string summary() const;
 
-  // --- attempt_gradient.cpp ---
+  // --- attempt_exits.cpp: what leaves the score plane ---
+
+  // A value with one element for each place of the score plane, or for each of its rows.
+  struct PlaneValue {
+    std::vector<Index> indices;
+    SymId formula = kNoSym;
+  };
 
   // A product outside of the attention's own two that reads something of the score plane.
   struct Exit {
@@ -126,6 +135,24 @@ class Attempt {
     mlir::Value other() const { return product->getOperand(1 - side); }
   };
 
+  // What is left of a formula of the score plane, summed over all of the plane's dimensions that the tensor lacks.
+  struct PlaneSum {
+    PlacedTensor tensor;
+    SymId formula = kNoSym;
+  };
+
+  // A tensor that the score reads, where it reads it: a captured one, or one that is computed from such.
+  struct Term {
+    SymId formula = kNoSym;
+    PlacedTensor tensor;
+  };
+
+  // The gradient by a term of the score.
+  struct SumExit {
+    PlaneSum sum;
+    Term term;
+  };
+
   // A product that formulas of the score plane read: that of the output's gradient and the values is one.
   struct GradientProduct {
     mlir::Operation* product = nullptr;
@@ -133,21 +160,42 @@ class Attempt {
     std::array<std::vector<Affine>, 2> indices;  // of its operands
   };
 
-  Result<Evaluator> make_evaluator_of_plane();
-  Result<std::vector<Exit>> find_exits();
+  void read_plane();
+  bool read_user(mlir::Operation* user, mlir::Operation* operand);
+  std::vector<std::vector<Index>> possible_indices(mlir::Value value) const;
   std::vector<GradientProduct> gradient_products() const;
-  Status lift_gradient(std::vector<Exit>& exits);
-  Status read_exit(Exit& exit);
   Status place_exit(Exit& exit);
-  Status evaluate_exits(std::vector<Exit>& exits);
-  Status find_output_gradient(const std::vector<Exit>& exits);
+  void place_exits();
+  bool is_output(mlir::Operation* op) const;
+  bool is_inner(mlir::Operation* op);
+  Status leave(mlir::Operation* op);
+  Status leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
+  Status leave_by(const PlaneSum& sum, const std::function<Status()>& further);
+  std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
+  std::optional<Term> term_with_gradient(const PlaneSum& sum);
+
+  // --- attempt_gradient.cpp ---
+
+  Status lift_gradient();
+  Status find_output_gradient();
+  Status check_order() const;
   Status classify(const Exit& exit);
-  Status check_exit(const Exit& exit);
-  // False for a row that has no keys in this draw, and shows nothing.
-  Result<bool> check_row(const Exit& exit, const std::vector<int64_t>& atom_sizes, const std::vector<int64_t>& atoms,
-                         const Draw& draw);
+  Result<Capture> read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos);
+  Status write_sums();
   bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                       const std::vector<Affine>& y_indices) const;
+
+  // --- attempt_numbers.cpp: formulas in numbers ---
+
+  // Compares with the probabilities.
+  Status compare_probabilities(SymId formula);
+  // Compares with the gradient by the softmax's score, times the score's derivative by something: `shifted` is the
+  // score with kShift added to that.
+  Status compare_gradient(SymId formula, SymId shifted);
+  SymId score_with_shift(SymId of);
+  // False for a row that has no keys in this draw, and shows nothing.
+  using CompareRow = std::function<Result<bool>(NumericRow&, const Draw&)>;
+  Status compare_rows(SymId formula, const CompareRow& compare_row);
 
   mlir::Operation* first_;
   mlir::Operation* second_;
@@ -172,10 +220,18 @@ class Attempt {
   PlacedTensor q_, k_, v_, out_;
   Roles roles_;
   std::vector<LeafInfo> leaf_infos_;
+  SymId program_score_ = kNoSym;  // what the forward call's score_mod computes
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split_;
   mlir::Value d_out_operand_;
   std::vector<Affine> d_out_indices_;
-  SymId gradient_formula_ = kNoSym;  // of the gradient by the probabilities, a load
+  SymId gradient_formula_ = kNoSym;                     // of the gradient by the probabilities, a load
+  llvm::DenseMap<mlir::Operation*, PlaneValue> plane_;  // what the scores flow into, as far as it is of the score plane
+  llvm::DenseMap<mlir::Operation*, std::string> ends_;  // what reads that and is not of the plane, and how it was met
+  llvm::DenseMap<mlir::Operation*, bool> inner_;
+  llvm::DenseMap<mlir::Operation*, Status> left_;
+  llvm::DenseMap<mlir::Operation*, Status> left_as_sum_;
+  std::vector<Exit> exits_;
+  std::vector<SumExit> sum_exits_;
   LiftedAttention lifted_;
 };
 
@@ -189,5 +245,10 @@ struct OperandDims {
   std::vector<int64_t> batch, contract, free;
 };
 OperandDims operand_dims(mlir::Operation* product, unsigned side);
+
+// The indices of the other operand of a product, whose free dimensions run through `depth`. Nothing if they do not.
+std::optional<std::vector<Affine>> other_indices(mlir::Operation* product, unsigned side,
+                                                 const std::vector<Affine>& indices, const std::vector<int>& depth,
+                                                 const std::vector<int64_t>& sizes);
 
 }  // namespace flashlift::stablehlo

@@ -60,6 +60,7 @@ Status Attempt::build_programs() {
   SymId score = softmax_.score;
   problem.scale = extract_scale(arena_, score) * q_.scale * k_.scale;
 
+  program_score_ = score;
   if (guards.empty() && arena_[score].kind == SymKind::kScore) {
     problem.empty_rows = EmptyRows::kZero;  // nothing masks: no row is ever empty
   }

@@ -196,6 +196,33 @@ SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) 
   return result;
 }
 
+SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::string& reason) {
+  const size_t places = places_.size();
+  const size_t leaves = leaves_.size();
+  const int bound = next_bound_;
+  const SymId result = evaluate(value, indices);
+  if (result != kNoSym) {
+    return result;
+  }
+  reason = failure_.empty() ? "it is read across places of the score plane" : failure_;
+  for (size_t i = places; i < places_.size(); ++i) {
+    memo_.erase(std::pair(places_[i].value.getAsOpaquePointer(), places_[i].indices));
+  }
+  places_.resize(places);
+  leaves_.resize(leaves);
+  for (int atom = bound; atom < next_bound_; ++atom) {
+    digits_[static_cast<size_t>(atom)] = {};
+    atom_sizes_[static_cast<size_t>(atom)] = 1;
+  }
+  next_bound_ = bound;
+  depth_ = 0;
+  active_ranges_.clear();
+  range_split_.reset();
+  failure_.clear();
+  split_request_ = {};
+  return kNoSym;
+}
+
 SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   if (op == nullptr || !static_tensor(value)) {

@@ -34,6 +34,9 @@ class Evaluator {
   // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
 
+  // As evaluate(), but a failure leaves everything as it was. `reason` is set then.
+  SymId try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::string& reason);
+
   // The key as indices of dimensions of these sizes, major to minor, whose product is the number of keys. Where keys
   // are seen as several dimensions, atoms of their own ("digits" of the key, from kFirstBound on) index them; formulas
   // know the key only. Equal sizes give equal digits. Nothing if there are no atoms left.

@@ -291,7 +291,12 @@ std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std:
   if (!value.hasOneUse()) {
     return std::nullopt;
   }
-  mlir::Operation* user = *value.getUsers().begin();
+  return follow_use(tensor, *value.getUsers().begin(), sizes);
+}
+
+std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
+                                       const std::vector<int64_t>& sizes) {
+  mlir::Value value = tensor.value;
   if (user->getNumOperands() != 1 || user->getNumResults() != 1 || user->getBlock() != value.getParentBlock() ||
       !static_tensor(user->getResult(0))) {
     return std::nullopt;

@@ -41,6 +41,10 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
 // atoms still describe. Nothing if not.
 std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes);
 
+// The same through this user of the value, however many it has.
+std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
+                                       const std::vector<int64_t>& sizes);
+
 // The letters of a tensor, with the reshape and the transpose that they need.
 Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                  const std::vector<int64_t>& sizes, bool is_key_or_value);

@@ -128,6 +128,30 @@ Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation*
 
 }  // namespace
 
+std::vector<const ResultView*> results_of(const LiftedAttention& found) {
+  std::vector<const ResultView*> results;
+  const auto add = [&](const ResultView& result) {
+    if (result.replaced) {
+      results.push_back(&result);
+    }
+  };
+  add(found.out);
+  if (found.lse) {
+    add(*found.lse);
+  }
+  if (found.gradient) {
+    for (const auto* result : {&found.gradient->d_q, &found.gradient->d_k, &found.gradient->d_v}) {
+      if (*result) {
+        add(**result);
+      }
+    }
+    for (const CaptureGradient& by : found.gradient->d_captures) {
+      add(by.result);
+    }
+  }
+  return results;
+}
+
 Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients) {
   if (!is_product(second_product)) {
     return not_found("not a matrix product of static shapes");

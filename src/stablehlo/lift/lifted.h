@@ -22,13 +22,20 @@ struct OperandView {
   std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
 };
 
-// A result of the call: of call_shape with `dims`, then transposed if permutation is not empty, then reshaped to the
-// shape of `replaced`, whose uses it takes over.
+// A result of the call: of call_shape with `dims`, then reshaped to `digits` and transposed, each if not empty, then
+// reshaped to the shape of `replaced`, whose uses it takes over.
 struct ResultView {
   mlir::Value replaced;
   std::vector<int64_t> call_shape;
   std::string dims;
-  std::vector<int64_t> permutation;
+  std::vector<int64_t> permutation = {};
+  std::vector<int64_t> digits = {};
+};
+
+// The gradient by a captured tensor of the backward call, which has no `dims`. A module may compute it several times.
+struct CaptureGradient {
+  std::string capture;  // its name
+  ResultView result;
 };
 
 // The backward pass of a found attention, where the module has it: what it reads beside the forward call's operands,
@@ -38,6 +45,10 @@ struct LiftedGradient {
   std::optional<ResultView> d_q;
   std::optional<ResultView> d_k;
   std::optional<ResultView> d_v;
+  std::vector<CaptureGradient> d_captures;
+  // Of the backward call: the forward's, or one whose score_mod reads tensors that the forward's computes.
+  Problem problem;
+  std::vector<mlir::Value> captures;
 };
 
 struct LiftedAttention {
@@ -55,5 +66,8 @@ struct LiftedAttention {
   std::optional<LiftedGradient> gradient;
   std::string summary;  // for people: what was recognised
 };
+
+// All that the calls take the place of.
+std::vector<const ResultView*> results_of(const LiftedAttention& found);
 
 }  // namespace flashlift::stablehlo

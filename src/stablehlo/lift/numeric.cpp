@@ -96,7 +96,7 @@ bool is_smooth(const Sym& sym) {
 
 }  // namespace
 
-void NumericRow::shift_scores(double by) {
+void NumericRow::shift(double by) {
   shift_ = by;
   memo_.clear();
 }
@@ -128,7 +128,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
                              : 0);
       }
       for (size_t key = 0; key < count; ++key) {
-        column[key].f = draw_.score_range * (2 * unit(mixed(row, key)) - 1) + shift_;
+        column[key].f = draw_.score_range * (2 * unit(mixed(row, key)) - 1);
       }
       return column;
     }
@@ -161,6 +161,9 @@ Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
   uint64_t bits = mixed(draw_.seed, static_cast<uint64_t>(sym.payload));
   for (const SymId index : sym.args) {
     bits = mixed(bits, static_cast<uint64_t>(at(index, key).i));
+  }
+  if (sym.payload == kShift) {
+    return {.i = 0, .f = shift_};
   }
   if (sym.payload == draw_.gradient) {
     return {.i = 0, .f = draw_.gradient_range * (2 * unit(bits) - 1)};

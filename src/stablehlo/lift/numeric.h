@@ -13,6 +13,9 @@
 
 namespace flashlift::stablehlo {
 
+// A load of this leaf is 0, and a small number where a derivative is wanted.
+inline constexpr int64_t kShift = -2;
+
 // What a draw's tensors hold.
 struct Draw {
   uint64_t seed = 0;
@@ -28,8 +31,8 @@ class NumericRow {
   NumericRow(const SymArena& arena, std::vector<int64_t> sizes, std::vector<int64_t> atoms, const Draw& draw)
       : arena_(arena), sizes_(std::move(sizes)), atoms_(std::move(atoms)), draw_(draw) {}
 
-  // Adds this to every score from now on.
-  void shift_scores(double by);
+  // What a load of the leaf kShift gives from now on; 0 before.
+  void shift(double by);
   // One number a key, or a single one if the formula does not depend on the key.
   const std::vector<score::Scalar<double>>& values(SymId id);
   double value(SymId id, size_t key) {

@@ -207,6 +207,23 @@ Result<Program> ProgramEmitter::mask_mod(const std::vector<SymId>& guards) const
   return score::simplify(program);
 }
 
+std::vector<SymId> loads_of(const SymArena& arena, SymId formula) {
+  std::vector<SymId> loads;
+  std::set<SymId> seen;
+  std::vector<SymId> stack{formula};
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    if (seen.insert(id).second) {
+      if (arena[id].kind == SymKind::kLoad) {
+        loads.push_back(id);
+      }
+      stack.insert(stack.end(), arena[id].args.begin(), arena[id].args.end());
+    }
+  }
+  return loads;
+}
+
 float extract_scale(SymArena& arena, SymId& formula) {
   // The uses of the score within the formula.
   std::set<SymId> seen;

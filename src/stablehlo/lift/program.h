@@ -33,6 +33,9 @@ class ProgramEmitter {
   const std::vector<LeafInfo>& leaves_;
 };
 
+// All loads that a formula computes with, each once.
+std::vector<SymId> loads_of(const SymArena& arena, SymId formula);
+
 // If every occurrence of the score in the formula is multiplied (or divided) by one and the same constant, takes that
 // factor out: returns it, and changes the formula. Otherwise 1.
 float extract_scale(SymArena& arena, SymId& formula);

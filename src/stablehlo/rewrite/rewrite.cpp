@@ -24,7 +24,7 @@ mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention
   const auto add = [&](llvm::StringRef name, const std::string& value) {
     entries.push_back(named(builder, name, builder.getStringAttr(value)));
   };
-  add("problem", print(found.problem));
+  add("problem", print(gradients.empty() ? found.problem : found.gradient->problem));
   add("q_dims", found.q.dims);
   add("k_dims", found.k.dims);
   add("v_dims", found.v.dims);
@@ -61,18 +61,24 @@ mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types)
   return builder.getArrayAttr(layouts);
 }
 
+struct CapturedValue {
+  Capture capture;
+  mlir::Value value;
+};
+
 // The captured values in the order in which the problem's text names them, which is what a reader of it will expect.
-Result<std::vector<mlir::Value>> captures_in_text_order(const LiftedAttention& found) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const Problem read, parse_problem(print(found.problem)));
-  std::vector<mlir::Value> ordered;
+Result<std::vector<CapturedValue>> captures_in_text_order(const Problem& problem,
+                                                          const std::vector<mlir::Value>& values) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem read, parse_problem(print(problem)));
+  std::vector<CapturedValue> ordered;
   for (const Capture& wanted : read.captures) {
-    const auto at = std::find_if(found.problem.captures.begin(), found.problem.captures.end(),
+    const auto at = std::find_if(problem.captures.begin(), problem.captures.end(),
                                  [&](const Capture& capture) { return capture.name == wanted.name; });
-    const auto index = static_cast<size_t>(at - found.problem.captures.begin());
-    if (index >= found.captures.size()) {
+    const auto index = static_cast<size_t>(at - problem.captures.begin());
+    if (index >= values.size()) {
       return internal_error("the captured tensor '{}' has no value", wanted.name);
     }
-    ordered.push_back(found.captures[index]);
+    ordered.push_back({wanted, values[index]});
   }
   return ordered;
 }
@@ -122,7 +128,17 @@ class Rewriter {
 
   Status run() {
     FLASHLIFT_RETURN_IF_ERROR(verify(found_.problem));
-    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<mlir::Value> captures, captures_in_text_order(found_));
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<CapturedValue> captured,
+                               captures_in_text_order(found_.problem, found_.captures));
+    std::vector<mlir::Value> captures;
+    for (const CapturedValue& one : captured) {
+      captures.push_back(one.value);
+    }
+    std::vector<CapturedValue> backward_captures;
+    if (found_.gradient) {
+      FLASHLIFT_ASSIGN_OR_RETURN(backward_captures,
+                                 captures_in_text_order(found_.gradient->problem, found_.gradient->captures));
+    }
     FLASHLIFT_RETURN_IF_ERROR(check_order(captures));
     const llvm::SmallVector<mlir::Type> results = result_types();
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
@@ -151,7 +167,7 @@ class Rewriter {
       call = composite(operands, results, *function);
     }
     if (found_.gradient) {
-      backward_call(operands, call->getResults());
+      backward_call(operands, backward_captures, call->getResults());
     }
     if (found_.out.replaced) {
       replace(found_.out, call->getResult(0));
@@ -238,31 +254,48 @@ class Rewriter {
   }
 
   // The gradients, from the forward call's operands and results.
-  void backward_call(mlir::ValueRange forward_operands, mlir::ValueRange forward_results) {
+  void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, const std::vector<CapturedValue>& captures,
+                     mlir::ValueRange forward_results) {
     const LiftedGradient& gradient = *found_.gradient;
     const mlir::Type element = element_type(forward_operands[0]);
-    const mlir::Value d_out = convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0]));
-    const auto lse = mlir::cast<mlir::RankedTensorType>(forward_results[1].getType());
-    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(lse, 0.0f));
-    const mlir::Value d_lse =
-        build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(lse), zero)->getResult(0);
-    llvm::SmallVector<mlir::Value> operands(forward_operands);
-    operands.append(forward_results.begin(), forward_results.end());
-    operands.append({d_out, d_lse});
+    llvm::SmallVector<mlir::Value> operands(forward_operands.take_front(3));
     std::string positions;
-    llvm::SmallVector<const ResultView*> wanted;
+    llvm::SmallVector<std::pair<unsigned, const ResultView*>> wanted;  // by the result's number
     llvm::SmallVector<mlir::Type> types;
+    std::optional<size_t> last;
+    const auto want = [&](size_t position, const ResultView& result, mlir::Type type) {
+      if (last != position) {
+        positions += (positions.empty() ? "" : " ") + std::to_string(position);
+        types.push_back(mlir::RankedTensorType::get(result.call_shape, type));
+        last = position;
+      }
+      wanted.emplace_back(types.size() - 1, &result);
+    };
     for (const auto& [position, result] : {std::pair(0, &gradient.d_q), {1, &gradient.d_k}, {2, &gradient.d_v}}) {
       if (*result) {
-        positions += (positions.empty() ? "" : " ") + std::to_string(position);
-        wanted.push_back(&**result);
-        types.push_back(mlir::RankedTensorType::get((*result)->call_shape, element));
+        want(static_cast<size_t>(position), **result, element);
       }
     }
+    for (const CapturedValue& one : captures) {
+      for (const CaptureGradient& by : gradient.d_captures) {
+        if (by.capture == one.capture.name) {
+          want(operands.size(), by.result, builder_.getF32Type());
+        }
+      }
+      operands.push_back(one.value);
+    }
+    if (found_.sinks) {
+      operands.push_back(forward_operands.back());
+    }
+    operands.append(forward_results.begin(), forward_results.end());
+    operands.push_back(convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0])));
+    const auto lse = mlir::cast<mlir::RankedTensorType>(forward_results[1].getType());
+    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(lse, 0.0f));
+    operands.push_back(build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(lse), zero)->getResult(0));
     mlir::Operation* call =
         custom_call("flashlift.attention_backward", operands, types, configuration(builder_, found_, positions));
-    for (const auto [result, value] : llvm::zip_equal(wanted, call->getResults())) {
-      replace(*result, convert(builder_, location_, value, element_type(result->replaced)));
+    for (const auto& [number, result] : wanted) {
+      replace(*result, convert(builder_, location_, call->getResult(number), element_type(result->replaced)));
     }
   }
 
@@ -290,6 +323,9 @@ class Rewriter {
   }
 
   void replace(const ResultView& result, mlir::Value value) {
+    if (!result.digits.empty()) {
+      value = reshape(builder_, location_, value, result.digits);
+    }
     value = transpose(builder_, location_, value, result.permutation);
     value =
         reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
