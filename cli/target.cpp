@@ -35,11 +35,8 @@ class HostTarget : public Target {
 #ifdef FLASHLIFT_HAS_CUDA
 class CudaTarget : public Target {
  public:
-  static Result<std::unique_ptr<Target>> create(int ordinal, const AttentionArguments& host) {
-    FLASHLIFT_ASSIGN_OR_RETURN(cuda::DeviceTensors tensors, cuda::DeviceTensors::copy_of(host, ordinal));
-    FLASHLIFT_ASSIGN_OR_RETURN(cuda::Timer timer, cuda::Timer::create());
-    return std::unique_ptr<Target>(new CudaTarget(host, std::move(tensors), std::move(timer)));
-  }
+  CudaTarget(const AttentionArguments& host, cuda::DeviceTensors tensors, cuda::Timer timer)
+      : host_(host), tensors_(std::move(tensors)), timer_(std::move(timer)) {}
 
   Result<double> time(const Attention& attention) override {
     FLASHLIFT_RETURN_IF_ERROR(timer_.start());
@@ -50,24 +47,56 @@ class CudaTarget : public Target {
   Status fetch() override { return tensors_.fetch(host_); }
 
  private:
-  CudaTarget(const AttentionArguments& host, cuda::DeviceTensors tensors, cuda::Timer timer)
-      : host_(host), tensors_(std::move(tensors)), timer_(std::move(timer)) {}
-
   const AttentionArguments& host_;
   cuda::DeviceTensors tensors_;
   cuda::Timer timer_;
 };
+
+class CudaBackwardTarget : public Target {
+ public:
+  CudaBackwardTarget(const BackwardArguments& host, cuda::DeviceGradients tensors, cuda::Timer timer)
+      : host_(host), tensors_(std::move(tensors)), timer_(std::move(timer)) {}
+
+  Result<double> time(const Attention& attention) override {
+    if (!has_forward_) {  // whose results a backward call reads
+      FLASHLIFT_RETURN_IF_ERROR(attention.run(tensors_.views().forward));
+      has_forward_ = true;
+    }
+    FLASHLIFT_RETURN_IF_ERROR(timer_.start());
+    FLASHLIFT_RETURN_IF_ERROR(attention.run_backward(tensors_.views()));
+    return timer_.stop();
+  }
+
+  Status fetch() override { return tensors_.fetch(host_); }
+
+ private:
+  const BackwardArguments& host_;
+  cuda::DeviceGradients tensors_;
+  cuda::Timer timer_;
+  bool has_forward_ = false;
+};
+
+Result<std::unique_ptr<Target>> create_on_gpu(int ordinal, const Inputs& inputs) {
+  std::unique_ptr<Target> target;
+  if (inputs.backward() != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(auto tensors, cuda::DeviceGradients::copy_of(*inputs.backward(), ordinal));
+    FLASHLIFT_ASSIGN_OR_RETURN(cuda::Timer timer, cuda::Timer::create());
+    target = std::make_unique<CudaBackwardTarget>(*inputs.backward(), std::move(tensors), std::move(timer));
+  } else {
+    FLASHLIFT_ASSIGN_OR_RETURN(auto tensors, cuda::DeviceTensors::copy_of(inputs.arguments(), ordinal));
+    FLASHLIFT_ASSIGN_OR_RETURN(cuda::Timer timer, cuda::Timer::create());
+    target = std::make_unique<CudaTarget>(inputs.arguments(), std::move(tensors), std::move(timer));
+  }
+  return target;
+}
 #endif
 
 }  // namespace
 
 Result<std::unique_ptr<Target>> Target::create(const CompileOptions& options, const Inputs& inputs) {
   if (options.device == DeviceKind::kCuda) {
-    if (inputs.backward() != nullptr) {
-      return unsupported("there is no backward pass on CUDA devices yet: leave out --backward or --device");
-    }
 #ifdef FLASHLIFT_HAS_CUDA
-    return CudaTarget::create(options.device_ordinal, inputs.arguments());
+    return create_on_gpu(options.device_ordinal, inputs);
 #else
     return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
 #endif

@@ -11,7 +11,7 @@ namespace flashlift::cli {
 class Target {
  public:
   // For backward calls if the inputs have gradients. They must outlive the target. Errors: no such device, or not
-  // enough memory there; a device without a backward pass.
+  // enough memory there.
   static Result<std::unique_ptr<Target>> create(const CompileOptions& options, const Inputs& inputs);
   virtual ~Target() = default;
 

@@ -26,7 +26,6 @@ _TYPES = {
 }
 
 
-
 def numpy_type(dtype: DLDataType) -> np.dtype:
     """The numpy type of a DLPack element type."""
     name = next(name for name, code in _TYPES.items() if code == (dtype.code, dtype.bits))

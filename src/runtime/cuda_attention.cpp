@@ -1,13 +1,14 @@
 #include "runtime/cuda_attention.h"
 
 #include <array>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
 
 #include "cuda/compile/cubin_cache.h"
 #include "cuda/emit/program_emitter.h"
-#include "cuda/launch/forward.h"
+#include "cuda/launch/backward.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/simplified.h"
 #include "support/error.h"
@@ -74,6 +75,15 @@ class CudaAttention : public Attention::Implementation {
     return unsupported("no CUDA implementation takes this call: {}", reasons);
   }
 
+  Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    std::vector<bool> wants_gradient(compiled_.captures.size());
+    for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+      wants_gradient[i] = arguments.d_captures[i].has_value();
+    }
+    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Backward* backward, get_backward(wants_gradient));
+    return backward->run(arguments, static_cast<cuda::CuStream>(options.stream));
+  }
+
   // Counters, bounds of captured tensors and what parts of a row give only; they stay with the kernel.
   int64_t workspace_bytes(int /*concurrency*/) const override { return 0; }
   Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
@@ -101,6 +111,23 @@ class CudaAttention : public Attention::Implementation {
   }
 
  private:
+  // The backward kernels for a set of captured tensors whose gradients are wanted; compiled by the first call.
+  Result<const cuda::Backward*> get_backward(const std::vector<bool>& wants_gradient) const {
+    const std::lock_guard lock(mutex_);
+    auto [found, is_new] = backwards_.try_emplace(wants_gradient);
+    std::optional<Result<cuda::Backward>>& backward = found->second;
+    if (is_new) {
+      const std::string reason = device_reason(device_, cuda::KernelKind::kPortable);
+      backward.emplace(reason.empty() ? cuda::Backward::compile(compiled_, device_, wants_gradient, compile_kernel)
+                                      : unsupported("{}", reason));
+      log(LogLevel::kInfo, "{}", backward->ok() ? cuda::describe((*backward)->config()) : backward->error().message);
+    }
+    if (!backward->ok()) {
+      return backward->error();
+    }
+    return &**backward;
+  }
+
   std::string refusal(cuda::KernelKind kind) const {
     return only_.empty() || only_ == to_string(kind) ? device_reason(device_, kind)
                                                      : "another implementation was asked for by name";
@@ -112,6 +139,7 @@ class CudaAttention : public Attention::Implementation {
   std::string only_;  // the implementation that was asked for by name, or nothing
   mutable std::mutex mutex_;
   mutable std::array<std::optional<Result<cuda::Forward>>, cuda::kKernelKinds> kernels_;
+  mutable std::map<std::vector<bool>, std::optional<Result<cuda::Backward>>> backwards_;
 };
 
 }  // namespace

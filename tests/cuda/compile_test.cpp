@@ -105,6 +105,40 @@ INSTANTIATE_TEST_SUITE_P(Configurations, DecodeCompiles,
                                            "attn hq8 hkv2 sq3 skv512 d256 f16 softcap=30 sinks=1",
                                            "attn h2 sq1 skv512 d64 f32 alibi dropout=0.1 row_max"));
 
+class BackwardCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of(GetParam());
+  std::vector<bool> wants_gradient;
+  for (const Capture& capture : problem.captures) {
+    wants_gradient.push_back(is_float(capture.dtype));
+  }
+  // What is kept outside of the loops may spill; what the loops work on does not fit in so little.
+  constexpr int64_t kFewRegisters = 96;
+  for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 100}) {
+    const Result<BackwardConfig> config = choose_backward_config(problem, architecture);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    const BackwardSources sources = backward_sources(problem, *config, wants_gradient);
+    for (const KernelSource* source : {&sources.queries, &sources.keys}) {
+      const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
+      ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+      EXPECT_LE(spilled_bytes(kernel->log), kFewRegisters) << describe(*config) << "\n" << kernel->log;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, BackwardCompiles,
+    ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal lse out=f32",
+                      "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 dqk192 dv128 bf16 alibi sinks=2",
+                      "attn h2 s512 d64 f32 causal lse", "attn h2 s512 d128 f32 sinks=1 lse dropout=0.1",
+                      "attn h2 s512 d256 f32 window=20 softcap=3", "attn h2 s512 d128 bf16 cu_seqlens causal",
+                      "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
+                      "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
+                      "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
+
 INSTANTIATE_TEST_SUITE_P(Configurations, HopperCompiles, ::testing::ValuesIn(hopper_problems()));
 
 }  // namespace

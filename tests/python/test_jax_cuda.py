@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import reference
+from test_jax_gradients import assert_gradients, causal, grouped, plain
 
 if jax.default_backend() != "gpu":
     pytest.skip("needs a CUDA device; this machine has none", allow_module_level=True)
@@ -84,3 +85,28 @@ def test_a_fused_function():
         out = np.asarray(fused(q, k, v), np.float64)
         np.testing.assert_allclose(out, expected(q, k, v), atol=TOLERANCE[jnp.bfloat16])
     assert fused.report.fused_count == 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 1e-2), ("float16", 2e-3)])
+def test_gradients(dtype, tolerance):
+    with jax.default_matmul_precision("highest"):
+        assert_gradients(
+            lambda q, k, v: flashlift.jax.attention(q, k, v, "causal lse"),
+            lambda q, k, v: (plain(q, k, v, causal)[0].astype(q.dtype), plain(q, k, v, causal)[1]),
+            grouped(dtype), tolerance,
+        )  # fmt: skip
+
+
+def test_the_gradient_of_a_fused_function():
+    def loss(q, k, v):
+        return jnp.sum(jax.nn.dot_product_attention(q, k, v, is_causal=True) ** 2)
+
+    q, k, v = draw(jnp.float32), draw(jnp.float32, KV_HEADS), draw(jnp.float32, KV_HEADS)
+    gradient = flashlift.jax.fuse(jax.grad(loss, argnums=(0, 1, 2)), strict=True)
+    with jax.default_matmul_precision("highest"):
+        theirs = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+        for _ in range(3):
+            ours = gradient(q, k, v)
+    assert gradient.report.fused_count == 1
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, rtol=2e-4)

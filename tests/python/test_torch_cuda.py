@@ -1,11 +1,12 @@
-"""flashlift.torch on a CUDA device: the forward checks of test_torch_flex.py, on torch's current stream."""
+"""flashlift.torch on a CUDA device: checks of test_torch_flex.py and test_torch_gradients.py, on torch's current stream."""
 
-import flashlift
 import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
 from test_torch_flex import FACTOR, check, tensors, unfused
+from test_torch_gradients import captured, drawn, fused, in_double
+from test_torch_gradients import check as check_gradients
 from torch.nn.attention.flex_attention import create_block_mask
 
 if not torch.cuda.is_available():
@@ -13,6 +14,7 @@ if not torch.cuda.is_available():
 
 # (batch, q_heads, kv_heads, q_len, kv_len, depth, value depth)
 SHAPES = {torch.bfloat16: (2, 4, 2, 200, 260, 64, 64), torch.float16: (1, 4, 4, 256, 256, 128, 128)}
+GRADIENT_SHAPES = SHAPES | {torch.float32: (2, 4, 4, 70, 90, 40, 40)}
 NAMES = [
     *(
         "noop",
@@ -90,7 +92,44 @@ def test_cuda_graph():
     assert torch.equal(out, expected)
 
 
-def test_gradients_are_refused():
-    q, k, v = (one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16]))
-    with pytest.raises(flashlift.UnsupportedError, match="no backward on CUDA"):
-        flex_attention(q, k, v).sum().backward()
+@pytest.mark.parametrize("dtype", GRADIENT_SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name, dtype):
+    shape = GRADIENT_SHAPES[dtype]
+    inputs = tensors(dtype, shape)
+    mods = torch_mods.cases(shape[0], shape[3], shape[4])[name]
+    if not all(map(plain, mods)):
+        pytest.skip("a partial: its tensors cannot be moved in place")
+    leaves = captured(*mods)
+    out_shape = (*inputs[0].shape[:3], inputs[2].shape[3])
+    few = any(one.numel() < 16 for one in leaves)
+    draws = [(torch.randn(out_shape).to(dtype), torch.randn(out_shape[:3])) for _ in range(8 if few else 1)]
+    doubled = [one.double() for one in inputs], leaves, [(out.double(), lse.double()) for out, lse in draws]
+    with in_double(leaves):
+        golden = drawn(lambda *given: unfused(*given, *mods), *doubled)
+    eager = drawn(lambda *given: unfused(*given, *mods), inputs, leaves, draws)
+    mods = [on_gpu(mod) for mod in mods]
+    on_device = [one.cuda() for one in inputs], leaves, [(out.cuda(), lse.cuda()) for out, lse in draws]
+    ours = drawn(fused(*mods), *on_device)
+    check_gradients([one.cpu() for one in ours], golden, eager)
+
+
+def test_gradients_in_a_cuda_graph():
+    inputs = [one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16])]
+
+    def step():
+        out = flex_attention(*inputs, mask_mod=torch_mods.causal)
+        return torch.autograd.grad(out.float().square().sum(), inputs)
+
+    expected = step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured_step = step()
+    graph.replay()
+    for one, other in zip(captured_step, expected, strict=True):
+        assert torch.equal(one, other)

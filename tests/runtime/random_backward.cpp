@@ -7,41 +7,12 @@
 #include "flashlift/attention.h"
 #include "problem/check.h"
 #include "problem/elements.h"
+#include "support/gradients.h"
 #include "support/random_problem.h"
 #include "support/threads.h"
 
 namespace flashlift::testing {
 namespace {
-
-struct Outputs {
-  OwnedArguments memory;
-  BackwardArguments arguments;
-};
-
-Outputs make_outputs(const Problem& p, const AttentionArguments& forward, const TensorView& d_out,
-                     const std::optional<TensorView>& d_lse, Random random) {
-  Outputs made;
-  BackwardArguments& a = made.arguments;
-  a.forward = forward;
-  a.d_out = d_out;
-  a.d_lse = d_lse;
-  const auto like = [&](const TensorView& of, DType dtype) {
-    return made.memory.strided(dtype, {of.shape().begin(), of.shape().end()}, random, false);
-  };
-  a.d_q = like(forward.q, p.dtype);
-  a.d_k = like(forward.k, p.dtype);
-  a.d_v = like(forward.v, p.dtype);
-  for (const TensorView& capture : forward.captures) {
-    a.d_captures.emplace_back();
-    if (is_float(capture.dtype)) {
-      a.d_captures.back() = like(capture, DType::kF32);
-    }
-  }
-  if (forward.sinks) {
-    a.d_sinks = like(*forward.sinks, DType::kF32);
-  }
-  return made;
-}
 
 // Both were made by the same random numbers, and so lie in memory alike.
 bool same_bits(const std::optional<TensorView>& x, const std::optional<TensorView>& y) {
@@ -91,8 +62,8 @@ DrawnProblem check_random_backward(unsigned long seed) {
   if (problem.want_lse && random() % 2 == 0) {
     d_lse = cotangents.dense(DType::kF32, {shape[0], shape[1], shape[2]}, random);
   }
-  const Outputs first = make_outputs(problem, forward.views, d_out, d_lse, random);
-  const Outputs second = make_outputs(problem, forward.views, d_out, d_lse, random);
+  const OwnedGradients first = make_gradients(problem, forward.views, d_out, d_lse, random);
+  const OwnedGradients second = make_gradients(problem, forward.views, d_out, d_lse, random);
   Threads one(1);
   Threads several(seed % 2 == 0 ? 3 : 8);
   if (const Status status = attention->run_backward(first.arguments, {.executor = &one}); !status.ok()) {

@@ -192,7 +192,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
         original = exported.mlir_module()
-        fused = stablehlo.fuse(original, name=flat.__name__, gradients=platform == "cpu")
+        fused = stablehlo.fuse(original, name=flat.__name__, gradients=True)
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:

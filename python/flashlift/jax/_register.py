@@ -14,12 +14,13 @@ _HANDLERS = (
     (TARGET, "cpu", "flashlift_xla_attention"),
     (TARGET, "CUDA", "flashlift_xla_attention_cuda"),
     (BACKWARD_TARGET, "cpu", "flashlift_xla_attention_backward"),
+    (BACKWARD_TARGET, "CUDA", "flashlift_xla_attention_backward_cuda"),
 )
 
 
 @functools.cache
 def register() -> None:
-    """Registers the handlers of `flashlift.attention`, for the CPU and for NVIDIA GPUs, and of its backward pass.
+    """Registers the handlers of `flashlift.attention` and of its backward pass, for the CPU and for NVIDIA GPUs.
 
     fuse() and attention() do this themselves; it is for modules that were fused elsewhere, such as by
     `flashlift fuse`.

@@ -209,11 +209,6 @@ def differentiate(
     scale: float,
 ) -> list[torch.Tensor]:
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
-    if query.device.type != "cpu":
-        raise UnsupportedError(
-            "flashlift: no backward on CUDA devices yet; call it under torch.no_grad(), detach its inputs, or use "
-            "PyTorch's own attention where gradients are needed"
-        )
     features = _with_results(features, False, out.dtype != query.dtype)
     attention = _compiled_for(query, key, value, features, scale)
     gradients = _empty_gradients(query, key, value, captures, sinks, wanted)

@@ -7,7 +7,7 @@
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/program_emitter.h"
 #include "cpu/jit/score_function.h"
-#include "score/derivative.h"
+#include "problem/differentiate.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -173,25 +173,12 @@ void GradientEmitter::emit(const char* name, bool masked) {
   ir_.CreateRetVoid();
 }
 
-std::optional<score::Derivative> differentiate(const Problem& problem, const std::vector<bool>& wants_gradient) {
-  if (!problem.score_mod) {
-    return std::nullopt;
-  }
-  std::vector<bool> wanted;
-  for (const Capture& capture : problem.score_mod->captures) {
-    const auto found = std::find(problem.captures.begin(), problem.captures.end(), capture);
-    const auto index = static_cast<size_t>(found - problem.captures.begin());
-    wanted.push_back(index < wants_gradient.size() && wants_gradient[index]);
-  }
-  return score::differentiate(*problem.score_mod, wanted);
-}
-
 }  // namespace
 
 std::unique_ptr<llvm::Module> emit_gradient_module(llvm::LLVMContext& context, const Problem& problem, Isa isa,
                                                    const std::vector<bool>& wants_gradient) {
   auto module = std::make_unique<llvm::Module>("flashlift_gradient", context);
-  const std::optional<score::Derivative> derivative = differentiate(problem, wants_gradient);
+  const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient);
   const score::Derivative* pointer = derivative ? &*derivative : nullptr;
   GradientEmitter(*module, problem, isa, pointer).emit(kMaskedGradientName, true);
   if (derivative) {

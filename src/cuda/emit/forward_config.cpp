@@ -15,7 +15,6 @@ constexpr int64_t kHopperSharedBytes = 232448;  // what one block may have
 constexpr int64_t kHopperBookkeeping = 1024;    // barriers and the like
 constexpr int kHopperStages = 2;
 constexpr int kSwizzledRows = 8;
-constexpr int64_t kPortableSharedBytes = 101376;  // of sm_86, 89 and 120; sm_80, 90 and 100 have more
 
 bool divides_by_constant(const Program& program, const Node& node) {
   const Node& divisor = program.nodes[node.operands[1]];
@@ -53,31 +52,6 @@ bool is_one_comparison(const Program& mask_mod) {
   const auto others = [&](const Node& node) { return node.type == Type::kI1 && !compares(node); };
   return std::ranges::count_if(mask_mod.nodes, compares) == 1 && std::ranges::none_of(mask_mod.nodes, others) &&
          mask_mod.captures.empty();
-}
-
-ForwardConfig common_config(const Problem& problem) {
-  ForwardConfig config;
-  config.dtype = problem.dtype;
-  config.out_dtype = problem.out_dtype;
-  config.head_dim = static_cast<int>(problem.head_dim);
-  config.value_dim = static_cast<int>(problem.value_dim);
-  config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, 16));
-  config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, 32));
-  // Without a score_mod the scale is folded into the softmax, which then takes its maximum over unscaled scores.
-  // f32 scores are scaled first, so that nothing is lost in the exponent.
-  config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
-  config.has_mask_mod = problem.mask_mod.has_value();
-  config.redo_all = problem.dropout > 0 || (problem.score_mod && may_mask(*problem.score_mod));
-  config.has_sinks = problem.sinks > 0;
-  config.want_lse = problem.want_lse;
-  config.want_row_max = problem.want_row_max;
-  config.dropout = problem.dropout > 0;
-  config.page_size = static_cast<int>(problem.page_size);
-  config.normalize = problem.normalize;
-  config.empty_rows = problem.empty_rows;
-  config.captures = static_cast<int>(problem.captures.size());
-  config.scout_loads = problem.mask_mod && !problem.mask_mod->captures.empty();
-  return config;
 }
 
 int64_t hopper_shared_bytes(const ForwardConfig& config) {
@@ -190,6 +164,31 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
 }
 
 }  // namespace
+
+ForwardConfig common_config(const Problem& problem) {
+  ForwardConfig config;
+  config.dtype = problem.dtype;
+  config.out_dtype = problem.out_dtype;
+  config.head_dim = static_cast<int>(problem.head_dim);
+  config.value_dim = static_cast<int>(problem.value_dim);
+  config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, 16));
+  config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, 32));
+  // Without a score_mod the scale is folded into the softmax, which then takes its maximum over unscaled scores.
+  // f32 scores are scaled first, so that nothing is lost in the exponent.
+  config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
+  config.has_mask_mod = problem.mask_mod.has_value();
+  config.redo_all = problem.dropout > 0 || (problem.score_mod && may_mask(*problem.score_mod));
+  config.has_sinks = problem.sinks > 0;
+  config.want_lse = problem.want_lse;
+  config.want_row_max = problem.want_row_max;
+  config.dropout = problem.dropout > 0;
+  config.page_size = static_cast<int>(problem.page_size);
+  config.normalize = problem.normalize;
+  config.empty_rows = problem.empty_rows;
+  config.captures = static_cast<int>(problem.captures.size());
+  config.scout_loads = problem.mask_mod && !problem.mask_mod->captures.empty();
+  return config;
+}
 
 const char* to_string(KernelKind kind) {
   switch (kind) {

@@ -53,6 +53,11 @@ struct ForwardConfig {
   int captures = 0;
 };
 
+// Shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
+inline constexpr int64_t kPortableSharedBytes = 101376;
+
+// What follows from the problem alone, whatever the kernel: no tiles, no memory.
+ForwardConfig common_config(const Problem& problem);
 // The Hopper kernel's configuration. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_hopper_config(const Problem& problem);
 // That of the kernel for few queries, for an architecture of at least 80. Takes any problem, though it is slow with

@@ -26,20 +26,12 @@ std::string KernelSource::fingerprint() const {
   return all;
 }
 
-KernelSource forward_source(const Problem& problem, const ForwardConfig& config) {
-  const bool hopper = config.kind == KernelKind::kHopper;
+namespace {
+
+// A kernel's main file with all headers, and `program` as program.cuh.
+KernelSource source_of(std::string name, std::string program, std::vector<std::string> options, int architecture) {
   KernelSource source;
-  switch (config.kind) {
-    case KernelKind::kDecode:
-      source.name = "sm80_decode.cu";
-      break;
-    case KernelKind::kHopper:
-      source.name = "sm90_forward.cu";
-      break;
-    case KernelKind::kPortable:
-      source.name = "sm80_forward.cu";
-      break;
-  }
+  source.name = std::move(name);
   for (const EmbeddedSource& file : embedded_sources()) {
     if (file.name == source.name) {
       source.text = file.text;
@@ -47,14 +39,45 @@ KernelSource forward_source(const Problem& problem, const ForwardConfig& config)
       source.headers.emplace_back(file.name, file.text);
     }
   }
-  source.headers.emplace_back("program.cuh", emit_programs(problem));
-  if (hopper) {
-    source.headers.emplace_back("wgmma.cuh", emit_wgmma(config));
-  }
-  source.options = definitions(config);
-  source.architecture = config.architecture;
-  source.architecture_specific = hopper;
+  source.headers.emplace_back("program.cuh", std::move(program));
+  source.options = std::move(options);
+  source.architecture = architecture;
   return source;
+}
+
+const char* forward_file(KernelKind kind) {
+  switch (kind) {
+    case KernelKind::kDecode:
+      return "sm80_decode.cu";
+    case KernelKind::kHopper:
+      return "sm90_forward.cu";
+    case KernelKind::kPortable:
+      return "sm80_forward.cu";
+  }
+  return "?";
+}
+
+}  // namespace
+
+KernelSource forward_source(const Problem& problem, const ForwardConfig& config) {
+  KernelSource source =
+      source_of(forward_file(config.kind), emit_programs(problem), definitions(config), config.architecture);
+  if (config.kind == KernelKind::kHopper) {
+    source.headers.emplace_back("wgmma.cuh", emit_wgmma(config));
+    source.architecture_specific = true;
+  }
+  return source;
+}
+
+BackwardSources backward_sources(const Problem& problem, const BackwardConfig& config,
+                                 const std::vector<bool>& wants_gradient) {
+  const auto source = [&](const char* name, std::vector<std::string> options, const std::vector<bool>& wanted) {
+    KernelSource made = source_of(name, emit_programs(problem), std::move(options), config.queries.architecture);
+    made.headers.emplace_back("gradient.cuh", emit_gradient(problem, wanted));
+    return made;
+  };
+  return {.queries = source("sm80_backward_queries.cu", query_definitions(config), wants_gradient),
+          .keys = source("sm80_backward_keys.cu", key_definitions(config), {})};
 }
 
 }  // namespace flashlift::cuda

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/emit/forward_config.h"
+#include "cuda/emit/backward_config.h"
 
 namespace flashlift::cuda {
 
@@ -23,5 +23,14 @@ struct KernelSource {
 
 // `problem` is verified and simplified, and is what `config` was chosen for.
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config);
+
+// Two files, since their tiles differ.
+struct BackwardSources {
+  KernelSource queries;
+  KernelSource keys;
+};
+// wants_gradient: of which captured tensors (in the order of problem.captures).
+BackwardSources backward_sources(const Problem& problem, const BackwardConfig& config,
+                                 const std::vector<bool>& wants_gradient);
 
 }  // namespace flashlift::cuda

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cuda/kernels/forward_params.h"
+#include "problem/differentiate.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -327,6 +328,50 @@ class Emitter {
                          : fmt::format("  return v{}.possible;\n", program_.result);
     } else {
       text_ += fmt::format("  return v{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result);
+    }
+    return std::move(text_);
+  }
+
+  // Statements that compute every node of a derivative, and those that give the score and set `derivative`.
+  std::string derivative_body(ValueId d_score) {
+    statements();
+    return std::move(text_) + fmt::format("  derivative = v{};\n  return v{};\n", d_score, program_.result);
+  }
+
+  // Is it a load of one element for all keys of a row?
+  bool is_row_load(const score::LoadDerivative& load) const {
+    return std::ranges::none_of(program_.nodes[load.load].operands,
+                                [&](ValueId id) { return motion_.kv[id] || motion_.score[id]; });
+  }
+
+  // Statements that add an element's gradient, or its share of a row's, to those of captured tensors.
+  std::string captured_body(const std::vector<score::LoadDerivative>& loads) {
+    statements();
+    for (size_t i = 0; i < loads.size(); ++i) {
+      // A masked element's weight may be infinite.
+      const std::string value = fmt::format("ds != 0.0f ? ds * v{} : 0.0f", loads[i].weight);
+      if (is_row_load(loads[i])) {
+        text_ += fmt::format("  sums.load{}[r] += {};\n", i, value);
+        continue;
+      }
+      const Node& node = program_.nodes[loads[i].load];
+      const bool shared =
+          std::ranges::none_of(node.operands, [&](ValueId id) { return motion_.q[id] || motion_.score[id]; });
+      text_ += fmt::format("  add_to_gradient<{}>({}, gradients[{}]{}{});\n", shared, value, capture_index(node),
+                           node.operands.empty() ? "" : ", ", operands(node));
+    }
+    return std::move(text_);
+  }
+
+  // Statements that add a row's sums to the gradients of captured tensors.
+  std::string captured_rows_body(const std::vector<score::LoadDerivative>& loads) {
+    statements();
+    for (size_t i = 0; i < loads.size(); ++i) {
+      if (is_row_load(loads[i])) {
+        const Node& node = program_.nodes[loads[i].load];
+        text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, gradients[{}]{}{});\n", i,
+                             capture_index(node), node.operands.empty() ? "" : ", ", operands(node));
+      }
     }
     return std::move(text_);
   }
@@ -689,6 +734,7 @@ struct Names {
 };
 constexpr Names kScoreNames = {
     "score_mod", "score", "Score", "SCORE", "float", "float raw, ", "  const float score = raw * params.scale;\n"};
+constexpr Names kGradientNames = {"score_gradient", "gradient", "Gradient", "GRADIENT", "float", "float raw, ", ""};
 constexpr Names kMaskNames = {"mask_mod", "mask", "Mask", "MASK", "bool", "", ""};
 
 // <name>Row, <name>Column and what gives them: the program's searches that depend on the query or the key alone, which
@@ -757,6 +803,52 @@ std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
     add_bounded_captures(problem, *problem.score_mod, bounded);
   }
   return bounded;
+}
+
+std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient) {
+  const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient);
+  std::string text = "#pragma once\n#include \"capture_gradients.cuh\"\n#include \"program.cuh\"\n\n";
+  const auto searches = [](const Program& program) {
+    return std::ranges::any_of(program.nodes, [](const Node& node) { return node.op == Op::k_search; });
+  };
+  text += fmt::format("#define FL_MASK_SEARCHES {:d}\n", problem.mask_mod && searches(*problem.mask_mod));
+  text += fmt::format("#define FL_GRADIENT_SEARCHES {:d}\n", derivative && searches(derivative->body));
+  text += fmt::format("#define FL_CAPTURE_GRADIENTS {:d}\n\n", derivative && !derivative->loads.empty());
+  text += "namespace flashlift::cuda {\n\n";
+  const std::string at =
+      "const GradientRow& row, const GradientColumn& column, int b, int h, int q, int kv_first, int "
+      "key, const ForwardParams& params";
+  const std::string head = fmt::format("{} float score_gradient(float raw, {}, float& derivative) {{\n", kFunction, at);
+  if (!derivative) {
+    text += fmt::format(
+        "struct GradientRow {{}};\nstruct GradientColumn {{}};\n"
+        "{0} GradientRow gradient_row(int, int, int, const ForwardParams&) {{ return {{}}; }}\n"
+        "{0} GradientColumn gradient_column(int, int, const ForwardParams&) {{ return {{}}; }}\n"
+        "{1}  derivative = 1.0f;\n  return raw * params.scale;\n}}\n\n",
+        kFunction, head);
+    return text + "}  // namespace flashlift::cuda\n";
+  }
+  const Program& body = derivative->body;
+  const std::string begin = "  const float score = raw * params.scale;\n  const int kv = kv_first + key;\n";
+  text += emit_searches(problem, body, kGradientNames);
+  text += head + begin + Emitter(problem, body, Part::kWhole).derivative_body(derivative->d_score) + "}\n\n";
+  if (!derivative->loads.empty()) {
+    text += "struct GradientSums {\n";
+    for (size_t i = 0; i < derivative->loads.size(); ++i) {
+      if (Emitter(problem, body, Part::kWhole).is_row_load(derivative->loads[i])) {
+        text += fmt::format("  float load{}[2];\n", i);
+      }
+    }
+    text += fmt::format(
+        "}};\n{} void add_captured(float ds, float raw, {}, const CaptureArgument* gradients, GradientSums& "
+        "sums, int r) {{\n{}{}}}\n\n",
+        kFunction, at, begin, Emitter(problem, body, Part::kWhole).captured_body(derivative->loads));
+    text += fmt::format(
+        "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
+        "ForwardParams& params, const CaptureArgument* gradients) {{\n{}}}\n\n",
+        kFunction, Emitter(problem, body, Part::kRow).captured_rows_body(derivative->loads));
+  }
+  return text + "}  // namespace flashlift::cuda\n";
 }
 
 std::string emit_programs(const Problem& problem) {

@@ -24,6 +24,16 @@ namespace flashlift::cuda {
 //   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
 std::string emit_programs(const Problem& problem);
 
+// Text of the header gradient.cuh for the backward kernels:
+//   score_gradient(raw, row, column, b, h, q, kv_first, key, params, derivative): the score of key kv_first + key from
+//   its unscaled product, and what it changes by as the scaled product does; row and column are as above, of
+//   gradient_row and gradient_column;
+//   FL_CAPTURE_GRADIENTS: are gradients of captured tensors wanted. Then add_captured(ds, raw, row, column, b, h, q,
+//   kv_first, key, params, gradients, sums, r) adds those of a score whose own is ds, and add_captured_rows(sums, r, b,
+//   h, q, inside, params, gradients) what they came to for a row that has one element for all its keys;
+//   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
+std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);
+
 // A captured tensor whose block bounds let masks be decided for whole tiles.
 struct BoundedCapture {
   size_t index = 0;  // into problem.captures

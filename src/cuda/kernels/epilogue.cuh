@@ -47,7 +47,6 @@ __device__ __forceinline__ void store_global_if(bool condition, void* address, c
       : "memory");
 }
 
-#define FL_NAN __int_as_float(0x7fc00000)
 
 __device__ __forceinline__ void store_global_if(bool condition, float* address, float x, float y) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.f32 [%0], {%1, %2};\n}\n" ::"l"(address), "f"(x),

@@ -8,6 +8,7 @@ using u64 = unsigned long long;
 
 // Not constexpr: NVRTC has no constant expression for it.
 #define FL_INFINITY __int_as_float(0x7f800000)
+#define FL_NAN __int_as_float(0x7fc00000)
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 

@@ -193,7 +193,7 @@ struct Worker {
     const int warp_key = threadIdx.x / 32 * kWarpKeys;
     const int kv = kv_tile * FL_BLOCK_N + warp_key + threadIdx.x % 4 * 2;
     float scores[kWarpKeys / 2];
-    multiply_scores(scores, q, k + stage * kKElements + warp_key * kQkRow);
+    multiply_scores<FL_QK_DIM, kQkRow>(scores, q, k + stage * kKElements + warp_key * kQkRow);
     apply_score_mod(scores, params, rows, kv);
     if (partial) {
       apply_masks(scores, params, rows, kv);
@@ -204,7 +204,7 @@ struct Worker {
       rescale_rows(share.output, softmax.alpha);
     }
     drop_out(scores, params, rows, kv);
-    multiply_output(share.output, scores, v + stage * kVElements + warp_key * kVRow,
+    multiply_output<FL_V_DIM, kVRow>(share.output, scores, v + stage * kVElements + warp_key * kVRow,
                     shared_p + threadIdx.x / 32 * kRows * kPRow);
   }
 

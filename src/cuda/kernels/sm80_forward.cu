@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     __syncthreads();
 
     float scores[FL_BLOCK_N / 2];
-    multiply_scores(scores, q + warp_row * kQkRow, k + stage * kKElements);
+    multiply_scores<FL_QK_DIM, kQkRow>(scores, q + warp_row * kQkRow, k + stage * kKElements);
     const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
     apply_score_mod(scores, params, rows, kv);
     if (i < found.partial) {
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       rescale_rows(output, softmax.alpha);
     }
     drop_out(scores, params, rows, kv);
-    multiply_output(output, scores, v + stage * kVElements, shared_p + warp_row * kPRow);
+    multiply_output<FL_V_DIM, kVRow>(output, scores, v + stage * kVElements, shared_p + warp_row * kPRow);
     __syncthreads();
     if (kStages == 1 && i + 1 < visits) {
       next_tile = iterator.next();

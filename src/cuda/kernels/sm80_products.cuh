@@ -1,5 +1,6 @@
 // The two products of the portable kernels for one warp, from shared memory into registers (layout: softmax.cuh): 16 rows
-// of Q from `q` on, and as many keys from `k` and `v` on as the scores are for.
+// of Q from `q` on, and as many keys from `k` and `v` on as the scores are for. kDim: columns that are multiplied, or
+// written; kRow: elements from row to row.
 #pragma once
 
 #include "sm80_tiles.cuh"
@@ -10,25 +11,21 @@ namespace flashlift::cuda {
 #if FL_INPUT_F32
 
 // f32 on the FMA units. Three products in TF32 would be faster and lose two bits; rounding to one TF32 loses thirteen.
-template <int kCount>
-__device__ __forceinline__ void multiply_scores(float (&s)[kCount], const float* q, const float* k) {
+template <int kDim, int kRow, int kCount>
+__device__ __forceinline__ void add_scores(float (&s)[kCount], const float* q, const float* k) {
   const int lane = threadIdx.x % 32;
-  const float* rows = q + lane / 4 * kQkRow;
-  const float* keys = k + lane % 4 * 2 * kQkRow;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    s[i] = 0.0f;
-  }
+  const float* rows = q + lane / 4 * kRow;
+  const float* keys = k + lane % 4 * 2 * kRow;
 #pragma unroll 1
-  for (int d = 0; d < FL_QK_DIM; d += 4) {
+  for (int d = 0; d < kDim; d += 4) {
     float4 x[2];
     x[0] = *reinterpret_cast<const float4*>(rows + d);
-    x[1] = *reinterpret_cast<const float4*>(rows + 8 * kQkRow + d);
+    x[1] = *reinterpret_cast<const float4*>(rows + 8 * kRow + d);
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float4 y = *reinterpret_cast<const float4*>(keys + (8 * j + c) * kQkRow + d);
+        const float4 y = *reinterpret_cast<const float4*>(keys + (8 * j + c) * kRow + d);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float& sum = s[4 * j + 2 * r + c];
@@ -43,9 +40,9 @@ __device__ __forceinline__ void multiply_scores(float (&s)[kCount], const float*
 }
 
 // `shared_p` is the warp's.
-template <int kCount>
-__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[kCount],
-                                                const float* v, float* shared_p) {
+template <int kDim, int kRow, int kCount>
+__device__ __forceinline__ void multiply_output(float (&output)[kDim / 2], const float (&p)[kCount], const float* v,
+                                                float* shared_p) {
   const int lane = threadIdx.x % 32;
   float* rows = shared_p + lane / 4 * kPRow;
 #pragma unroll
@@ -60,9 +57,9 @@ __device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], c
 #pragma unroll 2
   for (int kv = 0; kv < 2 * kCount; ++kv) {
     const float x[2] = {rows[kv], rows[8 * kPRow + kv]};
-    const float* values = v + kv * kVRow + lane % 4 * 2;
+    const float* values = v + kv * kRow + lane % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < FL_V_DIM / 8; ++j) {
+    for (int j = 0; j < kDim / 8; ++j) {
       const float2 y = *reinterpret_cast<const float2*>(values + 8 * j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -76,44 +73,40 @@ __device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], c
 
 #else
 
-template <int kCount>
-__device__ __forceinline__ void multiply_scores(float (&s)[kCount], const InputElement* q, const InputElement* k) {
+template <int kDim, int kRow, int kCount>
+__device__ __forceinline__ void add_scores(float (&s)[kCount], const InputElement* q, const InputElement* k) {
   const int lane = threadIdx.x % 32;
   // A: rows 0-7, rows 8-15, then the same eight columns on. B: keys 0-7, their next columns, keys 8-15, likewise.
-  const u32 q_address = shared_address(q + lane % 16 * kQkRow + lane / 16 * 8);
-  const u32 k_address = shared_address(k + (lane / 16 * 8 + lane % 8) * kQkRow + lane / 8 % 2 * 8);
+  const u32 q_address = shared_address(q + lane % 16 * kRow + lane / 16 * 8);
+  const u32 k_address = shared_address(k + (lane / 16 * 8 + lane % 8) * kRow + lane / 8 % 2 * 8);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    s[i] = 0.0f;
-  }
-#pragma unroll
-  for (int step = 0; step < FL_QK_DIM / 16; ++step) {
+  for (int step = 0; step < kDim / 16; ++step) {
     u32 a[4];
     load_matrices(a, q_address + step * 32);
 #pragma unroll
     for (int pair = 0; pair < kCount / 8; ++pair) {
       u32 b[4];
-      load_matrices(b, k_address + pair * 16 * kQkRow * 2 + step * 32);
+      load_matrices(b, k_address + pair * 16 * kRow * 2 + step * 32);
       multiply_add(s + 8 * pair, a, b[0], b[1]);
       multiply_add(s + 8 * pair + 4, a, b[2], b[3]);
     }
   }
 }
 
-template <int kCount>
-__device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], const float (&p)[kCount],
+template <int kDim, int kRow, int kCount>
+__device__ __forceinline__ void multiply_output(float (&output)[kDim / 2], const float (&p)[kCount],
                                                 const InputElement* v, float*) {
   const int lane = threadIdx.x % 32;
-  const u32 v_address = shared_address(v + lane % 16 * kVRow + lane / 16 * 8);
+  const u32 v_address = shared_address(v + lane % 16 * kRow + lane / 16 * 8);
   u32 packed[kCount / 2];
   pack_probabilities(p, packed);
 #pragma unroll
   for (int step = 0; step < kCount / 8; ++step) {
     const u32 a[4] = {packed[4 * step], packed[4 * step + 1], packed[4 * step + 2], packed[4 * step + 3]};
 #pragma unroll
-    for (int pair = 0; pair < FL_V_DIM / 16; ++pair) {
+    for (int pair = 0; pair < kDim / 16; ++pair) {
       u32 b[4];
-      load_matrices_transposed(b, v_address + step * 16 * kVRow * 2 + pair * 32);
+      load_matrices_transposed(b, v_address + step * 16 * kRow * 2 + pair * 32);
       multiply_add(output + 8 * pair, a, b[0], b[1]);
       multiply_add(output + 8 * pair + 4, a, b[2], b[3]);
     }
@@ -121,5 +114,14 @@ __device__ __forceinline__ void multiply_output(float (&output)[FL_V_DIM / 2], c
 }
 
 #endif
+
+template <int kDim, int kRow, int kCount>
+__device__ __forceinline__ void multiply_scores(float (&s)[kCount], const InputElement* q, const InputElement* k) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] = 0.0f;
+  }
+  add_scores<kDim, kRow>(s, q, k);
+}
 
 }  // namespace flashlift::cuda

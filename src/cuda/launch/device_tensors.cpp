@@ -83,6 +83,18 @@ Result<TensorView> DeviceTensors::upload(const TensorView& view) {
   return result;
 }
 
+Result<std::optional<TensorView>> DeviceTensors::upload(const std::optional<TensorView>& view) {
+  if (!view) {
+    return std::optional<TensorView>();
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const TensorView copy, upload(*view));
+  return std::optional(copy);
+}
+
+Status DeviceTensors::download(const std::optional<TensorView>& device, const std::optional<TensorView>& host) const {
+  return device && host ? download(*device, *host) : Status();
+}
+
 Status DeviceTensors::download(const TensorView& device, const TensorView& host) const {
   const Span span = span_of(host);
   const auto element = static_cast<int64_t>(size_in_bytes(host.dtype));
@@ -103,6 +115,36 @@ Status DeviceTensors::fetch(const AttentionArguments& host) const {
     FLASHLIFT_RETURN_IF_ERROR(download(*views_.lse, *host.lse));
   }
   return host.row_max ? download(*views_.row_max, *host.row_max) : Status();
+}
+
+Result<DeviceGradients> DeviceGradients::copy_of(const BackwardArguments& host, int ordinal) {
+  FLASHLIFT_ASSIGN_OR_RETURN(DeviceTensors tensors, DeviceTensors::copy_of(host.forward, ordinal));
+  DeviceGradients gradients(std::move(tensors));
+  BackwardArguments& views = gradients.views_;
+  DeviceTensors& copies = gradients.tensors_;
+  views.forward = copies.views();
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_out, copies.upload(host.d_out));
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_lse, copies.upload(host.d_lse));
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_q, copies.upload(host.d_q));
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_k, copies.upload(host.d_k));
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_v, copies.upload(host.d_v));
+  for (const std::optional<TensorView>& gradient : host.d_captures) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::optional<TensorView> copy, copies.upload(gradient));
+    views.d_captures.push_back(copy);
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(views.d_sinks, copies.upload(host.d_sinks));
+  return gradients;
+}
+
+Status DeviceGradients::fetch(const BackwardArguments& host) const {
+  FLASHLIFT_RETURN_IF_ERROR(tensors_.fetch(host.forward));
+  FLASHLIFT_RETURN_IF_ERROR(tensors_.download(views_.d_q, host.d_q));
+  FLASHLIFT_RETURN_IF_ERROR(tensors_.download(views_.d_k, host.d_k));
+  FLASHLIFT_RETURN_IF_ERROR(tensors_.download(views_.d_v, host.d_v));
+  for (size_t i = 0; i < host.d_captures.size(); ++i) {
+    FLASHLIFT_RETURN_IF_ERROR(tensors_.download(views_.d_captures[i], host.d_captures[i]));
+  }
+  return tensors_.download(views_.d_sinks, host.d_sinks);
 }
 
 Result<Timer> Timer::create() {

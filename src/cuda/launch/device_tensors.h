@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/launch/driver.h"
-#include "flashlift/problem.h"
+#include "flashlift/backward.h"
 
 namespace flashlift::cuda {
 
@@ -25,14 +25,34 @@ class DeviceTensors {
   Status fetch(const AttentionArguments& host) const;
 
  private:
+  friend class DeviceGradients;
   DeviceTensors(const Driver& driver, CurrentContext context) : driver_(&driver), context_(std::move(context)) {}
   Result<TensorView> upload(const TensorView& view);
+  Result<std::optional<TensorView>> upload(const std::optional<TensorView>& view);
   Status download(const TensorView& device, const TensorView& host) const;
+  Status download(const std::optional<TensorView>& device, const std::optional<TensorView>& host) const;
 
   const Driver* driver_;
   CurrentContext context_;
   AttentionArguments views_;
   std::vector<CuPointer> memory_;
+};
+
+// The same of a backward call.
+class DeviceGradients {
+ public:
+  static Result<DeviceGradients> copy_of(const BackwardArguments& host, int ordinal);
+
+  // Its forward call's tensors are there too, to be filled by a forward call.
+  const BackwardArguments& views() const { return views_; }
+  // Waits for the default stream and copies out, lse, row_max and all gradients into the host's tensors.
+  Status fetch(const BackwardArguments& host) const;
+
+ private:
+  explicit DeviceGradients(DeviceTensors tensors) : tensors_(std::move(tensors)) {}
+
+  DeviceTensors tensors_;
+  BackwardArguments views_;
 };
 
 // Measures the default stream's work between two points. Needs a current context.

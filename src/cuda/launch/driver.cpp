@@ -46,6 +46,8 @@ Result<const Driver*> load() {
   find(driver->cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
   find(driver->cuMemAlloc, "cuMemAlloc_v2");
   find(driver->cuMemFree, "cuMemFree_v2");
+  find(driver->cuMemAllocAsync, "cuMemAllocAsync");
+  find(driver->cuMemFreeAsync, "cuMemFreeAsync");
   find(driver->cuMemsetD8Async, "cuMemsetD8Async");
   find(driver->cuMemcpyHtoD, "cuMemcpyHtoD_v2");
   find(driver->cuMemcpyDtoH, "cuMemcpyDtoH_v2");

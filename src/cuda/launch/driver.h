@@ -55,6 +55,8 @@ struct Driver {
   CuResult (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
   CuResult (*cuMemAlloc)(CuPointer*, size_t) = nullptr;
   CuResult (*cuMemFree)(CuPointer) = nullptr;
+  CuResult (*cuMemAllocAsync)(CuPointer*, size_t, CuStream) = nullptr;
+  CuResult (*cuMemFreeAsync)(CuPointer, CuStream) = nullptr;
   CuResult (*cuMemsetD8Async)(CuPointer, unsigned char, size_t, CuStream) = nullptr;
   CuResult (*cuMemcpyHtoD)(CuPointer, const void*, size_t) = nullptr;
   CuResult (*cuMemcpyDtoH)(void*, CuPointer, size_t) = nullptr;

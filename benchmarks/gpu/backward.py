@@ -1,0 +1,141 @@
+"""Flashlift's backward pass on a GPU beside its peers, in one process.
+
+    python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
+
+Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Gradients are compared
+with each other first. Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score
+plane (half of it for causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
+"""
+
+import argparse
+import json
+import math
+
+import flashlift
+import torch
+import torch.nn.functional as F
+from forward import BLOCK, first_result, inputs, median_ms, mod_cases, relative_error
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def bind(text, q, k, v, captures=()):
+    """Gradients of sum(out * d_out), and the call that writes them."""
+    attention = flashlift.compile(text + " lse", device="cuda")
+    out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
+    lse = torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
+    attention.bind(q, k, v, out, captures=captures, lse=lse)()
+    d_out = torch.randn_like(out)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    d_q, d_k, d_v = gradients
+    run = attention.bind_backward(q, k, v, out, d_out, captures=captures, lse=lse, d_q=d_q, d_k=d_k, d_v=d_v)
+    return gradients, d_out, run
+
+
+def by_autograd(call, tensors, d_out):
+    """The backward pass alone of what `call` computes."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = call(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+
+
+def compare(gradients, run, peers):
+    """The kernels to be measured, and how far Flashlift's gradients are from the first peer's."""
+    kernels = {"flashlift": run}
+    error = float("nan")
+    run()
+    for name, make in peers.items():
+        backward = first_result(name, make)
+        results = None if backward is None else first_result(name, backward)
+        if results is None:
+            continue
+        kernels[name] = backward
+        if math.isnan(error):
+            error = max(relative_error(ours, theirs.float()) for ours, theirs in zip(gradients, results, strict=True))
+    return kernels, error
+
+
+def plain_case(s, d, dv, causal, heads, kv_heads):
+    b = max(1, 16384 // s)
+    q, k, v = inputs(b, heads, kv_heads, s, s, d, dv)
+    text = f"attn b{b} hq{heads} hkv{kv_heads} s{s} dqk{d} dv{dv} bf16 scale={1 / math.sqrt(d)!r}" + " causal" * causal
+    gradients, d_out, run = bind(text, q, k, v)
+
+    def sdpa(backend):
+        def call(q, k, v):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+
+        return lambda: by_autograd(call, (q, k, v), d_out)
+
+    peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
+    kernels, error = compare(gradients, run, peers)
+    flops = b * heads * s * s * (6 * d + 4 * dv) * (0.5 if causal else 1)
+    name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
+    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, error
+
+
+def mod_case(case):
+    name, words, captures, score_mod, mask_mod, skv = case
+    s = skv if name != "eagle3" else skv // 2
+    b, h, d = 2, 16, 128
+    q, k, v = inputs(b, h, h, s, skv, d, d)
+    text = f"attn b{b} h{h} sq{s} skv{skv} d{d} bf16 scale={1 / math.sqrt(d)!r}{words}"
+    gradients, d_out, run = bind(text, q, k, v, captures)
+    block_mask = create_block_mask(mask_mod, None, None, s, skv, device="cuda") if mask_mod else None
+    torch._dynamo.reset()  # it gives up compiling after eight masks otherwise
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def flex():
+        return by_autograd(
+            lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask), (q, k, v), d_out
+        )
+
+    kernels, error = compare(gradients, run, {"flex": flex})
+    blocks = (s // BLOCK) * (skv // BLOCK)
+    if block_mask is not None:
+        blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
+    return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, error
+
+
+def report(rows, name, kernels, flops, error, rounds):
+    times = median_ms(kernels, rounds)
+    rates = {kernel: flops / ms / 1e9 for kernel, ms in times.items()}
+    rows.append({"case": name, "error": error, "ms": times, "tflops": rates})
+    ratios = " ".join(f"{rates['flashlift'] / rate:.2f}x {peer}" for peer, rate in rates.items() if peer != "flashlift")
+    figures = " ".join(f"{kernel} {rate:4.0f}" for kernel, rate in rates.items())
+    flag = "" if error < 2e-2 else "  WRONG"
+    print(f"{name:28s} {figures}   {ratios}   error {error:.1e}{flag}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="all", choices=["plain", "mods", "all"])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--json", help="write all figures here")
+    arguments = parser.parse_args()
+    rounds = 5 if arguments.quick else 15
+    rows = []
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    if arguments.suite in ("plain", "all"):
+        for d, dv, heads, kv_heads in (
+            (64, 64, 16, 16),
+            (128, 128, 16, 16),
+            (128, 128, 32, 8),
+            (192, 128, 16, 16),
+            (256, 256, 8, 8),
+        ):
+            for s in (4096,) if arguments.quick else (1024, 4096, 16384):
+                for causal in (False, True):
+                    report(rows, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+    if arguments.suite in ("mods", "all"):
+        for case in mod_cases(8192):
+            report(rows, *mod_case(case), rounds)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+#include "cuda/emit/backward_config.h"
+
+#include <algorithm>
+#include <span>
+
+#include "support/error.h"
+#include "support/rounding.h"
+
+namespace flashlift::cuda {
+namespace {
+
+constexpr int kMostColumns = 128;  // of d_k, and of d_v, that a block's registers hold
+constexpr int64_t kRowGradientBytes = 16;
+
+struct Tiles {
+  int rows, columns, stages;  // rows: what a block works on; columns: what comes at a time
+};
+
+int64_t shared_bytes(const ForwardConfig& config) {
+  const auto element = static_cast<int64_t>(size_in_bytes(config.dtype));
+  const int64_t row = (config.head_dim_padded + config.value_dim_padded) * element + 32;
+  const int64_t products = config.dtype == DType::kF32 ? config.q_tile * (config.kv_tile * element + 16) : 0;
+  return (config.q_tile + config.stages * config.kv_tile) * row + config.stages * config.kv_tile * kRowGradientBytes +
+         products;
+}
+
+// The first of the tiles that fit.
+Status choose_tiles(std::span<const Tiles> choices, int64_t available, ForwardConfig& config) {
+  for (const Tiles& tiles : choices) {
+    config.q_tile = tiles.rows;
+    config.kv_tile = tiles.columns;
+    config.stages = tiles.stages;
+    config.threads = 2 * tiles.rows;
+    config.shared_bytes = shared_bytes(config);
+    if (config.shared_bytes <= available) {
+      return {};
+    }
+  }
+  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
+}
+
+constexpr Tiles kNarrowTiles[] = {{64, 64, 2}, {64, 32, 2}, {32, 32, 2}, {32, 16, 1}, {16, 16, 1}};
+constexpr Tiles kWideTiles[] = {{64, 32, 2}, {64, 32, 1}, {32, 32, 2}, {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
+
+std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig& config, int chunks) {
+  const bool converts = config.out_dtype != config.dtype;
+  list.push_back(fmt::format("-DFL_D_OUT_CONVERTED={:d}", converts));
+  list.push_back(fmt::format("-DFL_D_OUT_HALVES={:d}", converts && config.dtype != DType::kF32));
+  list.push_back(fmt::format("-DFL_D_CHUNK={}", config.head_dim_padded / chunks));
+  list.push_back(fmt::format("-DFL_V_CHUNK={}", config.value_dim_padded / chunks));
+  return list;
+}
+
+}  // namespace
+
+Result<BackwardConfig> choose_backward_config(const Problem& problem, int architecture) {
+  BackwardConfig config;
+  config.queries = common_config(problem);
+  config.queries.kind = KernelKind::kPortable;
+  config.queries.architecture = architecture;
+  config.keys = config.queries;
+  const int widest = std::max(config.keys.head_dim, config.keys.value_dim);
+  config.chunks = static_cast<int>(divide_up(widest, kMostColumns));
+  const auto padded = [&](int dim) {
+    return static_cast<int>(config.chunks * round_up(divide_up(dim, config.chunks), 16));
+  };
+  config.keys.head_dim_padded = padded(config.keys.head_dim);
+  config.keys.value_dim_padded = padded(config.keys.value_dim);
+  const bool narrow = widest <= 64;
+  const std::span<const Tiles> choices =
+      narrow ? std::span<const Tiles>(kNarrowTiles) : std::span<const Tiles>(kWideTiles);
+  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(choices, kPortableSharedBytes, config.queries));
+  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(choices, kPortableSharedBytes, config.keys));
+  return config;
+}
+
+std::string describe(const BackwardConfig& config) {
+  return fmt::format("backward: queries {}; keys {}, columns in {} parts", describe(config.queries),
+                     describe(config.keys), config.chunks);
+}
+
+std::vector<std::string> query_definitions(const BackwardConfig& config) {
+  return with(definitions(config.queries), config.queries, 1);
+}
+
+std::vector<std::string> key_definitions(const BackwardConfig& config) {
+  return with(definitions(config.keys), config.keys, config.chunks);
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,54 @@
+// Arguments of the backward kernels beside those of the forward pass, read by the host compiler and by NVRTC.
+#pragma once
+
+#include "forward_params.h"
+
+namespace flashlift::cuda {
+
+// What the backward pass knows of a row: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
+struct alignas(16) RowGradient {
+  float shift;
+  float factor;  // 0 for rows without keys
+  float delta;   // sum of p * d_p, less d_lse
+  int empty;     // has the row no key and no sink
+};
+
+struct BackwardParams {
+  // Of the inputs' type. Where out is of another, and 16 bits may not hold it: its upper half, and what that leaves;
+  // *d_out_has_low says whether anything was left.
+  const void* d_out;
+  void* d_out_low;
+  int* d_out_has_low;
+  const void* given_d_out;  // of out's type
+  const float* d_lse;  // null: no gradient
+
+  // Null unless wanted.
+  void* d_q;
+  void* d_k;
+  void* d_v;
+  float* d_sinks;
+
+  RowGradient* rows;  // [batch, q_heads, q_len]
+
+  Strides d_out_strides;
+  Strides given_d_out_strides;
+  Strides d_q_strides;
+  Strides d_k_strides;
+  Strides d_v_strides;
+  long long d_lse_strides[3];
+  long long d_sink_strides[2];  // of heads (0: all heads share them) and sinks
+
+  int vector_d_out;  // its rows are contiguous and begin at multiples of 16 bytes
+  // Its columns are neighbours, and every pair of them begins at a multiple of its size.
+  int paired_d_q;
+  int paired_d_k;
+  int paired_d_v;
+  int kv_tiles;  // of the kernel that works on keys
+
+#if FL_CAPTURE_COUNT > 0
+  // f32 sums with the logical sizes of the captured tensors; data is null where no gradient is wanted.
+  CaptureArgument gradients[FL_CAPTURE_COUNT];
+#endif
+};
+
+}  // namespace flashlift::cuda

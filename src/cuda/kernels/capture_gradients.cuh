@@ -1,0 +1,42 @@
+// Adding to the gradients of captured tensors: f32 sums in memory, at the indices that the elements were read from,
+// clamped alike. Atomic additions, so that their order, and the last bits of sums of many, change from run to run.
+#pragma once
+
+#include "backward_params.h"
+#include "captures.cuh"
+#include "softmax.cuh"
+
+namespace flashlift::cuda {
+
+template <typename... Indices>
+__device__ __forceinline__ float* gradient_at(const CaptureArgument& gradient, Indices... indices) {
+  long long offset = 0;
+  int d = 0;
+  ((offset += clamp_index(gradient, d, indices) * gradient.strides[d], ++d), ...);
+  return static_cast<float*>(const_cast<void*>(gradient.data)) + offset;
+}
+
+// kShared: the element is the same for all of the warp's rows, which are added up first. Called by whole warps.
+template <bool kShared, typename... Indices>
+__device__ __forceinline__ void add_to_gradient(float value, const CaptureArgument& gradient, Indices... indices) {
+  if (kShared) {
+    value += __shfl_xor_sync(0xffffffff, value, 4);
+    value += __shfl_xor_sync(0xffffffff, value, 8);
+    value += __shfl_xor_sync(0xffffffff, value, 16);
+  }
+  if (value != 0.0f && (!kShared || threadIdx.x % 32 < 4)) {
+    atomicAdd(gradient_at(gradient, indices...), value);
+  }
+}
+
+// What a row's four threads summed.
+template <typename... Indices>
+__device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, const CaptureArgument& gradient,
+                                                    Indices... indices) {
+  sum = quad_sum(sum);
+  if (inside && sum != 0.0f && threadIdx.x % 4 == 0) {
+    atomicAdd(gradient_at(gradient, indices...), sum);
+  }
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,140 @@
+// Gradients on a GPU against the oracle. Built and registered only where FLASHLIFT_TEST_GPU says there is one.
+//
+// FLASHLIFT_TEST_PROBLEMS: how many random problems (default 200); FLASHLIFT_TEST_SEED: where they start.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cuda/launch/device_tensors.h"
+#include "flashlift/attention.h"
+#include "problem/check.h"
+#include "support/gradients.h"
+#include "support/random_problem.h"
+
+namespace flashlift {
+namespace {
+
+using testing::OwnedArguments;
+using testing::OwnedGradients;
+using testing::Random;
+
+int number_from(const char* name, int otherwise) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): tests only
+  return value != nullptr ? std::atoi(value) : otherwise;
+}
+
+// Forward and backward on the GPU; every gradient compared with the oracle.
+void expect_right(const Problem& problem, OwnedArguments& forward, Random& random) {
+  SCOPED_TRACE(print(problem));
+  OwnedArguments cotangents;
+  const auto shape = forward.views.out.shape();
+  const TensorView d_out = cotangents.dense(problem.out_dtype, {shape.begin(), shape.end()}, random);
+  std::optional<TensorView> d_lse;
+  if (problem.want_lse && random() % 2 == 0) {
+    d_lse = cotangents.dense(DType::kF32, {shape[0], shape[1], shape[2]}, random);
+  }
+  const OwnedGradients host = testing::make_gradients(problem, forward.views, d_out, d_lse, random);
+  const auto device = cuda::DeviceGradients::copy_of(host.arguments, 0);
+  ASSERT_TRUE(device.ok()) << device.error().message;
+  const Result<Attention> attention = Attention::compile(problem, {.device = DeviceKind::kCuda});
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  Status status = attention->run(device->views().forward);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  // Twice: the second call meets what the first one left behind.
+  for (int call = 0; call < 2; ++call) {
+    status = attention->run_backward(device->views());
+    ASSERT_TRUE(status.ok()) << status.error().message;
+  }
+  status = device->fetch(host.arguments);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  const Result<problem::CheckReport> report = problem::check_gradients(problem, host.arguments);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_TRUE(report->ok) << report->reason << " (eager's is " << report->eager_error << ")";
+}
+
+void expect_right(const std::string& text, uint64_t seed, bool strided) {
+  SCOPED_TRACE(text);
+  const Result<Problem> problem = parse_problem(text);
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  Random random(seed);
+  OwnedArguments forward =
+      strided ? testing::strided_arguments(*problem, random) : testing::dense_arguments(*problem, random);
+  expect_right(*problem, forward, random);
+}
+
+TEST(DeviceBackward, FixedProblemsAgreeWithTheOracle) {
+  for (const char* text :
+       {"attn h2 s200 d64 bf16",
+        "attn h2 s256 d128 bf16 lse causal",
+        "attn h2 sq200 skv333 d64 f16 causal lse",
+        "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right",
+        "attn h2 s150 d64 f32 lse causal",
+        "attn h2 s100 d256 f32 softcap=5",
+        "attn h2 s200 d256 bf16 causal",
+        "attn h2 s150 dqk192 dv128 bf16 alibi",
+        "attn h2 s130 dqk40 dv72 f16 window=20",
+        "attn h2 s200 d128 bf16 out=f32 lse causal",
+        "attn h2 s90 d64 f16 out=f32",
+        "attn b2 h2 s130 d64 bf16 sinks=2 lse",
+        "attn h2 s100 d64 f32 sinks=1 dropout=0.2",
+        "attn hq4 hkv2 s140 d96 bf16 bias=f32",
+        "attn h2 s150 d64 bf16 dropout=0.3 causal",
+        "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
+        "attn h2 sq70 skv90 d64 f32 empty_rows=uniform dropout=0.2 mask_mod() { %0 = lt q, 40; return %0 }",
+        "attn h2 sq64 skv0 d64 bf16 lse",
+        "attn b0 h2 s20 d64 bf16",
+        "attn h2 sq1 skv1 d64 f32",
+        "attn h2 s300 d64 bf16 cu_seqlens causal alibi",
+        "attn h1 s1500 d64 bf16 causal window=100 lse",
+        "attn b2 h2 s150 d64 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return "
+        "%2 }",
+        "attn h2 s100 d64 bf16 score_mod(t: f32[?], w: bf16[2], g: f16[?]) { %0 = sub q, kv; %1 = add %0, 50; %2 = "
+        "load "
+        "t[%1]; %3 = load w[h]; %4 = mul score, %3; %5 = add %4, %2; %6 = load g[kv]; %7 = add %5, %6; return %7 }"}) {
+    for (const bool strided : {false, true}) {
+      expect_right(text, 1, strided);
+    }
+  }
+}
+
+// Whatever the description of a problem allows.
+TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
+  const int count = number_from("FLASHLIFT_TEST_PROBLEMS", 200);
+  const int seed = number_from("FLASHLIFT_TEST_SEED", 1) + 3'000'000;
+  for (int i = 0; i < count; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    Random random(static_cast<uint64_t>(seed + i));
+    Problem problem = testing::draw_problem(random);
+    problem.normalize = true;
+    problem.page_size = 0;
+    OwnedArguments forward =
+        i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
+    expect_right(problem, forward, random);
+  }
+}
+
+// What a masked key holds is not looked at, even if it is infinite or NaN.
+TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
+  for (const char* dtype : {"bf16", "f32"}) {
+    const Result<Problem> problem =
+        parse_problem(std::string("attn h2 sq90 skv150 d64 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + dtype);
+    ASSERT_TRUE(problem.ok()) << problem.error().message;
+    Random random(5);
+    OwnedArguments forward = testing::dense_arguments(*problem, random);
+    for (const TensorView& view : {forward.views.k, forward.views.v}) {
+      const auto element = static_cast<int64_t>(size_in_bytes(view.dtype));
+      for (int64_t kv = 100; kv < 150; ++kv) {
+        auto* const at = static_cast<std::byte*>(view.data) + (view.strides[1] + kv * view.strides[2]) * element;
+        if (view.dtype == DType::kF32) {
+          *reinterpret_cast<uint32_t*>(at) = 0x7fc00000;
+        } else {
+          *reinterpret_cast<uint16_t*>(at) = kv % 2 == 0 ? 0x7fc0 : 0x7f80;
+        }
+      }
+    }
+    expect_right(*problem, forward, random);
+  }
+}
+
+}  // namespace
+}  // namespace flashlift

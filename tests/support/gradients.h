@@ -1,0 +1,20 @@
+// Gradients that own their memory, for tests.
+#pragma once
+
+#include <optional>
+
+#include "flashlift/backward.h"
+#include "support/tensors.h"
+
+namespace flashlift::testing {
+
+struct OwnedGradients {
+  OwnedArguments memory;
+  BackwardArguments arguments;
+};
+
+// A backward call that asks for all gradients there are, in tensors of random strides.
+OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& forward, const TensorView& d_out,
+                              const std::optional<TensorView>& d_lse, Random random);
+
+}  // namespace flashlift::testing
