@@ -25,7 +25,7 @@ typedef struct FlashliftFuseOptions {
   int32_t as;       /* a FlashliftFuseAs */
   const char* name; /* of the module, for locations and messages; NULL is "<module>" */
   /* Not 0: an attention whose gradient stands in the module, too, is fused with it. Both become custom calls, the
-   * backward pass flashlift.attention_backward, which runs on CPUs. Otherwise, and as a composite, both stay. */
+   * backward pass flashlift.attention_backward. Otherwise, and as a composite, both stay. */
   int32_t gradients;
 } FlashliftFuseOptions;
 

@@ -27,7 +27,7 @@ struct FuseOptions {
   FuseAs as = FuseAs::kCustomCall;
   std::string name = "<module>";  // of the module, a file name as a rule, for locations and messages
   // Whether an attention is fused whose gradient stands in the module, too: both become calls, the backward pass
-  // custom_call @flashlift.attention_backward, which runs on CPUs. Otherwise, and as a composite, both stay.
+  // custom_call @flashlift.attention_backward. Otherwise, and as a composite, both stay.
   bool gradients = false;
 };
 

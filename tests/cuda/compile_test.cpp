@@ -115,16 +115,17 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   for (const Capture& capture : problem.captures) {
     wants_gradient.push_back(is_float(capture.dtype));
   }
-  // What is kept outside of the loops may spill; what the loops work on does not fit in so little.
-  constexpr int64_t kFewRegisters = 96;
-  for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 100}) {
+  // Two accumulators and two tiles of scores do not leave enough: tiles of 64 queries spill some and are faster than those
+  // of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
+  constexpr int64_t kFewBytes = 300;
+  for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
     const Result<BackwardConfig> config = choose_backward_config(problem, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
     const BackwardSources sources = backward_sources(problem, *config, wants_gradient);
     for (const KernelSource* source : {&sources.queries, &sources.keys}) {
       const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
       ASSERT_TRUE(kernel.ok()) << kernel.error().message;
-      EXPECT_LE(spilled_bytes(kernel->log), kFewRegisters) << describe(*config) << "\n" << kernel->log;
+      EXPECT_LE(spilled_bytes(kernel->log), kFewBytes) << describe(*config) << "\n" << kernel->log;
     }
   }
 }

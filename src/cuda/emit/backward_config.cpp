@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMostColumns = 128;  // of d_k, and of d_v, that a block's registers hold
 constexpr int64_t kRowGradientBytes = 16;
+constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, by the driver
 
 struct Tiles {
   int rows, columns, stages;  // rows: what a block works on; columns: what comes at a time
@@ -39,8 +40,23 @@ Status choose_tiles(std::span<const Tiles> choices, int64_t available, ForwardCo
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
 }
 
-constexpr Tiles kNarrowTiles[] = {{64, 64, 2}, {64, 32, 2}, {32, 32, 2}, {32, 16, 1}, {16, 16, 1}};
-constexpr Tiles kWideTiles[] = {{64, 32, 2}, {64, 32, 1}, {32, 32, 2}, {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
+// In the order of preference, as measured on an H100 (docs/lessons.md).
+constexpr Tiles kQueryTiles[] = {{64, 64, 2}, {64, 32, 2}, {64, 32, 1}, {32, 32, 2},
+                                 {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
+constexpr Tiles kNarrowKeyTiles[] = {{64, 64, 2}, {64, 32, 2}, {32, 32, 2}, {32, 16, 1}, {16, 16, 1}};
+constexpr Tiles kKeyTiles[] = {{64, 64, 1}, {64, 32, 1}, {32, 32, 2}, {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
+// Wide rows leave room for one block on a multiprocessor: it should be a large one.
+constexpr Tiles kWideTiles[] = {{128, 64, 1}, {64, 32, 2}, {64, 32, 1}, {32, 32, 2},
+                                {32, 32, 1},  {32, 16, 1}, {16, 16, 1}};
+
+// Shared memory for a block: all that there is for wide rows, otherwise for two blocks on a multiprocessor.
+int64_t available_bytes(const ForwardConfig& config, bool wide) {
+  const bool large = config.architecture == 90 || config.architecture == 100;
+  if (!large || config.dtype == DType::kF32) {
+    return kPortableSharedBytes;
+  }
+  return wide ? kHopperSharedBytes : kHopperSharedBytes / 2 - kReservedBytes;
+}
 
 std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig& config, int chunks) {
   const bool converts = config.out_dtype != config.dtype;
@@ -66,11 +82,13 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, int archit
   };
   config.keys.head_dim_padded = padded(config.keys.head_dim);
   config.keys.value_dim_padded = padded(config.keys.value_dim);
-  const bool narrow = widest <= 64;
-  const std::span<const Tiles> choices =
-      narrow ? std::span<const Tiles>(kNarrowTiles) : std::span<const Tiles>(kWideTiles);
-  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(choices, kPortableSharedBytes, config.queries));
-  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(choices, kPortableSharedBytes, config.keys));
+  const bool wide = widest > kMostColumns;
+  const int64_t available = available_bytes(config.queries, wide);
+  using Choices = std::span<const Tiles>;
+  const Choices query_tiles = wide ? Choices(kWideTiles) : Choices(kQueryTiles);
+  const Choices key_tiles = wide ? Choices(kWideTiles) : widest <= 64 ? Choices(kNarrowKeyTiles) : Choices(kKeyTiles);
+  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(query_tiles, available, config.queries));
+  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(key_tiles, available, config.keys));
   return config;
 }
 

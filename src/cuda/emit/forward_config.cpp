@@ -11,8 +11,7 @@
 namespace flashlift::cuda {
 namespace {
 
-constexpr int64_t kHopperSharedBytes = 232448;  // what one block may have
-constexpr int64_t kHopperBookkeeping = 1024;    // barriers and the like
+constexpr int64_t kHopperBookkeeping = 1024;  // barriers and the like
 constexpr int kHopperStages = 2;
 constexpr int kSwizzledRows = 8;
 

@@ -55,6 +55,7 @@ struct ForwardConfig {
 
 // Shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
 inline constexpr int64_t kPortableSharedBytes = 101376;
+inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
 
 // What follows from the problem alone, whatever the kernel: no tiles, no memory.
 ForwardConfig common_config(const Problem& problem);

@@ -151,7 +151,7 @@ __device__ __forceinline__ void add_empty_rows(float (&d_v)[FL_V_CHUNK / 2], con
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_keys(const __grid_constant__ ForwardParams params,
                             const __grid_constant__ BackwardParams backward) {
   extern __shared__ __align__(16) unsigned char shared_memory[];

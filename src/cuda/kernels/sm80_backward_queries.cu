@@ -236,7 +236,7 @@ __device__ __forceinline__ bool rows_from_output(RowGradient (&rows)[2], const F
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_rows(const __grid_constant__ ForwardParams params,
                             const __grid_constant__ BackwardParams backward) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -302,7 +302,7 @@ __device__ __forceinline__ bool has_nonfinite(const float (&sums)[kCount]) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_queries(const __grid_constant__ ForwardParams params,
                                const __grid_constant__ BackwardParams backward) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
