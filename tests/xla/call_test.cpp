@@ -135,6 +135,35 @@ TEST(AttentionCall, RefusesSinksOfTheWrongShape) {
             "sinks has shape [3,2], expected [2,3]: query heads by sinks, or [3] for all heads");
 }
 
+TEST(AttentionCall, ReadsTheSeedOfDropout) {
+  const auto call = AttentionCall::create(attributes("attn h1 s64 d1 f32 dropout=0.5"), {});
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  std::vector<float> zero(64, 0.0f);
+  std::vector<float> one(64, 1.0f);
+  const std::vector<int64_t> dims = {1, 64, 1, 1};
+  const std::vector<int64_t> seed_dims = {2};
+  const auto run = [&](std::vector<uint32_t> seed, DType dtype, std::vector<float>& out) {
+    const Buffer plane{zero.data(), DType::kF32, dims};
+    const std::vector<Buffer> operands = {
+        plane, plane, {one.data(), DType::kF32, dims}, {seed.data(), dtype, seed_dims}};
+    return call->run(operands, {{{out.data(), DType::kF32, dims}}}, {});
+  };
+  std::vector<float> first(64);
+  std::vector<float> again(64);
+  std::vector<float> other(64);
+  ASSERT_TRUE(run({7, 1}, DType::kU32, first).ok());
+  ASSERT_TRUE(run({7, 1}, DType::kU32, again).ok());
+  ASSERT_TRUE(run({7, 2}, DType::kU32, other).ok());
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other);
+  const Status wrong = run({7, 1}, DType::kI32, other);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_EQ(wrong.error().message, "dropout's seed has element type i32, but the problem says u32");
+  const auto on_gpu = AttentionCall::create(attributes("attn h1 s4 d1 f32 dropout=0.5"), {.device = DeviceKind::kCuda});
+  ASSERT_FALSE(on_gpu.ok());
+  EXPECT_NE(on_gpu.error().message.find("dropout in the custom call runs on the host only"), std::string::npos);
+}
+
 // One head, two queries and keys of depth one, all of them 0 but the values: each probability is 1/2.
 class Backward : public testing::Test {
  protected:
@@ -181,6 +210,23 @@ TEST_F(Backward, GivesTheGradientsThatAreListed) {
   // d_v = p^T d_out; d_bias sums p (v d_out - out d_out + d_lse) over the queries.
   EXPECT_NEAR(d_v_[0], 0.5f, 1e-6f);
   EXPECT_NEAR(d_v_[1], 0.5f, 1e-6f);
+  EXPECT_NEAR(d_bias_[0], 0.5f * (1 - 2) + 0.5f * 4, 1e-6f);
+  EXPECT_NEAR(d_bias_[1], 0.5f * (3 - 2) + 0.5f * 4, 1e-6f);
+}
+
+TEST_F(Backward, CapturedTensorsMayComeInAnotherOrder) {
+  Attributes given = with_gradients("2 4");
+  for (const char* names : {"bias", "bias bias", "bias length more", "bias other", "bias length length"}) {
+    given["captures"] = names;
+    expect_create_error(given, "expected each captured tensor of the problem once: bias length");
+  }
+  given["captures"] = "length bias";
+  const auto call = BackwardCall::create(given, {});
+  ASSERT_TRUE(call.ok()) << call.error().message;
+  std::swap(operands_[3], operands_[4]);
+  const std::vector<Buffer> results = {rows(d_v_), {d_bias_.data(), DType::kF32, bias_dims_}};
+  const Status status = call->run(operands_, results, {});
+  ASSERT_TRUE(status.ok()) << status.error().message;
   EXPECT_NEAR(d_bias_[0], 0.5f * (1 - 2) + 0.5f * 4, 1e-6f);
   EXPECT_NEAR(d_bias_[1], 0.5f * (3 - 2) + 0.5f * 4, 1e-6f);
 }

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,22 @@ def attention(
     v: jax.Array,
     features: str = "",
     *,
-    captures: Sequence[jax.Array] = (),
+    captures: Sequence[jax.Array] | Mapping[str, jax.Array] = (),
     sinks: jax.Array | None = None,
+    dropout_seed: jax.Array | int | None = None,
     layout: str = "bshd",
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, and another one for its gradients.
 
     layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
-    "score_mod(...) {...}". captures: the tensors that the programs read, in the order in which they are first
-    named; sinks: f32 [q_heads, n], or [n] for all heads. Without "scale=..." the scale is 1/sqrt(head_dim).
+    "score_mod(...) {...}". captures: the tensors that the programs read, by name, or in the order in which they are
+    first named; sinks: f32 [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on CPUs: a key
+    of jax.random, its uint32 [2], or an integer. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
 
-    Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory, on
-    CPUs; forward-mode and second derivatives are not supported.
+    Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory;
+    forward-mode and second derivatives are not supported.
     """
     register()
     if sorted(layout) != sorted("bhsd"):
@@ -44,23 +46,51 @@ def attention(
             raise InvalidArgumentError(
                 f"{name} is {array.dtype}{list(array.shape)}; expected 4 dimensions of f32, bf16 or f16"
             )
-    operands = (q, k, v, *captures, *([] if sinks is None else [jnp.asarray(sinks)]))
-    results = _attend(_Call(features, layout, sinks is not None), *operands)
+    names = " ".join(captures) if isinstance(captures, Mapping) else None
+    captures = captures.values() if isinstance(captures, Mapping) else captures
+    call = _Call(features, layout, sinks is not None, names)
+    if call.has_seed != (dropout_seed is not None):
+        expected = "expected a dropout_seed" if call.has_seed else "expected no dropout_seed"
+        raise InvalidArgumentError(f'the features are "{features}": {expected}; dropout needs both or neither')
+    optional = [] if sinks is None else [jnp.asarray(sinks)]
+    if dropout_seed is not None:
+        optional.append(_seed_words(dropout_seed))
+    results = _attend(call, q, k, v, *captures, *optional)
     return results if len(results) > 1 else results[0]
+
+
+def _seed_words(seed: jax.Array | int) -> jax.Array:
+    """The 64 bits of a seed, low half first."""
+    if isinstance(seed, int):
+        if not 0 <= seed < 1 << 64:
+            raise InvalidArgumentError(f"dropout_seed is {seed}; expected 0 to 2**64 - 1")
+        return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32)
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = jax.random.key_data(seed)
+    if seed.dtype != jnp.uint32 or seed.shape != (2,):
+        raise InvalidArgumentError(
+            f"dropout_seed is {seed.dtype}{list(seed.shape)}; expected a key of jax.random, uint32[2] or an integer"
+        )
+    return seed
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What is known of a call beside its operands, which are q, k, v, the captured tensors and the sinks."""
+    """What is known of a call beside its operands: q, k, v, the captured tensors, the sinks, dropout's seed."""
 
     features: str
     layout: str
     has_sinks: bool
+    capture_names: str | None  # in the order of the operands, if that is not the problem's own
 
     @functools.cached_property
     def words(self) -> list[str]:
         """The features without the programs' bodies."""
         return re.sub(r"\{[^}]*\}", " ", self.features).split()
+
+    @property
+    def has_seed(self) -> bool:
+        return any(word.startswith("dropout=") for word in self.words)
 
     @property
     def with_lse(self) -> bool:
@@ -84,13 +114,15 @@ class _Call:
 
     def attributes(self, operands: Sequence[jax.Array]) -> dict[str, str]:
         q, k, v = (self.sizes(one) for one in operands[:3])
-        sinks = f"sinks={operands[-1].shape[-1]} " if self.has_sinks else ""
+        sinks = f"sinks={operands[-2 if self.has_seed else -1].shape[-1]} " if self.has_sinks else ""
         problem = (
             f"attn b{q['b']} hq{q['h']} hkv{k['h']} sq{q['s']} skv{k['s']} dqk{q['d']} dv{v['d']} "
             f"{_TYPES[operands[0].dtype.name]} {sinks}{self.features}"
         )
         dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
-        return {"problem": problem} | dims | ({"lse_dims": "bhs"} if self.with_lse else {})
+        lse_dims = {"lse_dims": "bhs"} if self.with_lse else {}
+        names = {} if self.capture_names is None else {"captures": self.capture_names}
+        return {"problem": problem} | dims | lse_dims | names
 
     def results(self, operands: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
         q = self.sizes(operands[0])

@@ -8,6 +8,9 @@ namespace flashlift::xla {
 namespace {
 
 Result<Attention> compile(const Signature& signature, CompileOptions options) {
+  if (signature.has_seed() && options.device == DeviceKind::kCuda) {
+    return unsupported("dropout in the custom call runs on the host only: on a GPU its seed would be out of reach");
+  }
   options.implementation = signature.implementation();
   return Attention::compile(signature.problem(), options);
 }
@@ -19,12 +22,15 @@ Status check_count(std::string_view what, size_t expected, size_t actual, std::s
 }
 
 std::string names_of_operands(const Problem& problem) {
-  return fmt::format("q, k, v, {} captured tensors{}", problem.captures.size(), problem.sinks > 0 ? ", sinks" : "");
+  return fmt::format("q, k, v, {} captured tensors{}{}", problem.captures.size(), problem.sinks > 0 ? ", sinks" : "",
+                     problem.dropout > 0 ? ", dropout's seed" : "");
 }
 
 bool has_gradient(const Signature& signature, size_t operand) {
   const std::vector<Capture>& captures = signature.problem().captures;
-  return operand < 3 || operand - 3 >= captures.size() || is_float(captures[operand - 3].dtype);
+  const bool is_seed = signature.has_seed() && operand + 1 == signature.input_count();
+  return !is_seed &&
+         (operand < 3 || operand - 3 >= captures.size() || is_float(captures[signature.capture_of(operand)].dtype));
 }
 
 // "0 1 2 4": positions among the forward call's operands, ascending.
@@ -110,7 +116,7 @@ Status BackwardCall::bind_gradients(std::span<const Buffer> results, BackwardArg
     if (operand < 3) {
       (operand == 0 ? arguments.d_q : operand == 1 ? arguments.d_k : arguments.d_v) = view;
     } else if (operand - 3 < captures) {
-      arguments.d_captures[operand - 3] = view;
+      arguments.d_captures[signature_.capture_of(operand)] = view;
     } else {
       arguments.d_sinks = view;
     }

@@ -3,14 +3,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <sstream>
 
 #include "support/error.h"
 
 namespace flashlift::xla {
 namespace {
 
-constexpr std::array<std::string_view, 7> kAttributes = {"problem",  "q_dims",   "k_dims",        "v_dims",
-                                                         "out_dims", "lse_dims", "implementation"};
+constexpr std::array<std::string_view, 8> kAttributes = {"problem",  "q_dims",   "k_dims",         "v_dims",
+                                                         "out_dims", "lse_dims", "implementation", "captures"};
 constexpr std::array<std::string_view, 5> kTensors = {"q", "k", "v", "out", "lse"};
 
 Result<DimensionOrder> read_order(const Attributes& attributes, std::string_view tensor, int letters) {
@@ -58,6 +61,43 @@ Result<TensorView> bind_sinks(const Buffer& buffer, const Problem& problem) {
   return dense(buffer, "sinks");
 }
 
+// The two halves of 64 bits, low first.
+Result<uint64_t> read_seed(const Buffer& buffer) {
+  FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kU32, "dropout's seed"));
+  if (buffer.dims.size() != 1 || buffer.dims[0] != 2) {
+    return invalid_argument("dropout's seed has shape [{}], expected [2]: the low half of 64 bits and the high one",
+                            fmt::join(buffer.dims, ","));
+  }
+  const auto* const halves = static_cast<const uint32_t*>(buffer.data);
+  return uint64_t{halves[1]} << 32 | halves[0];
+}
+
+// The problem's captured tensors in the order of a list of names, or in their own.
+Result<std::vector<size_t>> read_captures(const Attributes& attributes, const std::vector<Capture>& captures) {
+  std::vector<size_t> order;
+  const auto given = attributes.find("captures");
+  if (given == attributes.end()) {
+    order.resize(captures.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    return order;
+  }
+  std::istringstream names(given->second);
+  for (std::string name; names >> name;) {
+    const auto found = std::ranges::find(captures, name, &Capture::name);
+    order.push_back(static_cast<size_t>(found - captures.begin()));
+  }
+  std::vector<size_t> sorted = order;
+  std::ranges::sort(sorted);
+  const bool each_once = std::ranges::adjacent_find(sorted) == sorted.end();
+  if (!each_once || sorted.size() != captures.size() || (!sorted.empty() && sorted.back() >= captures.size())) {
+    std::vector<std::string> expected;
+    std::ranges::transform(captures, std::back_inserter(expected), &Capture::name);
+    return invalid_argument("captures = \"{}\": expected each captured tensor of the problem once: {}", given->second,
+                            fmt::join(expected, " "));
+  }
+  return order;
+}
+
 Status check_attributes(const Attributes& attributes, std::span<const std::string_view> others) {
   for (const auto& [name, value] : attributes) {
     if (std::ranges::find(kAttributes, name) == kAttributes.end() && std::ranges::find(others, name) == others.end()) {
@@ -91,11 +131,11 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   Signature signature;
   FLASHLIFT_ASSIGN_OR_RETURN(signature.problem_, parse_problem(text));
   const Problem& problem = signature.problem_;
-  if (problem.dropout > 0 || problem.page_size > 0 || problem.want_row_max) {
-    return unsupported("the custom call has no {}", problem.dropout > 0     ? "operand for dropout's seed"
-                                                    : problem.page_size > 0 ? "operand for a page table"
-                                                                            : "result for row_max");
+  if (problem.page_size > 0 || problem.want_row_max) {
+    return unsupported("the custom call has no {}",
+                       problem.page_size > 0 ? "operand for a page table" : "result for row_max");
   }
+  FLASHLIFT_ASSIGN_OR_RETURN(signature.captures_, read_captures(attributes, problem.captures));
   for (size_t i = kQ; i <= kOut; ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(signature.orders_[i], read_order(attributes, kTensors[i], 4));
   }
@@ -130,12 +170,16 @@ Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, bound(kK, inputs[1], orders_[kK], "k", AbsentLetters::kShared));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, bound(kV, inputs[2], orders_[kV], "v", AbsentLetters::kShared));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, bound(kOut, outputs[0], orders_[kOut], "out", AbsentLetters::kSizeOne));
-  for (size_t i = 0; i < problem_.captures.size(); ++i) {
-    FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, bind_capture(inputs[3 + i], problem_.captures[i]));
-    arguments.captures.push_back(view);
+  arguments.captures.resize(captures_.size());
+  for (size_t i = 0; i < captures_.size(); ++i) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.captures[captures_[i]],
+                               bind_capture(inputs[3 + i], problem_.captures[captures_[i]]));
   }
   if (problem_.sinks > 0) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, bind_sinks(inputs.back(), problem_));
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, bind_sinks(inputs[3 + problem_.captures.size()], problem_));
+  }
+  if (has_seed()) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_seed, read_seed(inputs.back()));
   }
   if (problem_.want_lse) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, bound(kLse, outputs[1], orders_[kLse], "lse", AbsentLetters::kSizeOne));

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
@@ -37,10 +38,17 @@ class Signature {
   const Problem& problem() const { return problem_; }
   const std::string& implementation() const { return implementation_; }
 
-  size_t input_count() const { return 3 + problem_.captures.size() + (problem_.sinks > 0 ? 1 : 0); }
+  bool has_seed() const { return problem_.dropout > 0; }
+  size_t input_count() const {
+    return 3 + problem_.captures.size() + (problem_.sinks > 0 ? 1 : 0) + (has_seed() ? 1 : 0);
+  }
   size_t output_count() const { return problem_.want_lse ? 2 : 1; }
 
-  // `inputs`: q, k, v, captured tensors, sinks; `outputs`: out, lse; as many as counted above.
+  // Which of the problem's captured tensors an input is, from the fourth on; beyond their number, none is.
+  size_t capture_of(size_t input) const { return input - 3 < captures_.size() ? captures_[input - 3] : input - 3; }
+
+  // `inputs`: q, k, v, captured tensors, sinks, dropout's seed, which must be in the host's memory; `outputs`: out,
+  // lse; as many as counted above.
   Result<AttentionArguments> bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const;
 
   // The gradient by out (0) or lse (1).
@@ -56,6 +64,7 @@ class Signature {
 
   Problem problem_;
   std::string implementation_;
+  std::vector<size_t> captures_;  // of the problem, in the order of the inputs
   std::array<DimensionOrder, 5> orders_;
   std::array<DimensionOrder, 5> gradient_orders_;
 };

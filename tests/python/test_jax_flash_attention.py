@@ -1,0 +1,236 @@
+"""flashlift.jax.flash_attention: each argument beside the same written out in jax.numpy, gradients included."""
+
+import os
+import subprocess
+import sys
+
+import flashlift
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flashlift.jax import flash_attention
+from test_jax_gradients import assert_gradients, normal
+
+B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
+Q_POSITIONS = jnp.arange(SQ)[:, None]
+KV_POSITIONS = jnp.arange(SKV)[None, :]
+SEGMENTS = jnp.sort(jnp.asarray(np.random.default_rng(1).integers(0, 3, (B, SKV)), jnp.int32), axis=1)
+
+
+def operands(dtype=jnp.float32):
+    return normal(B, SQ, HQ, D, dtype=dtype), normal(B, SKV, HKV, D, dtype=dtype), normal(B, SKV, HKV, 16, dtype=dtype)
+
+
+def plain(q, k, v, bias=None, sinks=None, *, scale=D**-0.5, cap=None, keep=None, normalize=True):
+    """out and lse in float32; keep broadcasts to [batch, heads, q_len, kv_len]."""
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    s = s if bias is None else s + bias.astype(jnp.float32)
+    s = s if cap is None else cap * jnp.tanh(s / cap)
+    s = s if keep is None else jnp.where(keep, s, -1e30)
+    logits = s
+    if sinks is not None:
+        sinks = sinks[None, :, None] if sinks.ndim == 2 else sinks
+        logits = jnp.concatenate([s, jnp.broadcast_to(sinks, (*s.shape[:3], sinks.shape[-1]))], -1)
+    lse = jax.scipy.special.logsumexp(logits, axis=-1)
+    p = jnp.exp(s - (lse[..., None] if normalize else jnp.max(logits, axis=-1, keepdims=True)))
+    return jnp.einsum("bhqk,bkhd->bqhd", p, v), lse
+
+
+def check(mine, theirs, given, tolerance=2e-5):
+    assert_gradients(mine, theirs, given, tolerance)
+    for got, expected in zip(jax.tree.leaves(mine(*given)), jax.tree.leaves(theirs(*given)), strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(expected, np.float32), atol=20 * tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 1e-2), ("float16", 2e-3)])
+def test_nothing_but_tensors(dtype, tolerance):
+    check(flash_attention, lambda q, k, v: plain(q, k, v)[0].astype(q.dtype), operands(dtype), tolerance)
+
+
+def test_scale_causal_window_and_lse():
+    keep = (KV_POSITIONS <= Q_POSITIONS) & (Q_POSITIONS - KV_POSITIONS <= 9)
+    check(
+        lambda q, k, v: flash_attention(
+            q, k, v, causal=True, sliding_window=(9, 4), softmax_scale=0.3, return_lse=True, platform="cpu"
+        ),
+        lambda q, k, v: plain(q, k, v, scale=0.3, keep=keep),
+        operands(),
+    )
+    both = abs(KV_POSITIONS - Q_POSITIONS) <= 5
+    check(
+        lambda q, k, v: flash_attention(q, k, v, sliding_window=5),
+        lambda q, k, v: plain(q, k, v, keep=both)[0],
+        operands(),
+    )
+
+
+@pytest.mark.parametrize("shape", [(B, HQ, SQ, SKV), (1, HQ, 1, SKV), (HQ, SQ, SKV), (SQ, 1)], ids=str)
+def test_a_bias_comes_before_the_cap(shape):
+    check(
+        lambda q, k, v, bias: flash_attention(q, k, v, bias=bias, logits_soft_cap=2.0),
+        lambda q, k, v, bias: plain(q, k, v, bias, cap=2.0)[0],
+        (*operands(), normal(*shape)),
+    )
+
+
+def test_sinks():
+    for sinks in (normal(HQ, 2), normal(3)):
+        check(
+            lambda q, k, v, sinks: flash_attention(q, k, v, softmax_aux=sinks, logits_soft_cap=5.0),
+            lambda q, k, v, sinks: plain(q, k, v, sinks=sinks, cap=5.0)[0],
+            (*operands(), sinks),
+        )
+
+
+def test_masks():
+    lengths = jnp.arange(SKV)[None] < jnp.asarray([[20], [SKV]])
+    table = jnp.asarray(np.random.default_rng(2).random((B, 1, SQ, SKV)) < 0.6).at[..., 0].set(True)
+    check(
+        lambda q, k, v: flash_attention(q, k, v, lengths),
+        lambda q, k, v: plain(q, k, v, keep=lengths[:, None, None])[0],
+        operands(),
+    )
+    check(
+        lambda q, k, v: flash_attention(q, k, v, table.astype(jnp.int32)),
+        lambda q, k, v: plain(q, k, v, keep=table)[0],
+        operands(),
+    )
+
+
+def test_segments():
+    q_segments = SEGMENTS[:, :SQ]
+    keep = q_segments[:, None, :, None] == SEGMENTS[:, None, None, :]
+    check(
+        lambda q, k, v: flash_attention(q, k, v, q_segment_ids=q_segments, kv_segment_ids=SEGMENTS, causal=True),
+        lambda q, k, v: plain(q, k, v, keep=keep & (KV_POSITIONS <= Q_POSITIONS))[0],
+        operands(),
+    )
+    _, k, v = operands()
+    q = normal(B, SKV, HQ, D)
+    same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
+    check(
+        lambda q, k, v: flash_attention(q, k, v, q_segment_ids=SEGMENTS),
+        lambda q, k, v: plain(q, k, v, keep=same)[0],
+        (q, k, v),
+    )
+
+
+def test_packed_sequences():
+    q, k, v = (x[:1] for x in operands())
+    ends_q, ends_k = jnp.asarray([0, 10, 11, SQ]), jnp.asarray([0, 20, 33, SKV])
+    of_q = jnp.searchsorted(ends_q, Q_POSITIONS, side="right")
+    of_k = jnp.searchsorted(ends_k, KV_POSITIONS, side="right")
+    inner = (Q_POSITIONS - ends_q[of_q - 1]) >= (KV_POSITIONS - ends_k[of_k - 1])
+    check(
+        lambda q, k, v: flash_attention(q, k, v, cum_seqlens_q=ends_q, cum_seqlens_k=ends_k, causal=True),
+        lambda q, k, v: plain(q, k, v, keep=(of_q == of_k) & inner)[0],
+        (q, k, v),
+    )
+
+
+def test_unnormalized_and_rounded_logits():
+    q, k, v = operands()
+    out = flash_attention(q, k, v, normalize_output=False)
+    np.testing.assert_allclose(out, plain(q, k, v, normalize=False)[0], atol=1e-4)
+    rounded = flash_attention(q, k, v, logits_dtype=jnp.bfloat16)
+    np.testing.assert_allclose(rounded, plain(q, k, v)[0], atol=2e-2)
+    assert not np.allclose(rounded, plain(q, k, v)[0], atol=1e-5)
+
+
+def test_dropout():
+    """What is left out is found from a value of ones; the rest follows."""
+    q, k, v = operands()
+    seed = jax.random.key(3)
+
+    def of(q, k, v, seed=seed):
+        return flash_attention(q, k, v, dropout_prob=0.4, dropout_seed=seed)
+
+    one_hot = jnp.broadcast_to(jnp.eye(SKV)[None, :, None], (B, SKV, HKV, SKV))
+    kept = jnp.moveaxis(of(q, k, one_hot), 1, 2) > 0  # [batch, heads, q_len, kv_len]
+    assert 0.55 < kept.mean() < 0.65
+
+    def expected(q, k, v):
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+        k, v = (jnp.repeat(x, HQ // HKV, axis=2) for x in (k, v))
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * D**-0.5)
+        return jnp.einsum("bhqk,bkhd->bqhd", jnp.where(kept, p / 0.6, 0), v)
+
+    check(of, expected, (q, k, v))
+    assert jnp.array_equal(of(q, k, v), of(q, k, v, jax.random.key_data(seed)))
+    assert not jnp.array_equal(of(q, k, v), of(q, k, v, 4))
+    compiled = jax.jit(of)  # a seed is an operand: another one compiles nothing
+    compiled(q, k, v, jax.random.key(5)), compiled(q, k, v, jax.random.key(6))
+    assert compiled._cache_size() == 1
+
+
+def test_under_vmap_and_remat():
+    q, k, v = operands()
+
+    def loss(q, k, v):
+        return flash_attention(q, k, v, causal=True).sum()
+
+    batched = jax.vmap(jax.grad(loss))(*(x[:, None] for x in (q, k, v)))
+    np.testing.assert_allclose(batched[:, 0], jax.grad(loss)(q, k, v), atol=1e-5)
+    np.testing.assert_array_equal(jax.grad(jax.checkpoint(loss))(q, k, v), jax.grad(loss)(q, k, v))
+
+
+SHARDED = """
+import functools, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from flashlift.jax import flash_attention
+
+mesh = jax.make_mesh((2, 2), ("data", "model"))
+rng = np.random.default_rng(0)
+q, k, v = (jnp.asarray(rng.standard_normal((4, 40, 4, 16)), jnp.float32) for _ in range(3))
+bias, sinks = jnp.asarray(rng.standard_normal((1, 4, 40, 40)), jnp.float32), jnp.ones((4, 1))
+specs = P("data", None, "model"), P("data", None, "model"), P("data", None, "model"), P(None, "model"), P("model")
+
+def attend(q, k, v, bias, sinks):
+    return flash_attention(q, k, v, bias=bias, softmax_aux=sinks, causal=True)
+
+def loss(function, *operands):
+    return (function(*operands) ** 2).sum()
+
+sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip((q, k, v, bias, sinks), specs)]
+gradient = jax.jit(jax.grad(functools.partial(loss, sharded), argnums=(0, 1, 2, 3, 4)))
+assert "all-gather" not in gradient.lower(*placed).compile().as_text()
+theirs = jax.jit(jax.grad(functools.partial(loss, attend), argnums=(0, 1, 2, 3, 4)))(q, k, v, bias, sinks)
+for one, other in zip(gradient(*placed), theirs):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+print("agree")
+"""
+
+
+def test_sharded_over_batch_and_heads():
+    """Within shard_map each device runs the kernel on its own batches and heads."""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "agree\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"platform": "triton"}, 'platform is "triton"; expected "cpu", "cuda"'),
+        ({"platform": "cuda"}, "JAX runs on cpu"),
+        ({"bias": jnp.zeros((3, SQ, SKV))}, r"bias is \[3, 37, 53\], which does not broadcast to \[2, 6, 37, 53\]"),
+        ({"bias": jnp.zeros((SQ, SKV), jnp.int32)}, "bias is int32; expected float32"),
+        ({"sliding_window": (3, -1)}, "sliding_window is"),
+        ({"logits_soft_cap": 0.0}, "expected a positive number"),
+        ({"kv_segment_ids": SEGMENTS}, "only q_segment_ids may stand alone"),
+        ({"q_segment_ids": SEGMENTS[:, :SQ]}, "for as many keys as queries"),
+        ({"dropout_prob": 0.1}, "expected a dropout_seed"),
+        ({"dropout_prob": 0.1, "dropout_seed": -1}, "dropout_seed is -1"),
+        ({"dropout_prob": 0.1, "dropout_seed": jnp.zeros(3)}, r"dropout_seed is float32\[3\]"),
+        ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
+        ({"empty_rows": "no"}, "empty_rows"),
+        ({"softmax_aux": jnp.zeros((3, 2))}, "sinks"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises((flashlift.FlashliftError, jax.errors.JaxRuntimeError), match=message):
+        flash_attention(*operands(), **arguments)
