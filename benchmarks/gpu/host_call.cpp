@@ -159,9 +159,8 @@ void measure_driver(const Measurement& measurement, const cuda::Driver& driver, 
     unsigned long long id = 0;
     int capturing = 0;
     driver.cuCtxGetCurrent(&context);
-    driver.cuStreamIsCapturing(nullptr, &capturing);
-    driver.cuCtxGetCurrent(&context);
     driver.cuCtxGetId(context, &id);
+    driver.cuStreamIsCapturing(nullptr, &capturing);
     driver.cuStreamGetId(nullptr, &id);
   });
   const size_t bytes = sizeof(cuda::ForwardParams) - sizeof(cuda::ForwardParams::captures);
@@ -171,10 +170,14 @@ void measure_driver(const Measurement& measurement, const cuda::Driver& driver, 
   cuda::CuKernel kernel = must(library->kernel("empty", device.handle, 0));
   std::vector<unsigned char> parameters(bytes);
   void* list[] = {parameters.data()};
-  measurement.print(fmt::format("cuLaunchKernel of an empty kernel, {} bytes of parameters", bytes), [&] {
-    must(
-        driver.check(driver.cuLaunchKernel(kernel, 132, 1, 1, 384, 1, 1, 0, nullptr, list, nullptr), "cuLaunchKernel"));
-  });
+  cuda::CuFunction function = nullptr;
+  must(driver.check(driver.cuKernelGetFunction(&function, kernel), "cuKernelGetFunction"));
+  const auto launch = [&](cuda::CuFunction f) {
+    must(driver.check(driver.cuLaunchKernel(f, 132, 1, 1, 384, 1, 1, 0, nullptr, list, nullptr), "cuLaunchKernel"));
+  };
+  measurement.print(fmt::format("cuLaunchKernel of an empty kernel, {} bytes of parameters", bytes),
+                    [&] { launch(kernel); });
+  measurement.print("the same of its function in the context", [&] { launch(function); });
 }
 
 int run(const char* text) {

@@ -40,6 +40,10 @@ Result<const Driver*> load() {
   find(driver->cuStreamGetCtx, "cuStreamGetCtx");
   find(driver->cuStreamGetId, "cuStreamGetId");
   find(driver->cuStreamIsCapturing, "cuStreamIsCapturing");
+  find(driver->cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2");
+  find(driver->cuUserObjectCreate, "cuUserObjectCreate");
+  find(driver->cuUserObjectRelease, "cuUserObjectRelease");
+  find(driver->cuGraphRetainUserObject, "cuGraphRetainUserObject");
   find(driver->cuStreamSynchronize, "cuStreamSynchronize");
   find(driver->cuStreamCreate, "cuStreamCreate");
   find(driver->cuStreamDestroy, "cuStreamDestroy_v2");
@@ -59,6 +63,7 @@ Result<const Driver*> load() {
   find(driver->cuLibraryLoadData, "cuLibraryLoadData");
   find(driver->cuLibraryUnload, "cuLibraryUnload");
   find(driver->cuLibraryGetKernel, "cuLibraryGetKernel");
+  find(driver->cuKernelGetFunction, "cuKernelGetFunction");
   find(driver->cuKernelSetAttribute, "cuKernelSetAttribute");
   find(driver->cuLaunchKernel, "cuLaunchKernel");
   find(driver->cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
@@ -141,14 +146,17 @@ Result<CurrentContext> CurrentContext::of(const Driver& driver, CuStream stream,
     FLASHLIFT_RETURN_IF_ERROR(
         driver.check(driver.cuDevicePrimaryCtxRetain(&wanted, device), "cuDevicePrimaryCtxRetain"));
   }
+  unsigned long long id = 0;
+  FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuCtxGetId(wanted, &id), "cuCtxGetId"));
   if (wanted == current) {
-    return CurrentContext(driver, false);
+    return CurrentContext(driver, id, false);
   }
   FLASHLIFT_RETURN_IF_ERROR(driver.check(driver.cuCtxPushCurrent(wanted), "cuCtxPushCurrent"));
-  return CurrentContext(driver, true);
+  return CurrentContext(driver, id, true);
 }
 
-CurrentContext::CurrentContext(CurrentContext&& other) noexcept : driver_(other.driver_), pushed_(other.pushed_) {
+CurrentContext::CurrentContext(CurrentContext&& other) noexcept
+    : driver_(other.driver_), id_(other.id_), pushed_(other.pushed_) {
   other.pushed_ = false;
 }
 

@@ -14,9 +14,14 @@ namespace flashlift::cuda {
 using CuDevice = int;
 using CuContext = struct CuContextTag*;
 using CuLibrary = struct CuLibraryTag*;
+// Of a library. The driver takes its function in one context wherever it takes the kernel; cuda.h casts between them.
 using CuKernel = struct CuKernelTag*;
+using CuFunction = CuKernel;
 using CuStream = struct CuStreamTag*;
 using CuEvent = struct CuEventTag*;
+using CuGraph = struct CuGraphTag*;
+using CuGraphNode = struct CuGraphNodeTag*;
+using CuUserObject = struct CuUserObjectTag*;
 using CuPointer = uint64_t;
 using CuResult = int;
 
@@ -30,6 +35,8 @@ enum CuDeviceAttribute : int {
 enum CuFunctionAttribute : int { kMaxDynamicSharedBytes = 8 };
 enum CuCaptureMode : int { kCaptureRelaxed = 2 };
 enum CuStreamFlags : unsigned { kStreamNonBlocking = 1 };
+enum CuUserObjectFlags : unsigned { kNoDestructorSync = 1 };
+enum CuRetainFlags : unsigned { kRetainMove = 1 };
 
 struct Driver {
   // Null members: the driver lacks them. Names are the driver's.
@@ -49,10 +56,14 @@ struct Driver {
   CuResult (*cuStreamGetCtx)(CuStream, CuContext*) = nullptr;
   CuResult (*cuStreamGetId)(CuStream, unsigned long long*) = nullptr;
   CuResult (*cuStreamIsCapturing)(CuStream, int*) = nullptr;
+  CuResult (*cuStreamGetCaptureInfo)(CuStream, int*, uint64_t*, CuGraph*, const CuGraphNode**, size_t*) = nullptr;
   CuResult (*cuStreamSynchronize)(CuStream) = nullptr;
   CuResult (*cuStreamCreate)(CuStream*, unsigned) = nullptr;
   CuResult (*cuStreamDestroy)(CuStream) = nullptr;
   CuResult (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
+  CuResult (*cuUserObjectCreate)(CuUserObject*, void*, void (*)(void*), unsigned, unsigned) = nullptr;
+  CuResult (*cuUserObjectRelease)(CuUserObject, unsigned) = nullptr;
+  CuResult (*cuGraphRetainUserObject)(CuGraph, CuUserObject, unsigned, unsigned) = nullptr;
   CuResult (*cuMemAlloc)(CuPointer*, size_t) = nullptr;
   CuResult (*cuMemFree)(CuPointer) = nullptr;
   CuResult (*cuMemAllocAsync)(CuPointer*, size_t, CuStream) = nullptr;
@@ -68,6 +79,7 @@ struct Driver {
   CuResult (*cuLibraryLoadData)(CuLibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
   CuResult (*cuLibraryUnload)(CuLibrary) = nullptr;
   CuResult (*cuLibraryGetKernel)(CuKernel*, CuLibrary, const char*) = nullptr;
+  CuResult (*cuKernelGetFunction)(CuFunction*, CuKernel) = nullptr;
   CuResult (*cuKernelSetAttribute)(int, int, CuKernel, CuDevice) = nullptr;
   CuResult (*cuLaunchKernel)(CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CuStream,
                              void**, void**) = nullptr;
@@ -107,9 +119,13 @@ class CurrentContext {
   CurrentContext(CurrentContext&& other) noexcept;
   CurrentContext& operator=(CurrentContext&&) = delete;
 
+  // No other context of the process ever has it, unlike the handle.
+  uint64_t id() const { return id_; }
+
  private:
-  CurrentContext(const Driver& driver, bool pushed) : driver_(driver), pushed_(pushed) {}
+  CurrentContext(const Driver& driver, uint64_t id, bool pushed) : driver_(driver), id_(id), pushed_(pushed) {}
   const Driver& driver_;
+  uint64_t id_;
   bool pushed_;
 };
 

@@ -86,7 +86,7 @@ struct Forward::State {
   ForwardConfig config;
   std::string code;
   std::shared_ptr<const LoadedLibrary> library;
-  CuKernel kernel = nullptr;
+  std::unique_ptr<ContextFunctions> functions;
   BoundsPasses bounds;
   mutable StreamMemoryPool memory;
 };
@@ -104,8 +104,9 @@ Result<Forward> Forward::compile(const Problem& problem, const Device& device, K
   state->code = emit_programs(problem);
   FLASHLIFT_ASSIGN_OR_RETURN(const auto cubin, compile_kernel(source));
   FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::load(*driver, *cubin));
-  FLASHLIFT_ASSIGN_OR_RETURN(state->kernel,
+  FLASHLIFT_ASSIGN_OR_RETURN(CuKernel kernel,
                              state->library->kernel("flashlift_forward", device.handle, state->config.shared_bytes));
+  state->functions = std::make_unique<ContextFunctions>(*driver, kernel);
   FLASHLIFT_ASSIGN_OR_RETURN(state->bounds, BoundsPasses::load(problem, *state->library, device));
   return Forward(std::move(state));
 }
@@ -172,19 +173,20 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
   const int64_t partial_bytes = state.partial_bytes(params);
   const int64_t counters = config.kind == KernelKind::kDecode ? params.total_tiles / params.splits : kHopperCounters;
   FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
-                             state.memory.get(stream, counters * static_cast<int64_t>(sizeof(int32_t)),
+                             state.memory.get(context, stream, counters * static_cast<int64_t>(sizeof(int32_t)),
                                               partial_bytes + state.bounds.bytes(params)));
   params.counters = reinterpret_cast<int*>(memory.counters);
   params.partials = reinterpret_cast<float*>(memory.scratch);
   const CuPointer bounds = memory.scratch + static_cast<CuPointer>(partial_bytes);
   FLASHLIFT_RETURN_IF_ERROR(state.bounds.launch(state.driver, params, bounds, stream));
+  FLASHLIFT_ASSIGN_OR_RETURN(CuFunction function, state.functions->get(context));
   void* parameters[] = {&params};
   const int grid = config.kind == KernelKind::kHopper ? std::min(params.total_tiles, state.device.multiprocessors)
                                                       : params.total_tiles;
-  return state.driver.check(state.driver.cuLaunchKernel(
-                                state.kernel, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(config.threads),
-                                1, 1, static_cast<unsigned>(config.shared_bytes), stream, parameters, nullptr),
-                            "cuLaunchKernel");
+  return state.driver.check(
+      state.driver.cuLaunchKernel(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(config.threads), 1,
+                                  1, static_cast<unsigned>(config.shared_bytes), stream, parameters, nullptr),
+      "cuLaunchKernel");
 }
 
 }  // namespace flashlift::cuda

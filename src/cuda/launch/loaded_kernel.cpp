@@ -1,5 +1,7 @@
 #include "cuda/launch/loaded_kernel.h"
 
+#include <algorithm>
+
 namespace flashlift::cuda {
 
 Result<std::shared_ptr<const LoadedLibrary>> LoadedLibrary::load(const Driver& driver, const std::string& cubin) {
@@ -21,6 +23,26 @@ Result<CuKernel> LoadedLibrary::kernel(const std::string& name, CuDevice device,
         "cuKernelSetAttribute"));
   }
   return kernel;
+}
+
+Result<CuFunction> ContextFunctions::get(const CurrentContext& context) {
+  if (const Entry* last = last_.load(std::memory_order_acquire); last != nullptr && last->context == context.id()) {
+    return last->function;
+  }
+  const std::lock_guard lock(mutex_);
+  auto found = std::ranges::find(entries_, context.id(), [](const auto& entry) { return entry->context; });
+  if (found == entries_.end()) {
+    CuFunction function = nullptr;
+    // It may load the code into the context, which must not be refused because some stream is capturing.
+    int mode = kCaptureRelaxed;
+    driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    const CuResult result = driver_.cuKernelGetFunction(&function, kernel_);
+    driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    FLASHLIFT_RETURN_IF_ERROR(driver_.check(result, "cuKernelGetFunction"));
+    found = entries_.insert(found, std::make_unique<const Entry>(context.id(), function));
+  }
+  last_.store(found->get(), std::memory_order_release);
+  return (*found)->function;
 }
 
 }  // namespace flashlift::cuda

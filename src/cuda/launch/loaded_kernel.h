@@ -1,8 +1,11 @@
 // A cubin in the driver's hands.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "cuda/launch/driver.h"
 
@@ -23,6 +26,27 @@ class LoadedLibrary {
   LoadedLibrary(const Driver& driver, CuLibrary library) : driver_(driver), library_(library) {}
   const Driver& driver_;
   CuLibrary library_;
+};
+
+// A kernel as its contexts' functions, which are launched faster than the kernel. Safe to call from any thread.
+class ContextFunctions {
+ public:
+  ContextFunctions(const Driver& driver, CuKernel kernel) : driver_(driver), kernel_(kernel) {}
+
+  // That of the current context.
+  Result<CuFunction> get(const CurrentContext& context);
+
+ private:
+  struct Entry {
+    uint64_t context;
+    CuFunction function;
+  };
+
+  const Driver& driver_;
+  CuKernel kernel_;
+  std::atomic<const Entry*> last_ = nullptr;  // which is the one, as a rule
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<const Entry>> entries_;
 };
 
 }  // namespace flashlift::cuda

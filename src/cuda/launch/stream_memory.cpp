@@ -1,6 +1,7 @@
 #include "cuda/launch/stream_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace flashlift::cuda {
 namespace {
@@ -71,24 +72,67 @@ Status StreamMemoryPool::enlarge(uint64_t context, int64_t counter_bytes, int64_
   return {};
 }
 
-Result<StreamMemory> StreamMemoryPool::get(CuStream stream, int64_t counter_bytes, int64_t scratch_bytes) {
+// Called by the driver when no graph that the memory was captured into is left, nor runs.
+void StreamMemoryPool::give_back(void* held) {
+  const std::unique_ptr<HeldByGraph> memory(static_cast<HeldByGraph*>(held));
+  if (const std::shared_ptr<Returned> home = memory->home.lock()) {
+    const std::lock_guard lock(home->mutex);
+    home->memory[memory->context].push_back(memory->memory);
+  }
+}
+
+// The first that is large enough, or the last one, to be enlarged.
+StreamMemory StreamMemoryPool::take_returned(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes) {
+  const std::lock_guard lock(returned_->mutex);
+  std::vector<StreamMemory>& returned = returned_->memory[context];
+  if (returned.empty()) {
+    return {};
+  }
+  auto found = std::ranges::find_if(returned, [&](const StreamMemory& memory) {
+    return memory.counter_bytes >= counter_bytes && memory.scratch_bytes >= scratch_bytes;
+  });
+  found = found == returned.end() ? found - 1 : found;
+  std::swap(*found, returned.back());
+  const StreamMemory memory = returned.back();
+  returned.pop_back();
+  return memory;
+}
+
+// Memory nodes of the graph would do, too, but a graph that has them cannot be part of another one, as XLA makes them.
+Status StreamMemoryPool::leave_to_graph(CuStream stream, uint64_t context, const StreamMemory& memory) const {
+  int status = 0;
+  CuGraph graph = nullptr;
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(
+      driver_.cuStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr), "cuStreamGetCaptureInfo"));
+  auto held = std::make_unique<HeldByGraph>(returned_, context, memory);
+  CuUserObject object = nullptr;
+  FLASHLIFT_RETURN_IF_ERROR(driver_.check(
+      driver_.cuUserObjectCreate(&object, held.get(), give_back, 1, kNoDestructorSync), "cuUserObjectCreate"));
+  static_cast<void>(held.release());  // it is the object's now
+  const Status retained =
+      driver_.check(driver_.cuGraphRetainUserObject(graph, object, 1, kRetainMove), "cuGraphRetainUserObject");
+  if (!retained.ok()) {
+    driver_.cuUserObjectRelease(object, 1);
+  }
+  return retained;
+}
+
+Result<StreamMemory> StreamMemoryPool::get(const CurrentContext& context, CuStream stream, int64_t counter_bytes,
+                                           int64_t scratch_bytes) {
   int capturing = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamIsCapturing(stream, &capturing), "cuStreamIsCapturing"));
-  CuContext context = nullptr;
-  unsigned long long context_id = 0;
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetCurrent(&context), "cuCtxGetCurrent"));
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuCtxGetId(context, &context_id), "cuCtxGetId"));
   const std::lock_guard lock(mutex_);
   if (capturing != 0) {
-    StreamMemory memory;
-    FLASHLIFT_RETURN_IF_ERROR(enlarge(context_id, counter_bytes, scratch_bytes, memory));
+    StreamMemory memory = take_returned(context.id(), counter_bytes, scratch_bytes);
+    FLASHLIFT_RETURN_IF_ERROR(enlarge(context.id(), counter_bytes, scratch_bytes, memory));
+    FLASHLIFT_RETURN_IF_ERROR(leave_to_graph(stream, context.id(), memory));
     return memory;
   }
   // An id, not the handle: a destroyed stream's handle can come back while its last launch still runs.
   unsigned long long stream_id = 0;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(driver_.cuStreamGetId(stream, &stream_id), "cuStreamGetId"));
-  StreamMemory& memory = streams_[Key{context_id, stream_id}];
-  FLASHLIFT_RETURN_IF_ERROR(enlarge(context_id, counter_bytes, scratch_bytes, memory));
+  StreamMemory& memory = streams_[Key{context.id(), stream_id}];
+  FLASHLIFT_RETURN_IF_ERROR(enlarge(context.id(), counter_bytes, scratch_bytes, memory));
   return memory;
 }
 

@@ -27,12 +27,27 @@ class StreamMemoryPool {
   StreamMemoryPool(const StreamMemoryPool&) = delete;
   StreamMemoryPool& operator=(const StreamMemoryPool&) = delete;
 
-  // The stream's memory in the current context, with at least so many bytes. Pieces are cut from chunks, so that only
-  // a first call allocates, or one that needs more than any before. A launch being captured into a graph gets pieces of
-  // its own, kept for good: when and beside what the graph will run is not known.
-  Result<StreamMemory> get(CuStream stream, int64_t counter_bytes, int64_t scratch_bytes);
+  // The stream's memory in `context`, the current one, with at least so many bytes. Pieces are cut from chunks, so that
+  // only a first call allocates, or one that needs more than any before. A launch being captured into a graph gets
+  // memory of its own for as long as the graph lives: when and beside what it will run is not known.
+  Result<StreamMemory> get(const CurrentContext& context, CuStream stream, int64_t counter_bytes,
+                           int64_t scratch_bytes);
 
  private:
+  // What graphs have given back, by context. A graph may outlive the pool.
+  struct Returned {
+    std::mutex mutex;
+    std::map<uint64_t, std::vector<StreamMemory>> memory;
+  };
+  struct HeldByGraph {
+    std::weak_ptr<Returned> home;
+    uint64_t context;
+    StreamMemory memory;
+  };
+  static void give_back(void* held);
+  StreamMemory take_returned(uint64_t context, int64_t counter_bytes, int64_t scratch_bytes);
+  Status leave_to_graph(CuStream stream, uint64_t context, const StreamMemory& memory) const;
+
   struct Key {
     uint64_t context;
     uint64_t stream;
@@ -52,6 +67,7 @@ class StreamMemoryPool {
   std::map<Key, StreamMemory> streams_;
   std::map<uint64_t, Chunk> chunks_;  // by context
   std::vector<CuPointer> allocations_;
+  std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
 };
 
 }  // namespace flashlift::cuda
