@@ -19,8 +19,6 @@ namespace flashlift::runtime {
 namespace {
 
 constexpr size_t kCachedKernels = 256;
-constexpr int kHopper = 90;
-constexpr int kOldestPortable = 80;
 
 // Machine code by source: problems that differ only in lengths, batch or scale share it.
 Result<std::shared_ptr<const std::string>> compile_kernel(const cuda::KernelSource& source) {
@@ -30,12 +28,15 @@ Result<std::shared_ptr<const std::string>> compile_kernel(const cuda::KernelSour
 
 // Why the device cannot run this kind of kernel; empty if it can.
 std::string device_reason(const cuda::Device& device, cuda::KernelKind kind) {
-  const bool hopper = kind == cuda::KernelKind::kHopper;
-  if (hopper ? device.architecture == kHopper : device.architecture >= kOldestPortable) {
+  constexpr int kPortable = 80;
+  constexpr int kHopper = 90;
+  const bool hopper = kind == cuda::KernelKind::kHopper;  // no newer one has its instructions
+  const int oldest = hopper || kind == cuda::KernelKind::kBulkDecode ? kHopper : kPortable;
+  if (hopper ? device.architecture == kHopper : device.architecture >= oldest) {
     return {};
   }
-  return fmt::format("{} has compute capability {}.{}, expected {}", device.name, device.architecture / 10,
-                     device.architecture % 10, hopper ? "9.0" : "8.0 or newer");
+  return fmt::format("{} has compute capability {}.{}, expected {}.{}{}", device.name, device.architecture / 10,
+                     device.architecture % 10, oldest / 10, oldest % 10, hopper ? "" : " or newer");
 }
 
 // Rows that share keys and values, up to which reading these is what a call costs.
@@ -48,8 +49,8 @@ bool has_few_rows(const Problem& problem, int64_t q_len) {
 // Kinds in the order of preference.
 std::span<const cuda::KernelKind> kinds_for(bool few_rows) {
   using enum cuda::KernelKind;
-  static constexpr std::array kAll{kDecode, kHopper, kPortable};
-  return std::span(kAll).subspan(few_rows ? 0 : 1);
+  static constexpr std::array kAll{kBulkDecode, kDecode, kHopper, kPortable};
+  return std::span(kAll).subspan(few_rows ? 0 : 2);
 }
 
 // One kernel of each kind that was asked for. Which one suits, and which one can read the strides, is known when a call
@@ -90,7 +91,7 @@ class CudaAttention : public Attention::Implementation {
 
   // Those to try for calls with so many queries.
   std::span<const cuda::KernelKind> kinds(int64_t q_len) const {
-    return kinds_for(only_.empty() ? has_few_rows(compiled_, q_len) : only_ == to_string(cuda::KernelKind::kDecode));
+    return kinds_for(only_.empty() ? has_few_rows(compiled_, q_len) : only_.ends_with("decode"));
   }
 
   // The kernel of a kind; compiled if it has not been. Errors: kUnsupported with the reason why it takes no call.

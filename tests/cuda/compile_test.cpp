@@ -52,8 +52,12 @@ std::vector<std::string> hopper_problems() {
        {"causal", "alibi window=100", "sinks=2 unnormalized", "out=f32 lse causal=bottom_right",
         "empty_rows=nan scale=-1", "empty_rows=uniform causal prefix=9", "dropout=0.1 row_max causal",
         "score_mod() { %0 = lt q, kv; %1 = select %0, -inf, score; return %1 }",
+        "score_mod(mask: f32[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }",
         "softcap=30 score_mod(mask: bf16[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }"}) {
     problems.push_back(std::string("attn h2 s512 d128 bf16 ") + features);
+  }
+  for (const char* features : {"d64 bf16 causal alibi", "d192 bf16 causal lse", "d256 f16 causal"}) {
+    problems.push_back(std::string("attn h2 s1024 ") + features);
   }
   // Lengths choose tiles, too.
   for (const char* features :
@@ -66,11 +70,12 @@ std::vector<std::string> hopper_problems() {
   return problems;
 }
 
+// For the oldest and the newest architecture: what lies between takes the same code.
 template <typename Choose>
-void expect_compiled(const Problem& problem, Choose choose) {
+void expect_compiled(const Problem& problem, Choose choose, std::initializer_list<int> architectures) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
-  for (const int architecture : {80, 100}) {  // what lies between takes the same code
+  for (const int architecture : architectures) {
     const Result<ForwardConfig> config = choose(problem, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
     const Result<CompiledKernel> kernel = (*nvrtc)->compile(forward_source(problem, *config));
@@ -82,7 +87,7 @@ void expect_compiled(const Problem& problem, Choose choose) {
 class PortableCompiles : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PortableCompiles, ForTheOldestAndTheNewestArchitecture) {
-  expect_compiled(problem_of(GetParam()), choose_portable_config);
+  expect_compiled(problem_of(GetParam()), choose_portable_config, {80, 100});
 }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
@@ -96,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
 class DecodeCompiles : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DecodeCompiles, ForTheOldestAndTheNewestArchitecture) {
-  expect_compiled(problem_of(GetParam()), choose_decode_config);
+  expect_compiled(problem_of(GetParam()), choose_decode_config, {80, 100});
 }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, DecodeCompiles,
@@ -115,8 +120,8 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   for (const Capture& capture : problem.captures) {
     wants_gradient.push_back(is_float(capture.dtype));
   }
-  // Two accumulators and two tiles of scores do not leave enough: tiles of 64 queries spill some and are faster than those
-  // of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
+  // Two accumulators and two tiles of scores do not leave enough: tiles of 64 queries spill some and are faster than
+  // those of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
     const Result<BackwardConfig> config = choose_backward_config(problem, architecture);
@@ -139,6 +144,18 @@ INSTANTIATE_TEST_SUITE_P(
                       "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
                       "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
                       "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
+
+class BulkDecodeCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BulkDecodeCompiles, ForTheOldestAndTheNewestArchitecture) {
+  expect_compiled(problem_of(GetParam()), choose_bulk_decode_config, {90, 100});
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, BulkDecodeCompiles,
+                         ::testing::Values("attn hq8 hkv2 sq1 skv512 d128 bf16",
+                                           "attn hq8 hkv2 sq1 skv512 d64 bf16 causal=bottom_right page_size=16 lse",
+                                           "attn hq8 hkv2 sq3 skv512 d256 f16 softcap=30 sinks=1",
+                                           "attn h2 sq1 skv512 dqk192 dv72 f16 alibi dropout=0.1 row_max"));
 
 INSTANTIATE_TEST_SUITE_P(Configurations, HopperCompiles, ::testing::ValuesIn(hopper_problems()));
 

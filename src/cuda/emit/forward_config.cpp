@@ -5,15 +5,17 @@
 #include <cmath>
 #include <numeric>
 
+#include "cuda/emit/program_emitter.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
 namespace flashlift::cuda {
 namespace {
 
-constexpr int64_t kHopperBookkeeping = 1024;  // barriers and the like
+constexpr int64_t kHopperBookkeeping = 1536;  // barriers and the like
 constexpr int kHopperStages = 2;
 constexpr int kSwizzledRows = 8;
+constexpr int kHopperMaximumLag = 8;  // the largest probability is then 2^8, which both 16-bit types hold
 
 bool divides_by_constant(const Program& program, const Node& node) {
   const Node& divisor = program.nodes[node.operands[1]];
@@ -56,14 +58,15 @@ bool is_one_comparison(const Program& mask_mod) {
 int64_t hopper_shared_bytes(const ForwardConfig& config) {
   const int64_t qk_row = round_up(config.head_dim_padded, 64) * 2;
   const int64_t v_row = round_up(config.value_dim_padded, 64) * 2;
-  return config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) + kHopperBookkeeping;
+  return config.q_stages * config.q_tile * qk_row + config.stages * config.kv_tile * (qk_row + v_row) +
+         kHopperBookkeeping;
 }
 
 int64_t portable_shared_bytes(const ForwardConfig& config) {
   const auto element = static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t qk_row = config.head_dim_padded * element + 16;
   const int64_t v_row = config.value_dim_padded * element + 16;
-  const bool split = config.kind == KernelKind::kDecode;  // each warp has all rows, and 16 keys
+  const bool split = config.decodes();  // each warp has all rows, and 16 keys
   const int64_t probability_rows = config.threads / 32 * 16;
   const int64_t probability_keys = split ? 16 : config.kv_tile;
   const int64_t probabilities = config.dtype == DType::kF32 ? probability_rows * (probability_keys * element + 16) : 0;
@@ -91,7 +94,7 @@ void set_warpgroups(ForwardConfig& config, int consumers) {
       config.consumer_registers = 160;
       break;
     default:
-      config.producer_registers = 24;
+      config.producer_registers = scouts ? 32 : 24;
       config.consumer_registers = 112;
   }
 }
@@ -118,7 +121,12 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
   const int widest = widest_row(config);
   if (!config.dropout) {  // its random numbers take registers
     if (widest <= 64 && config.has_mask_mod && short_rows) {
-      return set_tiles(config, 2, 128, 4, true);
+      // Of the small ones, a warpgroup passes over those that its rows do not see; they leave programs few registers.
+      if (!small_mods || config.scout_loads) {
+        return set_tiles(config, 2, 128, 4, true);
+      }
+      config.q_stages = 2;
+      return set_tiles(config, 4, 64, 6, false);
     }
     if (widest <= 64 && !has_mods && problem.q_len <= 1024) {
       return set_tiles(config, 4, 64, 4, false);
@@ -185,12 +193,14 @@ ForwardConfig common_config(const Problem& problem) {
   config.normalize = problem.normalize;
   config.empty_rows = problem.empty_rows;
   config.captures = static_cast<int>(problem.captures.size());
-  config.scout_loads = problem.mask_mod && !problem.mask_mod->captures.empty();
+  config.scout_loads = (problem.mask_mod && !problem.mask_mod->captures.empty()) || !bounded_captures(problem).empty();
   return config;
 }
 
 const char* to_string(KernelKind kind) {
   switch (kind) {
+    case KernelKind::kBulkDecode:
+      return "cuda_sm90_decode";
     case KernelKind::kDecode:
       return "cuda_decode";
     case KernelKind::kHopper:
@@ -199,6 +209,16 @@ const char* to_string(KernelKind kind) {
       return "cuda_sm80";
   }
   return "?";
+}
+
+// Sets what one bulk copy brings of a page. Errors: kUnsupported where pages are too small.
+Status choose_page_piece(ForwardConfig& config) {
+  config.page_piece = std::gcd(config.page_size, config.kv_tile);
+  if (config.page_piece % kSwizzledRows != 0) {
+    return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",
+                       kSwizzledRows, config.page_size);
+  }
+  return {};
 }
 
 Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
@@ -211,14 +231,44 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   config.vector_output = problem.value_dim % 8 == 0;
   choose_hopper_tiles(problem, config);
   config.plain_rounds = !has_short_rows(problem);  // half as much code again, and 2 to 7 % of long rows
+  // Taking turns, all warpgroups need as many rounds.
+  config.skips = !config.plain_rounds && config.has_mask_mod && !config.ping_pong && config.kv_tile <= 64;
+  // Without normalisation the output is relative to the true maximum, and row maxima are the true ones.
+  config.maximum_lag = problem.normalize && !problem.want_row_max ? kHopperMaximumLag : 0;
   config.prefetch_q = config.plain_rounds || !config.has_mask_mod || widest_row(config) <= 64;
-  config.page_piece = std::gcd(config.page_size, config.kv_tile);
-  if (config.page_piece % kSwizzledRows != 0) {
-    return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",
-                       kSwizzledRows, config.page_size);
-  }
+  FLASHLIFT_RETURN_IF_ERROR(choose_page_piece(config));
   config.shared_bytes = hopper_shared_bytes(config);
   return config;
+}
+
+struct DecodeTiles {
+  int kv_tile, stages;
+};
+constexpr DecodeTiles kDecodeTiles[] = {{64, 3}, {64, 2}, {32, 3}, {32, 2}, {16, 3}, {16, 2}};
+
+Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture) {
+  if (problem.dtype == DType::kF32) {
+    return unsupported("its copies are of bf16 and f16");
+  }
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kBulkDecode;
+  config.architecture = architecture;
+  config.q_tile = 16;
+  // Two blocks on a multiprocessor: one reads while the other puts shares together.
+  constexpr int64_t kAvailable = kHopperSharedBytes / 2 - 2 * kHopperBookkeeping;
+  const int64_t q_bytes = config.q_tile * (config.head_dim_padded + 8) * 2;
+  const int64_t row = (round_up(config.head_dim_padded, 64) + round_up(config.value_dim_padded, 64)) * 2;
+  for (const DecodeTiles tiles : kDecodeTiles) {
+    config.kv_tile = tiles.kv_tile;
+    config.stages = tiles.stages;
+    config.threads = 2 * tiles.kv_tile + 32;
+    config.shared_bytes = q_bytes + config.stages * config.kv_tile * row;
+    if (config.shared_bytes <= kAvailable) {
+      FLASHLIFT_RETURN_IF_ERROR(choose_page_piece(config));
+      return config;
+    }
+  }
+  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kAvailable);
 }
 
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture) {
@@ -226,13 +276,10 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
   config.kind = KernelKind::kDecode;
   config.architecture = architecture;
   config.q_tile = 16;
-  struct Tiles {
-    int kv_tile, stages;
-  };
   // Two blocks on a multiprocessor where it has the memory: one reads while the other puts shares together.
   const bool large = architecture == 90 || architecture == 100;
   const int64_t available = large ? kHopperSharedBytes / 2 - kHopperBookkeeping : kPortableSharedBytes;
-  for (const Tiles tiles : {Tiles{64, 3}, Tiles{64, 2}, Tiles{32, 3}, Tiles{32, 2}, Tiles{16, 3}, Tiles{16, 2}}) {
+  for (const DecodeTiles tiles : kDecodeTiles) {
     config.kv_tile = tiles.kv_tile;
     config.stages = tiles.stages;
     config.threads = 2 * tiles.kv_tile;
@@ -299,7 +346,10 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("WANT_ROW_MAX", config.want_row_max);
   define("DROPOUT", config.dropout);
   define("PAGE_SIZE", config.page_size);
-  define("SPLIT", config.kind == KernelKind::kDecode);
+  define("PAGE_PIECE", config.page_piece);
+  define("SPLIT", config.decodes());
+  define("BULK_COPIES", config.kind == KernelKind::kBulkDecode);
+  define("MAXIMUM_LAG", config.maximum_lag);
   define("NORMALIZE", config.normalize);
   define("EMPTY_NAN", config.empty_rows == EmptyRows::kNan);
   define("EMPTY_UNIFORM", config.empty_rows == EmptyRows::kUniform);
@@ -308,7 +358,8 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
     define("PING_PONG", config.ping_pong);
     define("PLAIN_ROUNDS", config.plain_rounds);
     define("PREFETCH_Q", config.prefetch_q);
-    define("PAGE_PIECE", config.page_piece);
+    define("SKIPS", config.skips);
+    define("Q_STAGES", config.q_stages);
     define("PRODUCER_REGISTERS", config.producer_registers);
     define("CONSUMER_REGISTERS", config.consumer_registers);
   }

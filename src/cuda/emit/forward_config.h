@@ -9,12 +9,14 @@
 
 namespace flashlift::cuda {
 
-enum class KernelKind : uint8_t { kDecode, kHopper, kPortable };
-inline constexpr size_t kKernelKinds = 3;
-const char* to_string(KernelKind kind);  // "cuda_decode", "cuda_sm90", "cuda_sm80"
+enum class KernelKind : uint8_t { kBulkDecode, kDecode, kHopper, kPortable };
+inline constexpr size_t kKernelKinds = 4;
+const char* to_string(KernelKind kind);  // "cuda_sm90_decode", "cuda_decode", "cuda_sm90", "cuda_sm80"
 
 struct ForwardConfig {
   KernelKind kind = KernelKind::kPortable;
+  // Is it one of those for few queries, whose tiles are of all rows that share keys?
+  bool decodes() const { return kind == KernelKind::kBulkDecode || kind == KernelKind::kDecode; }
   int architecture = 80;  // of the machine code: 80, 86, 89, 90, 100, 120
   DType dtype = DType::kBF16;
   DType out_dtype = DType::kBF16;
@@ -35,7 +37,9 @@ struct ForwardConfig {
   bool ping_pong = false;
   bool plain_rounds = false;  // code of their own for the rounds between a query tile's first and last
   bool prefetch_q = false;    // the next query tile's Q into the L2 cache
+  int q_stages = 1;           // query tiles whose Q has room
   bool scout_loads = false;   // the mask reads captured tensors
+  bool skips = false;         // a warpgroup passes over key tiles that its own rows do not see
   // Whole 16-byte stores of the output: its rows must be contiguous and aligned.
   bool vector_output = false;
 
@@ -47,7 +51,12 @@ struct ForwardConfig {
   bool want_row_max = false;
   bool dropout = false;
   int page_size = 0;
-  int page_piece = 0;  // Hopper: keys of a page that one copy brings
+  int page_piece = 0;  // keys of a page that one bulk copy brings
+  // How far, in powers of two, a row's running maximum may stay behind the true one before the accumulator is rescaled.
+  // Where it may, the largest probability is rounded to 16 bits too, which otherwise is 1: of rows that are nearly all
+  // one key this is the only error there is. On Hopper it is allowed, since most tiles then need no rescaling, which is
+  // 2 to 9 % of the time (docs/lessons.md); elsewhere rescaling is cheap.
+  int maximum_lag = 0;
   bool normalize = true;
   EmptyRows empty_rows = EmptyRows::kZero;
   int captures = 0;
@@ -61,6 +70,9 @@ inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
 ForwardConfig common_config(const Problem& problem);
 // The Hopper kernel's configuration. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_hopper_config(const Problem& problem);
+// That of the kernel for few queries with bulk copies, for an architecture of at least 90. Errors: kUnsupported with
+// the reason.
+Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture);
 // That of the kernel for few queries, for an architecture of at least 80. Takes any problem, though it is slow with
 // many queries. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture);

@@ -47,6 +47,8 @@ KernelSource source_of(std::string name, std::string program, std::vector<std::s
 
 const char* forward_file(KernelKind kind) {
   switch (kind) {
+    case KernelKind::kBulkDecode:
+      return "sm90_decode.cu";
     case KernelKind::kDecode:
       return "sm80_decode.cu";
     case KernelKind::kHopper:

@@ -267,10 +267,38 @@ std::vector<std::optional<Linear>> linear_values(const Program& program) {
   return values;
 }
 
+// A load of one float for each key, the same for all heads: a mask of 0 and -inf, as a rule. (Of biases that heads have
+// for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.md.)
+bool is_mask_load(const Program& program, const Motion& motion, const Node& node) {
+  const auto is_key = [&](ValueId id) { return program.nodes[id].op == Op::k_kv; };
+  const auto varies_by_head = [&](ValueId id) { return motion.h[id]; };
+  return node.op == Op::k_load && node.type == Type::kF32 && std::ranges::any_of(node.operands, is_key) &&
+         std::ranges::none_of(node.operands, varies_by_head);
+}
+
+// Does it read nothing that changes with the key but masks, and do nothing with them but add them? Where they are zeros
+// it then is a program without loads.
+bool adds_masks_only(const Program& program) {
+  const Motion motion(program);
+  bool any = false;
+  for (const Node& node : program.nodes) {
+    const auto is_mask = [&](ValueId id) { return is_mask_load(program, motion, program.nodes[id]); };
+    const bool mask = is_mask_load(program, motion, node);
+    any |= mask;
+    const bool reads_more = reads_capture(node.op) && !mask &&
+                            std::ranges::any_of(node.operands, [&](ValueId id) { return motion.kv[id]; });
+    if (reads_more || (node.op != Op::k_add && std::ranges::any_of(node.operands, is_mask))) {
+      return false;
+    }
+  }
+  return any && !is_mask_load(program, motion, program.nodes[program.result]);
+}
+
 // Which function a program's values are computed in.
 enum class Part : uint8_t {
   kWhole,     // score_mod or mask_mod
   kInside,    // score_mod where loads that move with the keys are known to be inside their tensors
+  kZeros,     // score_mod where masks that are added are known to be zeros
   kInterval,  // the program over intervals
   kRow,       // searches that depend on the query alone
   kColumn,    // searches that depend on the key alone
@@ -324,7 +352,7 @@ class Emitter {
     statements();
     const bool score_mod = program_.kind == ProgramKind::kScoreMod;
     if (interval_) {
-      text_ += score_mod ? fmt::format("  return surely_masked(v{});\n", program_.result)
+      text_ += score_mod ? fmt::format("  return {{surely_masked(v{}), {}}};\n", program_.result, zeros_condition())
                          : fmt::format("  return v{}.possible;\n", program_.result);
     } else {
       text_ += fmt::format("  return v{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result);
@@ -400,6 +428,18 @@ class Emitter {
   }
 
  private:
+  bool is_whole() const { return part_ == Part::kWhole || part_ == Part::kInside || part_ == Part::kZeros; }
+
+  // Over intervals: are all masks that it adds zeros?
+  std::string zeros_condition() const {
+    std::string condition;
+    for (const size_t i : nodes_that(&Emitter::is_mask)) {
+      condition += fmt::format("{}surely_zero(v{})", condition.empty() ? "" : " && ", i);
+    }
+    return adds_masks_only(program_) ? condition : "false";
+  }
+  bool is_mask(size_t i) const { return is_mask_load(program_, motion_, program_.nodes[i]); }
+
   void statements() {
     for (size_t i = 0; i < program_.nodes.size(); ++i) {
       const bool moves = motion_.score[i] || (part_ == Part::kRow && motion_.kv[i]) ||
@@ -419,8 +459,7 @@ class Emitter {
   // the thread's first key is converted to f32 once, and a constant added for each other key: conversions are slow.
   void find_steps() {
     steps_.assign(program_.nodes.size(), 0);
-    const bool whole = part_ == Part::kWhole || part_ == Part::kInside;
-    if (!whole || problem_.dtype == DType::kF32 || program_.kind != ProgramKind::kScoreMod) {
+    if (!is_whole() || problem_.dtype == DType::kF32 || program_.kind != ProgramKind::kScoreMod) {
       return;
     }
     const auto plain = [&](ValueId id) {  // q, or a small constant: the sum cannot wrap around
@@ -479,7 +518,7 @@ class Emitter {
       case TypeRule::kConstant:
         return interval_ ? fmt::format("point({})", constant_text(node)) : constant_text(node);
       case TypeRule::kSearch:
-        if (part_ == Part::kWhole || part_ == Part::kInside) {
+        if (is_whole()) {
           if (is_row_search(i)) {
             return fmt::format("row.v{}", i);
           }
@@ -489,6 +528,9 @@ class Emitter {
         }
         return load(node);
       case TypeRule::kLoad:
+        if (part_ == Part::kZeros && is_mask_load(program_, motion_, node)) {
+          return "0.0f";
+        }
         return part_ == Part::kInside && is_straight_load(i) ? straight_load(node) : load(node);
       case TypeRule::kNumeric:
       case TypeRule::kInteger:
@@ -544,9 +586,8 @@ class Emitter {
   // A comparison with the key's position: the key, which is a constant where the code is unrolled, with what the row
   // gives once. Otherwise each position takes an instruction of its own.
   std::optional<std::string> comparison_with_key(const Node& node) const {
-    const bool whole = part_ == Part::kWhole || part_ == Part::kInside;
     const TypeRule rule = info(node.op).rule;
-    if (!whole || (rule != TypeRule::kCompare && rule != TypeRule::kCompareAny)) {
+    if (!is_whole() || (rule != TypeRule::kCompare && rule != TypeRule::kCompareAny)) {
       return std::nullopt;
     }
     const char* name = info(node.op).name;
@@ -671,15 +712,6 @@ bool loads_by_key(const std::optional<Program>& score_mod) {
   return false;
 }
 
-// A load of one float for each key, the same for all heads: a mask of 0 and -inf, as a rule. (Of biases that heads have
-// for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.md.)
-bool is_mask_load(const Program& program, const Motion& motion, const Node& node) {
-  const auto is_key = [&](ValueId id) { return program.nodes[id].op == Op::k_kv; };
-  const auto varies_by_head = [&](ValueId id) { return motion.h[id]; };
-  return node.op == Op::k_load && node.type == Type::kF32 && std::ranges::any_of(node.operands, is_key) &&
-         std::ranges::none_of(node.operands, varies_by_head);
-}
-
 // May a score_mod give -inf in all of a tile, by a constant or by what it loads? Only then are its intervals worth
 // evaluating.
 bool masks(const std::optional<Program>& score_mod) {
@@ -789,7 +821,11 @@ std::string emit_program(const Problem& problem, const Program& program, const N
         kFunction, names.prefix);
     text += Emitter(problem, program, Part::kRow).bounds_check() + "}\n\n";
   }
-  return text;
+  const bool zeros = program.kind == ProgramKind::kScoreMod && adds_masks_only(program);
+  if (zeros) {
+    text += head("_of_zeros", "int q") + Emitter(problem, program, Part::kZeros).body() + "}\n\n";
+  }
+  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros);
 }
 
 }  // namespace
@@ -860,6 +896,7 @@ std::string emit_programs(const Problem& problem) {
   } else {  // for a scale that cannot be folded into the softmax
     text += fmt::format(
         "#define FL_SCORE_UNIT 1.0f\n#define FL_SCORE_COLUMNS 0\n#define FL_SCORE_STRAIGHT_LOADS 0\n"
+        "#define FL_SCORE_ZEROS 0\n"
         "struct ScoreRow {{}};\nstruct ScoreColumn {{}};\n"
         "{0} ScoreRow score_row(int, int, int, const ForwardParams&) {{ return {{}}; }}\n"
         "{0} ScoreColumn score_column(int, int, const ForwardParams&) {{ return {{}}; }}\n"
@@ -873,7 +910,7 @@ std::string emit_programs(const Problem& problem) {
   text += fmt::format("#define FL_SCORE_LOADS {:d}\n", loads_by_key(problem.score_mod));
   text += fmt::format("#define FL_SCORE_MASKS {:d}\n\n", masks(problem.score_mod));
   if (masks(problem.score_mod)) {
-    text += fmt::format("{} bool score_is_masked({}) {{\n", kFunction, tile_parameters);
+    text += fmt::format("{} ScoreTile score_tile({}) {{\n", kFunction, tile_parameters);
     text += Emitter(problem, *problem.score_mod, Part::kInterval).body() + "}\n\n";
   }
   if (problem.mask_mod) {

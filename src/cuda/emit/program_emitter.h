@@ -16,12 +16,14 @@ namespace flashlift::cuda {
 //     FL_SCORE_COLUMNS: is there anything in a column; agree(x, y): is it the same from key to key;
 //     FL_SCORE_STRAIGHT_LOADS: does it load at positions that grow with the keys. Then score_mod_inside(raw, row,
 //     column, b, h, q_first, row_offset, kv_first, key, params) is score_mod where score_loads_inside(b, h, q,
-//     kv_first, last_key, params) for the row; and for the row q_first, if that is another one,
+//     kv_first, last_key, params) for the row; and for the row q_first, if that is another one;
+//     FL_SCORE_ZEROS: does score_mod read nothing that changes with the key but masks, which it adds. Then
+//     score_mod_of_zeros(...) is score_mod where they are 0, and reads none,
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
-//   score_is_masked(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, and
-//   kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
+//   score_tile(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, or are all masks that
+//   it adds surely 0 there, and kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
 std::string emit_programs(const Problem& problem);
 
 // Text of the header gradient.cuh for the backward kernels:

@@ -33,6 +33,12 @@ FL_OP IntervalI<T> everything_i() {
 FL_OP IntervalF everything_f() { return {-FL_INFINITY, FL_INFINITY, true}; }
 // What is known of a score before its score_mod: it counts as finite, so that -inf added to it masks.
 FL_OP IntervalF anything_finite() { return {-3.4028235e38f, 3.4028235e38f, false}; }
+// What is known of a score_mod in a tile.
+struct ScoreTile {
+  bool masks;  // it gives -inf for all scores
+  bool zeros;  // all masks that it adds are 0
+};
+FL_OP bool surely_zero(const IntervalF& x) { return x.lo == 0.0f && x.hi == 0.0f && !x.nan; }
 FL_OP bool surely_masked(const IntervalF& x) { return x.hi == -FL_INFINITY && x.lo == -FL_INFINITY && !x.nan; }
 
 FL_OP IntervalB point(bool x) { return {x ? kMayBeTrue : kMayBeFalse}; }

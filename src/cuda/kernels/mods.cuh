@@ -55,10 +55,22 @@ __device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const
   }
 }
 
-// `kv` is the thread's first column.
+// `kv` is the thread's first column. `zeros`: what the score_mod adds as a mask is 0.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
-                                                int kv) {
+                                                int kv, bool zeros = false) {
+#if FL_SCORE_ZEROS
+  if (zeros) {
+    const ScoreRow of_rows[2] = {score_row(rows.b, rows.h[0], rows.q[0], params),
+                                 score_row(rows.b, rows.h[1], rows.q[1], params)};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = score_mod_of_zeros(s[i], of_rows[r], {}, rows.b, rows.h[r], rows.q[r], kv, i / 4 * 8 + i % 2, params);
+    }
+    return;
+  }
+#endif
 #if FL_HAS_SCORE_MOD
   const ScoreRow row[2] = {score_row(rows.b, rows.h[0], rows.q[0], params),
                            score_row(rows.b, rows.h[1], rows.q[1], params)};

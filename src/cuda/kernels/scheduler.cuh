@@ -43,27 +43,39 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardParams& params, int
 
 enum TileKind { kTileSkipped = 0, kTilePartial = 1, kTileFull = 2 };
 
-__device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
+struct TileClass {
+  TileKind kind;
+  bool zeros = false;  // what the score_mod adds as a mask is 0
+};
+
+__device__ __forceinline__ TileClass classify_tile(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
   const int kv = kv_tile * FL_BLOCK_N;
   if (kv_tile >= tile.end_kv_tile) {
-    return kTileSkipped;
+    return {kTileSkipped};
   }
   const int kv_last = min(kv + FL_BLOCK_N, params.kv_len) - 1;
   bool full = kv_last - kv == FL_BLOCK_N - 1;
+  bool zeros = false;
 #if FL_SCORE_MASKS
-  if (score_is_masked(tile.b, tile.h, tile.last_h, tile.row, tile.last_row, kv, kv_last, params)) {
-    return kTileSkipped;
+  const ScoreTile score = score_tile(tile.b, tile.h, tile.last_h, tile.row, tile.last_row, kv, kv_last, params);
+  if (score.masks) {
+    return {kTileSkipped};
   }
+  zeros = score.zeros;
 #endif
 #if FL_HAS_MASK_MOD
   const int possible =
       mask_interval(tile.b, tile.h, tile.last_h, tile.row, tile.last_row, kv, kv_last, params);
   if ((possible & kMayBeTrue) == 0) {
-    return kTileSkipped;
+    return {kTileSkipped};
   }
   full = full && (possible & kMayBeFalse) == 0;
 #endif
-  return full ? kTileFull : kTilePartial;
+  return {full ? kTileFull : kTilePartial, zeros};
+}
+
+__device__ __forceinline__ TileKind tile_kind(const ForwardParams& params, const QueryTile& tile, int kv_tile) {
+  return classify_tile(params, tile, kv_tile).kind;
 }
 
 // Lane c remembers which of the tiles 32c to 32c + 31 (from the first on) are visited: one pass over the mask for up to 1024 tiles. Beyond
@@ -75,6 +87,7 @@ struct Visits {
   int full = 0;
   u32 partial_bits = 0;
   u32 full_bits = 0;
+  u32 zeros_bits = 0;  // of either
 };
 
 // A warp classifies 32 key tiles at a time.
@@ -85,9 +98,13 @@ __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = 0; first < kv_tiles; first += 32) {
-    const TileKind kind = tile_kind(params, tile, tile.first_kv_tile + first + lane);
-    const u32 partial = __ballot_sync(0xffffffff, kind == kTilePartial);
-    const u32 full = __ballot_sync(0xffffffff, kind == kTileFull);
+    const TileClass found = classify_tile(params, tile, tile.first_kv_tile + first + lane);
+    const u32 partial = __ballot_sync(0xffffffff, found.kind == kTilePartial);
+    const u32 full = __ballot_sync(0xffffffff, found.kind == kTileFull);
+#if FL_SCORE_ZEROS
+    const u32 zeros = __ballot_sync(0xffffffff, found.zeros);
+    visits.zeros_bits = lane == first / 32 ? zeros : visits.zeros_bits;
+#endif
     visits.partial += __popc(partial);
     visits.full += __popc(full);
     visits.partial_bits = lane == first / 32 ? partial : visits.partial_bits;
@@ -104,41 +121,45 @@ __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const
 class VisitIterator {
  public:
   __device__ __forceinline__ VisitIterator(const ForwardParams& params, const QueryTile& tile, const Visits& visits)
-      : params_(params), tile_(tile), visits_(visits), partial_left_(visits.partial), full_left_(visits.full) {
+      : params_(params), tile_(tile), visits_(visits), partial_left_(visits.partial) {
     restart();
   }
 
-  // The next tile, or -1. Called by whole warps.
+  // The next tile, of which there must be one. Called by whole warps.
   __device__ __forceinline__ int next() {
 #if FL_FINDS_VISITS
-    if (partial_left_ == 0 && full_left_ == 0) {
-      return -1;
-    }
     while (hits_ == 0) {
       first_ -= 32;
       const bool partial = partial_left_ > 0;
       if (tile_.end_kv_tile - tile_.first_kv_tile <= kRememberedTiles) {
         hits_ = __shfl_sync(0xffffffff, partial ? visits_.partial_bits : visits_.full_bits, first_ / 32);
+#if FL_SCORE_ZEROS
+        zeros_ = __shfl_sync(0xffffffff, visits_.zeros_bits, first_ / 32);
+#endif
       } else {
-        const TileKind kind = tile_kind(params_, tile_, tile_.first_kv_tile + first_ + static_cast<int>(threadIdx.x % 32));
-        hits_ = __ballot_sync(0xffffffff, kind == (partial ? kTilePartial : kTileFull));
+        const TileClass found =
+            classify_tile(params_, tile_, tile_.first_kv_tile + first_ + static_cast<int>(threadIdx.x % 32));
+        hits_ = __ballot_sync(0xffffffff, found.kind == (partial ? kTilePartial : kTileFull));
+#if FL_SCORE_ZEROS
+        zeros_ = __ballot_sync(0xffffffff, found.zeros);
+#endif
       }
     }
     const int bit = 31 - __clz(hits_);
     hits_ ^= 1u << bit;
     const int kv_tile = tile_.first_kv_tile + first_ + bit;
-    if (partial_left_ > 0) {
-      if (--partial_left_ == 0) {
-        restart();
-      }
-    } else {
-      --full_left_;
+    adds_zeros_ = FL_SCORE_ZEROS && (zeros_ >> bit & 1) != 0;
+    if (partial_left_ > 0 && --partial_left_ == 0) {
+      restart();
     }
     return kv_tile;
 #else
     return tile_.first_kv_tile + --first_;
 #endif
   }
+
+  // Is what the score_mod adds as a mask 0 in the tile that came last?
+  __device__ __forceinline__ bool adds_zeros() const { return adds_zeros_; }
 
  private:
   // Latest keys first: under a causal mask those are the partial ones.
@@ -152,9 +173,10 @@ class VisitIterator {
   const QueryTile& tile_;
   const Visits& visits_;
   int partial_left_;
-  int full_left_;
   int first_;
   u32 hits_;
+  u32 zeros_ = 0;
+  bool adds_zeros_ = false;
 };
 
 }  // namespace flashlift::cuda

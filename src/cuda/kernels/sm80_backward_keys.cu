@@ -23,7 +23,7 @@ __device__ __forceinline__ TileKind query_tile_kind(const ForwardParams& params,
   const int q_last = min(q_first + FL_BLOCK_N, params.q_len) - 1;
   bool full = q_last - q_first == FL_BLOCK_N - 1;
 #if FL_SCORE_MASKS
-  if (score_is_masked(keys.b, h, h, q_first, q_last, keys.first, keys.last, params)) {
+  if (score_tile(keys.b, h, h, q_first, q_last, keys.first, keys.last, params).masks) {
     return kTileSkipped;
   }
 #endif

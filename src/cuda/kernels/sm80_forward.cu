@@ -34,11 +34,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   VisitIterator iterator(params, tile, found);
   const int visits = found.partial + found.full;
   int kv_tile = 0;
+  bool zeros = false;
   if (visits > 0) {
     const auto q_row = [&](int row) { return query_row(params, tile.b, tile.h, row); };
     load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, q_row, params.q_strides.column, tile.row, params.q_len, FL_HEAD_DIM,
                                              params.vector_q);
     kv_tile = iterator.next();
+    zeros = iterator.adds_zeros();
     load_keys(k, v, params, tile.b, tile.h / params.group, kv_tile);
   }
   copy_commit();
@@ -59,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float scores[FL_BLOCK_N / 2];
     multiply_scores<FL_QK_DIM, kQkRow>(scores, q + warp_row * kQkRow, k + stage * kKElements);
     const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
-    apply_score_mod(scores, params, rows, kv);
+    apply_score_mod(scores, params, rows, kv, zeros);
     if (i < found.partial) {
       apply_masks(scores, params, rows, kv);
     }
@@ -78,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       copy_wait<0>();
     }
     kv_tile = next_tile;
+    zeros = iterator.adds_zeros();
     if (i + 1 == (FL_REDO_ALL ? visits : found.partial)) {
       redo_nonfinite<FL_BLOCK_N>(output, state.maximum, params, tile, rows, 0);
     }

@@ -1,4 +1,4 @@
-// Shared memory of the portable kernels, and how tiles get there.
+// Shared memory of the portable kernels and those for few queries, and how tiles get there.
 #pragma once
 
 #include "keys.cuh"
@@ -17,8 +17,13 @@ constexpr int kChunk = 16 / sizeof(InputElement);  // elements of one 16-byte co
 constexpr int kQkRow = FL_QK_DIM + kChunk;
 constexpr int kVRow = FL_V_DIM + kChunk;
 constexpr int kQElements = FL_BLOCK_M * kQkRow;
+#if FL_BULK_COPIES  // of boxes: see sm90_copies.cuh
+constexpr int kKElements = FL_BLOCK_N * ((FL_QK_DIM + 63) / 64 * 64);
+constexpr int kVElements = FL_BLOCK_N * ((FL_V_DIM + 63) / 64 * 64);
+#else
 constexpr int kKElements = FL_BLOCK_N * kQkRow;
 constexpr int kVElements = FL_BLOCK_N * kVRow;
+#endif
 // f32 only: probabilities, which its products read from shared memory.
 constexpr int kPRow = kWarpKeys + 4;
 constexpr int kPElements = FL_INPUT_F32 ? kWarps * 16 * kPRow : 0;

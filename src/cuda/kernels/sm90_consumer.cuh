@@ -90,23 +90,22 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The thread's first key. Without mods only the end of the keys asks, which is in a query tile's first key tile.
-  __device__ __forceinline__ int first_key() const {
+  // The key tile, kAddsZeros besides. Without mods only the end of the keys asks, which is in a query tile's first one.
+  __device__ __forceinline__ int key_tile() const {
 #if FL_HAS_MASK_MOD || FL_HAS_SCORE_MOD || FL_DROPOUT
-    const int kv_tile = load_shared_once(shared.kv_tile + 4 * ring.stage());
+    return load_shared_once(shared.kv_tile + 4 * ring.stage());
 #else
-    const int kv_tile = max(kv_tile_count(params) - 1, 0);
+    return max(kv_tile_count(params) - 1, 0);
 #endif
-    return kv_tile * FL_BLOCK_N + threadIdx.x % 4 * 2;
   }
 
-  __device__ __forceinline__ void apply_mods(int kv, bool partial) {
+  __device__ __forceinline__ void apply_mods(int kv, bool partial, bool zeros) {
 #if FL_SCORE_LOADS && !FL_SCORE_STRAIGHT_LOADS
     // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses, between
     // the products, which then start late.
     kv |= __float_as_int(scores[0]) & params.zero;
 #endif
-    apply_score_mod(scores, params, rows(), kv);
+    apply_score_mod(scores, params, rows(), kv, zeros);
     if (partial) {
       apply_masks(scores, params, rows(), kv);
     }
@@ -126,6 +125,32 @@ struct Consumer {
       output[i] = 0.0f;
     }
     partial_left = 0;
+  }
+
+  // Makes the next query tile's fields known and passes over the keys that the warpgroup's rows do not see.
+  __device__ __forceinline__ void begin_tile() {
+    barrier_wait(shared.q_full + 8 * q_slot(tiles, warpgroup), q_phase(tiles));
+    left = load_shared_once(fields_of(tiles) + 4 * kFieldVisits);
+#if FL_SKIPS
+#pragma unroll 1
+    for (int skipped = load_shared_once(fields_of(tiles) + 4 * kFieldSkipped); skipped > 0; --skipped) {
+      barrier_wait(shared.k_full + 8 * ring.stage(), ring.phase());
+      release(shared.k_empty + 8 * ring.stage());
+      ring.advance();
+    }
+#endif
+    ++tiles;
+    index = -1;
+  }
+
+  // The values of these keys; `last` is the position of the values before them.
+  __device__ __forceinline__ void skip_values(RingPosition last) {
+#pragma unroll 1
+    while (last.position != ring.position) {
+      last.advance();
+      barrier_wait(shared.v_full + 8 * last.stage(), last.phase());
+      release(shared.v_empty + 8 * last.stage());
+    }
   }
 
   // From one query tile, whose rows wait for nothing but the last product, to the next.
@@ -187,22 +212,27 @@ struct Consumer {
     const bool begins = !kPlain && index == 0;  // the present probabilities are a query tile's first
     const bool ended = begins && tiles > 1;     // the accumulator holds a whole query tile
     const bool changes = !kPlain && left == 0;
+    RingPosition v_ring = ring;
+#if FL_SKIPS
+    if (changes) {
+      begin_tile();
+    }
+#endif
     // Now, for they would come between the barriers and the products otherwise, which wait for each step of them.
     u64 k = descriptor_k_major(shared.k + ring.stage() * kKBytes);
-    u64 v = descriptor_n_major(shared.v + ring.stage() * kVBytes, kKvBoxBytes);
+    u64 v = descriptor_n_major(shared.v + v_ring.stage() * kVBytes, kKvBoxBytes);
     pin(k);
     pin(v);
+#if !FL_SKIPS
     if (changes) {
-      barrier_wait(shared.q_full + 8 * warpgroup, tiles % 2);
-      left = load_shared_once(fields_of(tiles) + 4 * kFieldVisits);
-      ++tiles;
-      index = -1;
+      begin_tile();
     }
+#endif
     barrier_wait(shared.k_full + 8 * ring.stage(), ring.phase());
     wait_turn();
     pin(scores);
     wgmma_fence();
-    issue_scores(q, k);
+    issue_scores(kQStages > 1 ? q + q_slot(tiles - 1, 0) * (kQBytes / 16) : q, k);
     if (begins) {
       pass_turn();
     }
@@ -211,7 +241,7 @@ struct Consumer {
       pin(output);
       end_product(ended, tiles - (changes ? 3 : 2));
     }
-    barrier_wait(shared.v_full + 8 * ring.stage(), ring.phase());
+    barrier_wait(shared.v_full + 8 * v_ring.stage(), v_ring.phase());
     pin(probabilities);
     pin(output);
     wgmma_fence();
@@ -225,20 +255,27 @@ struct Consumer {
     if (changes) {
       change_rows();
     }
-    const int kv = first_key();
+    const int kv_tile = key_tile();
+    const bool zeros = FL_SCORE_ZEROS && (kv_tile & kAddsZeros) != 0;
+    const int kv = (FL_SCORE_ZEROS ? kv_tile & ~kAddsZeros : kv_tile) * FL_BLOCK_N + threadIdx.x % 4 * 2;
     wgmma_wait<1>();
     pin(scores);
     release(shared.k_empty + 8 * ring.stage());
     if (left == 1) {
-      release(shared.q_empty + 8 * warpgroup);
+      release(shared.q_empty + 8 * q_slot(tiles - 1, warpgroup));
     }
-    apply_mods(kv, !kPlain && partial_left > 0);
+    apply_mods(kv, !kPlain && partial_left > 0, zeros);
     const TileSoftmax tile = update_maxima(scores, state, factor);
     // Not after the exponentials: to wait before them lets packing run beside them, which is worth more.
     wgmma_wait<0>();
     pin(output);
     pin(probabilities);  // read until now
-    release(shared.v_empty + 8 * ring.stage());
+    release(shared.v_empty + 8 * v_ring.stage());
+#if FL_SKIPS
+    if (changes) {
+      skip_values(v_ring);
+    }
+#endif
     ring.advance();
     // Not after the exponentials: ptxas would then move the packing behind this branch, away from them.
     if (tile.rescale && !changes) {

@@ -2,26 +2,21 @@
 #pragma once
 
 #include "scheduler.cuh"
-#include "sm90_ptx.cuh"
+#include "sm90_copies.cuh"
 
 namespace flashlift::cuda {
 
 constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kStages = FL_STAGES;
+constexpr int kQStages = FL_Q_STAGES;  // query tiles whose Q has room
 
-// A row of shared memory is 64 elements: what one 128-byte swizzle covers. Wider heads are several boxes.
-constexpr int kQkBoxes = (FL_QK_DIM + 63) / 64;
-constexpr int kVBoxes = (FL_V_DIM + 63) / 64;
 constexpr u32 kQBoxBytes = 64 * 128;
-constexpr u32 kKvBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kQBytes = kQkBoxes * kQBoxBytes;  // of one warpgroup
-constexpr u32 kKBytes = kQkBoxes * kKvBoxBytes;
-constexpr u32 kVBytes = kVBoxes * kKvBoxBytes;
 
 // What the producer tells a consumer warpgroup about a query tile, beside its Q. Each warpgroup has rows, fields and
 // barriers of its own, so that none waits for another's last scores to get its next Q.
-enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldCount };
+enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldSkipped, kFieldCount };
 constexpr int kNoMoreTiles = -1;  // in kFieldVisits
 constexpr int kLastRounds = 2;    // of the consumers, after the last scores
 // Where a query tile has no keys, one tile is visited all the same, so that consumers know one kind only: this, which lies
@@ -36,18 +31,22 @@ enum VisitField {
   kVisitTile,
   kVisitPartial,
   kVisitFull,
-  kVisitPartialBits,  // of each lane
+  kVisitSkipped,      // of each warpgroup
+  kVisitPartialBits = kVisitSkipped + kConsumers,  // of each lane
   kVisitFullBits = kVisitPartialBits + 32,
-  kVisitFieldCount = kVisitFullBits + 32
+  kVisitZerosBits = kVisitFullBits + 32,
+  kVisitFieldCount = kVisitZerosBits + 32 * FL_SCORE_ZEROS
 };
+
+constexpr int kAddsZeros = 1 << 30;  // what the score_mod adds as a mask is 0 in the key tile
 
 struct SharedLayout {
   u32 q;
   u32 k;
   u32 v;
-  u32 q_full, q_empty;                   // one barrier a warpgroup, 8 bytes apart
+  u32 q_full, q_empty;                   // one barrier a warpgroup and stage, 8 bytes apart
   u32 k_full, k_empty, v_full, v_empty;  // one barrier a stage
-  u32 kv_tile;                           // one int a stage: which key tile it holds
+  u32 kv_tile;                           // one int a stage: which key tile it holds, kAddsZeros besides
   u32 tile_fields;                       // kFieldCount ints a warpgroup and slot
   u32 visits_full, visits_empty;         // one barrier each
   u32 visits;                            // kVisitFieldCount ints
@@ -56,11 +55,11 @@ struct SharedLayout {
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.q = base;
-  layout.k = layout.q + kConsumers * kQBytes;
+  layout.k = layout.q + kQStages * kConsumers * kQBytes;
   layout.v = layout.k + kStages * kKBytes;
   layout.q_full = layout.v + kStages * kVBytes;
-  layout.q_empty = layout.q_full + 8 * kConsumers;
-  layout.k_full = layout.q_empty + 8 * kConsumers;
+  layout.q_empty = layout.q_full + 8 * kQStages * kConsumers;
+  layout.k_full = layout.q_empty + 8 * kQStages * kConsumers;
   layout.k_empty = layout.k_full + 8 * kStages;
   layout.v_full = layout.k_empty + 8 * kStages;
   layout.v_empty = layout.v_full + 8 * kStages;
@@ -74,7 +73,7 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
 
 // The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
 constexpr u32 kSharedBytes =
-    kConsumers * (kQBytes + 16 + 4 * kFieldCount * kFieldSlots) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
+    kConsumers * (kQStages * (kQBytes + 16) + 4 * kFieldCount * kFieldSlots) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages. One register.
@@ -92,11 +91,15 @@ struct RingPosition {
   }
 };
 
+// Where a warpgroup's Q of a query tile is, and which of its barriers' phases.
+__device__ __forceinline__ u32 q_slot(u32 tile, int warpgroup) { return tile % kQStages * kConsumers + warpgroup; }
+__device__ __forceinline__ u32 q_phase(u32 tile) { return tile / kQStages % 2; }
+
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   constexpr int kConsumerWarps = 4 * kConsumers;
-  for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-    barrier_init(shared.q_full + 8 * warpgroup, 1);
-    barrier_init(shared.q_empty + 8 * warpgroup, 4);
+  for (int i = 0; i < kQStages * kConsumers; ++i) {
+    barrier_init(shared.q_full + 8 * i, 1);
+    barrier_init(shared.q_empty + 8 * i, 4);
   }
   for (int stage = 0; stage < kStages; ++stage) {
     barrier_init(shared.k_full + 8 * stage, 1);

@@ -2,16 +2,9 @@
 // scout, which under a mask finds out meanwhile what the next query tile visits.
 #pragma once
 
-#include "keys.cuh"
 #include "sm90_pipeline.cuh"
 
 namespace flashlift::cuda {
-
-// Keys that one copy brings: all of a tile, or a piece that lies in one page.
-constexpr int kPieceKeys = FL_PAGE_SIZE > 0 ? FL_PAGE_PIECE : FL_BLOCK_N;
-constexpr int kPieces = FL_BLOCK_N / kPieceKeys;
-static_assert(kPieces <= 32 && kPieceKeys % 8 == 0, "a lane a piece, whole swizzled groups of rows");
-constexpr int kNoPage = 1 << 30;  // beyond all pages: such copies read zeros
 
 // The query tile after the block's present one: known to the first lane.
 __device__ __forceinline__ int claim_tile(const ForwardParams& params) {
@@ -54,6 +47,23 @@ struct Scout {
   const ForwardParams& params;
   const SharedLayout& shared;
 
+  // How many visits of the query tile the warpgroup may pass over: the first ones, as long as its own rows do not see
+  // them. A tile of all rows reaches beyond the diagonal by the rows of the others. One visit stays, since consumers know
+  // no query tile without one, and the keys that it is for must be in the ring.
+  __device__ __forceinline__ int skipped_visits(const QueryTile& tile, const Visits& found, int warpgroup) {
+    if (tile.end_kv_tile - tile.first_kv_tile > 32) {
+      return 0;
+    }
+    QueryTile rows = tile;
+    rows.row += 64 * warpgroup;
+    rows.last_row = min(rows.row + 63, params.q_len - 1);
+    const bool seen = tile_kind(params, rows, tile.first_kv_tile + static_cast<int>(threadIdx.x % 32)) != kTileSkipped;
+    const u32 partial = __shfl_sync(0xffffffff, found.partial_bits, 0);
+    const u32 first = __ballot_sync(0xffffffff, seen) & partial;  // the highest is the first visit
+    const int skipped = __popc(first != 0 ? partial >> (31 - __clz(first)) >> 1 : partial);
+    return max(min(skipped, min(found.partial + found.full, kStages) - 1), 0);
+  }
+
   __device__ __forceinline__ void tell(int tile, const Visits& found) {
     const int lane = threadIdx.x % 32;
     if (lane == 0) {
@@ -63,6 +73,9 @@ struct Scout {
     }
     store_shared(shared.visits + 4 * (kVisitPartialBits + lane), static_cast<int>(found.partial_bits));
     store_shared(shared.visits + 4 * (kVisitFullBits + lane), static_cast<int>(found.full_bits));
+#if FL_SCORE_ZEROS
+    store_shared(shared.visits + 4 * (kVisitZerosBits + lane), static_cast<int>(found.zeros_bits));
+#endif
     barrier_arrive(shared.visits_full);
   }
 
@@ -72,7 +85,14 @@ struct Scout {
     for (int index = blockIdx.x; index < params.total_tiles;
          index = __shfl_sync(0xffffffff, claim_tile(params), 0)) {
       const QueryTile tile = query_tile(params, index);
-      tell(index, find_visits(params, tile));
+      const Visits found = find_visits(params, tile);
+#if FL_SKIPS
+#pragma unroll 1
+      for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+        store_shared(shared.visits + 4 * (kVisitSkipped + warpgroup), skipped_visits(tile, found, warpgroup));
+      }
+#endif
+      tell(index, found);
       prefetch_q(params, tile);
       barrier_wait(shared.visits_empty, phase);
       phase ^= 1;
@@ -98,21 +118,29 @@ struct Producer {
   __device__ __forceinline__ void load_q(const QueryTile& tile, int partial, int visits) {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-      barrier_wait(shared.q_empty + 8 * warpgroup, tiles % 2 ^ 1);
+      const u32 slot = q_slot(tiles, warpgroup);
+      barrier_wait(shared.q_empty + 8 * slot, q_phase(tiles) ^ 1);
       if (leads()) {
         const u32 fields = shared.tile_fields + 4 * kFieldCount * (tiles % kFieldSlots * kConsumers + warpgroup);
-        const u32 barrier = shared.q_full + 8 * warpgroup;
+        const u32 barrier = shared.q_full + 8 * slot;
         const int row = tile.row + 64 * warpgroup;
         store_shared(fields + 4 * kFieldBatch, tile.b);
         store_shared(fields + 4 * kFieldHead, tile.h);
         store_shared(fields + 4 * kFieldRow, row);
+#if FL_SKIPS
+        const int skipped = visits > 0 ? load_shared(shared.visits + 4 * (kVisitSkipped + warpgroup)) : 0;
+        store_shared(fields + 4 * kFieldPartial, partial - skipped);
+        store_shared(fields + 4 * kFieldVisits, visits - skipped);
+        store_shared(fields + 4 * kFieldSkipped, skipped);
+#else
         store_shared(fields + 4 * kFieldPartial, partial);
         store_shared(fields + 4 * kFieldVisits, visits);
+#endif
         if (visits > 0) {
           barrier_arrive_expect(barrier, kQBytes);
 #pragma unroll
           for (int box = 0; box < kQkBoxes; ++box) {
-            load_box(shared.q + warpgroup * kQBytes + box * kQBoxBytes, params.q_map, barrier, box * 64, row, tile.h,
+            load_box(shared.q + slot * kQBytes + box * kQBoxBytes, params.q_map, barrier, box * 64, row, tile.h,
                      tile.b);
           }
         } else {
@@ -123,41 +151,24 @@ struct Producer {
     ++tiles;
   }
 
-  __device__ __forceinline__ void load_k(const QueryTile& tile, int kv_tile) {
+  __device__ __forceinline__ void load_k(const QueryTile& tile, int kv_tile, bool adds_zeros) {
     barrier_wait(shared.k_empty + 8 * ring.stage(), ring.phase() ^ 1);
     const u32 barrier = shared.k_full + 8 * ring.stage();
     if (leads()) {
-      store_shared(shared.kv_tile + 4 * ring.stage(), kv_tile);
+      store_shared(shared.kv_tile + 4 * ring.stage(), kv_tile | (FL_SCORE_ZEROS && adds_zeros ? kAddsZeros : 0));
       barrier_arrive_expect(barrier, kKBytes);
     }
     load_keys<kQkBoxes>(shared.k + ring.stage() * kKBytes, params.k_map, barrier, tile, kv_tile);
   }
 
-  // Pages are read in pieces, a lane each; without pages the leader reads all.
   template <int kBoxes>
   __device__ __forceinline__ void load_keys(u32 destination, const TensorMap& map, u32 barrier, const QueryTile& tile,
                                             int kv_tile) {
-#if FL_PAGE_SIZE
-    const int piece = threadIdx.x % 32;
-    const int kv = kv_tile * FL_BLOCK_N + piece * kPieceKeys;
-    __syncwarp();  // the barrier expects these bytes by now
-    if (piece < kPieces) {
-      const int page = kv < params.kv_len ? page_of_key(params, tile.b, kv) : kNoPage;
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        load_box(destination + box * kKvBoxBytes + piece * kPieceKeys * 128, map, barrier, box * 64, row_of_key(kv),
-                 tile.h / params.group, page);
-      }
+    if (FL_PAGE_SIZE) {
+      __syncwarp();  // the barrier expects these bytes by now, as all lanes must know
     }
-#else
-    if (leads()) {
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        load_box(destination + box * kKvBoxBytes, map, barrier, box * 64, kv_tile * FL_BLOCK_N, tile.h / params.group,
-                 tile.b);
-      }
-    }
-#endif
+    load_pieces<kBoxes>(destination, map, barrier, kv_tile, tile.h / params.group,
+                        page_of_piece(params, tile.b, kv_tile));
   }
 
   __device__ __forceinline__ void load_v(const QueryTile& tile, int kv_tile) {
@@ -192,13 +203,11 @@ struct Producer {
   // The order in which the consumers need them: K0 Q K1 V0 K2 V1 ... V(n-1), whose stage is the next K0's.
   __device__ __forceinline__ void load_tile(const QueryTile& tile, const Visits& found) {
     const int found_visits = found.partial + found.full;
-    const int visits = max(found_visits, 1);
     VisitIterator iterator(params, tile, found);
-    int previous_tile = 0;
+    int previous_tile = -1;
 #pragma unroll 1
-    for (int i = 0; i < visits; ++i) {
-      // Not i == max(visits - kLoadsLeft, 0), which takes a register more.
-      if (i + kLoadsLeft == visits || (i == 0 && visits < kLoadsLeft)) {
+    for (int left = max(found_visits, 1); left > 0; --left) {
+      if (left == kLoadsLeft || (previous_tile < 0 && left < kLoadsLeft)) {
         let_scout_claim();
 #if FL_PREFETCH_Q && !FL_FINDS_VISITS
         const int after = __shfl_sync(0xffffffff, next, 0);
@@ -208,9 +217,9 @@ struct Producer {
 #endif
       }
       const int kv_tile = found_visits > 0 ? iterator.next() : kNoTile;
-      load_k(tile, kv_tile);
-      if (i == 0) {
-        load_q(tile, found_visits > 0 ? found.partial : 1, visits);
+      load_k(tile, kv_tile, found_visits > 0 && iterator.adds_zeros());
+      if (previous_tile < 0) {
+        load_q(tile, found_visits > 0 ? found.partial : 1, left);
       } else {
         load_v(tile, previous_tile);
       }
@@ -232,6 +241,9 @@ struct Producer {
       found.full = load_shared(shared.visits + 4 * kVisitFull);
       found.partial_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitPartialBits + lane)));
       found.full_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitFullBits + lane)));
+#if FL_SCORE_ZEROS
+      found.zeros_bits = static_cast<u32>(load_shared(shared.visits + 4 * (kVisitZerosBits + lane)));
+#endif
       if (index == kNoMoreTiles) {
         break;
       }

@@ -46,6 +46,28 @@ __device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, 
       : "memory");
 }
 
+// The same with a hint of how long the L2 cache should keep it.
+__device__ __forceinline__ void load_box(u32 destination, const TensorMap& map, u32 barrier, int column, int row,
+                                         int head, int batch, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
+      "%4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ u64 evict_first_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ u64 evict_normal_policy() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Brings such a box near, into the L2 cache.
 __device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),

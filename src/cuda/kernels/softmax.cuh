@@ -8,14 +8,9 @@
 
 namespace flashlift::cuda {
 
-// How far, in powers of two, the running maximum may lag behind the true one before the accumulators are rescaled: the
-// largest p is then 2^8, which both 16-bit types hold, and most tiles need no rescaling. Without normalisation the
-// output is relative to the true maximum, and row maxima are the true ones, so it may not lag.
-#if FL_NORMALIZE && !FL_WANT_ROW_MAX
-constexpr float kRescaleThreshold = FL_INPUT_F32 ? 0.0f : 8.0f;
-#else
-constexpr float kRescaleThreshold = 0.0f;
-#endif
+// How far, in powers of two, the running maximum may lag behind the true one before the accumulators are rescaled. See
+// ForwardConfig::maximum_lag.
+constexpr float kRescaleThreshold = FL_MAXIMUM_LAG;
 
 // The softmax's exponential and the unit its arguments come in: powers of two by the special-function unit for 16-bit
 // problems, natural and accurate for f32. A product of score and log2(e) would cost f32 problems their last bits.

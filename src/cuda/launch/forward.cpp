@@ -20,25 +20,32 @@ namespace {
 constexpr int64_t kHopperCounters = 2;
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// How many heads to schedule together: as many as have their keys and values in the L2 cache, in sections of equal
-// size, since a small last section would leave multiprocessors idle at the end. Heads that share keys stay together.
-// Where no query tile is longer than another, one head after the other is better: keys and values then come from memory
-// evenly, and not all at the beginning of a section. (Not seen for narrow heads: docs/lessons.md.)
-int heads_per_section(const ForwardParams& params, const ForwardConfig& config, int64_t l2_bytes) {
+// How many heads to schedule together, in sections of equal size, since a small last section would leave
+// multiprocessors idle at the end. Heads that share keys stay together. Sections begin with their longest query tiles,
+// so that they end together, and with keys and values that come from memory all at once: no more than fit the L2 cache,
+// and under a mask only as many as occupy all multiprocessors once. Where no query tile is longer than another, one
+// head after the other is better. (Neither was seen for narrow heads: docs/lessons.md.)
+int heads_per_section(const ForwardParams& params, const ForwardConfig& config, const Device& device) {
   constexpr int kNarrow = 64;
-  if (!config.has_mask_mod && std::max(config.head_dim, config.value_dim) > kNarrow) {
+  const bool narrow = std::max(config.head_dim, config.value_dim) <= kNarrow;
+  if (!config.has_mask_mod && !narrow) {
     return params.group;
   }
   const int64_t bytes =
       int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
   const int64_t groups = int64_t{params.batch} * params.kv_heads;
-  const int64_t fitting = std::max<int64_t>(l2_bytes / std::max<int64_t>(bytes, 1), 1);
-  const int64_t sections = divide_up(groups, fitting);
+  int64_t together = device.l2_bytes / std::max<int64_t>(bytes, 1);
+  if (!narrow) {
+    together = std::min<int64_t>(together, device.multiprocessors / (int64_t{params.q_tiles} * params.group));
+  }
+  const int64_t sections = divide_up(groups, std::max<int64_t>(together, 1));
   return static_cast<int>(divide_up(groups, sections) * params.group);
 }
 
 Result<ForwardConfig> choose_config(const Problem& problem, KernelKind kind, int architecture) {
   switch (kind) {
+    case KernelKind::kBulkDecode:
+      return choose_bulk_decode_config(problem, architecture);
     case KernelKind::kDecode:
       return choose_decode_config(problem, architecture);
     case KernelKind::kHopper:
@@ -77,7 +84,8 @@ struct Forward::State {
   State(const Driver& d, const Device& on) : driver(d), device(on), memory(d) {}
 
   Status prepare(const AttentionArguments& arguments, ForwardParams& params) const;
-  Status encode_maps(const AttentionArguments& arguments, ForwardParams& params) const;
+  Status encode_query_map(const AttentionArguments& arguments, ForwardParams& params) const;
+  Status encode_key_maps(const AttentionArguments& arguments, ForwardParams& params) const;
   int64_t partial_bytes(const ForwardParams& params) const;
 
   const Driver& driver;
@@ -113,7 +121,7 @@ Result<Forward> Forward::compile(const Problem& problem, const Device& device, K
 
 Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParams& params) const {
   FLASHLIFT_RETURN_IF_ERROR(fill_params(problem, arguments, params));
-  const bool decode = config.kind == KernelKind::kDecode;  // its tiles are of all rows that share keys
+  const bool decode = config.decodes();
   const int64_t rows = int64_t{params.q_len} * (decode ? params.group : 1);
   params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
   int64_t total = int64_t{params.q_tiles} * params.batch * (decode ? params.kv_heads : params.q_heads);
@@ -126,11 +134,15 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
     return unsupported("{} query tiles are more than one launch numbers; split the batch", total);
   }
   params.total_tiles = static_cast<int>(total);
-  params.heads_per_section = heads_per_section(params, config, device.l2_bytes);
-  return config.kind == KernelKind::kHopper ? encode_maps(arguments, params) : Status();
+  params.heads_per_section = heads_per_section(params, config, device);
+  if (config.kind == KernelKind::kHopper) {
+    FLASHLIFT_RETURN_IF_ERROR(encode_query_map(arguments, params));
+  }
+  const bool bulk = config.kind == KernelKind::kHopper || config.kind == KernelKind::kBulkDecode;
+  return bulk ? encode_key_maps(arguments, params) : Status();
 }
 
-Status Forward::State::encode_maps(const AttentionArguments& arguments, ForwardParams& params) const {
+Status Forward::State::encode_query_map(const AttentionArguments& arguments, ForwardParams& params) const {
   const TensorView& out = arguments.out;
   if (config.vector_output) {
     bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0 && (out.strides[3] == 1 || out.sizes[3] == 1);
@@ -141,13 +153,17 @@ Status Forward::State::encode_maps(const AttentionArguments& arguments, ForwardP
       return unsupported("the output {} does not consist of contiguous rows at multiples of 16 bytes", describe(out));
     }
   }
+  constexpr int kWarpgroupRows = 64;
+  FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows));
+  return {};
+}
+
+Status Forward::State::encode_key_maps(const AttentionArguments& arguments, ForwardParams& params) const {
   TensorView k = arguments.k;
   TensorView v = arguments.v;
   if (k.element_count() == 0) {  // never read, but a descriptor needs a tensor
     k = v = arguments.q;
   }
-  constexpr int kWarpgroupRows = 64;
-  FLASHLIFT_ASSIGN_OR_RETURN(params.q_map, encode_tensor_map(driver, arguments.q, kWarpgroupRows));
   const int keys = config.page_size > 0 ? config.page_piece : config.kv_tile;
   FLASHLIFT_ASSIGN_OR_RETURN(params.k_map, encode_tensor_map(driver, k, keys));
   FLASHLIFT_ASSIGN_OR_RETURN(params.v_map, encode_tensor_map(driver, v, keys));
@@ -155,8 +171,8 @@ Status Forward::State::encode_maps(const AttentionArguments& arguments, ForwardP
 }
 
 int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
-  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/sm80_decode.cu
-  const bool split = config.kind == KernelKind::kDecode && params.splits > 1;
+  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/decode.cuh
+  const bool split = config.decodes() && params.splits > 1;
   return split ? int64_t{params.total_tiles} * config.q_tile * (config.value_dim_padded + kPadding) * kFloatBytes : 0;
 }
 
@@ -171,7 +187,7 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
   FLASHLIFT_RETURN_IF_ERROR(state.prepare(arguments, params));
   const ForwardConfig& config = state.config;
   const int64_t partial_bytes = state.partial_bytes(params);
-  const int64_t counters = config.kind == KernelKind::kDecode ? params.total_tiles / params.splits : kHopperCounters;
+  const int64_t counters = config.decodes() ? params.total_tiles / params.splits : kHopperCounters;
   FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
                              state.memory.get(context, stream, counters * static_cast<int64_t>(sizeof(int32_t)),
                                               partial_bytes + state.bounds.bytes(params)));

@@ -1,0 +1,225 @@
+// What the forward kernels for few queries and many keys have in common: which rows and keys a block has, and how what
+// its warps found, and then the blocks, is put together.
+//
+// What bounds them is reading K and V, so that a key-value head is read once for all query heads that share it: a unit is
+// 16 rows of (query head of the group, query), and a block takes a share of the unit's keys, so that all multiprocessors
+// read. Each warp takes 16 keys of every tile. The block that comes last puts the shares together.
+#pragma once
+
+#include "epilogue.cuh"
+#include "redo.cuh"
+#include "sm80_products.cuh"
+
+namespace flashlift::cuda {
+
+constexpr int kRows = 16;
+static_assert(FL_BLOCK_M == kRows, "a block has one tile of rows");
+
+// What a warp or a block found for 16 rows: each has FL_V_DIM sums, its maximum and the sum of its exponentials. The
+// padding puts neighbouring rows into other banks.
+constexpr int kPartialRow = FL_V_DIM + 8;
+constexpr int kPartial = kRows * kPartialRow;
+static_assert(kWarps * kPartial * 4 <= kStages * (kKElements + kVElements) * static_cast<int>(sizeof(InputElement)),
+              "partial results take the place of keys and values");
+
+struct Unit {
+  QueryTile tile;
+  int kv_head;
+  int first_row;  // of group * q_len
+};
+
+__device__ __forceinline__ Unit unit_of_block(const ForwardParams& params, int index, int split) {
+  const int head = index / params.q_tiles;
+  Unit unit;
+  unit.tile.b = head / params.kv_heads;
+  unit.kv_head = head - unit.tile.b * params.kv_heads;
+  unit.first_row = (index - head * params.q_tiles) * kRows;
+  const int last = min(unit.first_row + kRows, params.group * params.q_len) - 1;
+  const int first_in_group = unit.first_row / params.q_len;
+  const int last_in_group = last / params.q_len;
+  const bool one_head = first_in_group == last_in_group;
+  unit.tile.h = unit.kv_head * params.group + first_in_group;
+  unit.tile.last_h = unit.kv_head * params.group + last_in_group;
+  unit.tile.row = one_head ? unit.first_row - first_in_group * params.q_len : 0;
+  unit.tile.last_row = one_head ? last - last_in_group * params.q_len : params.q_len - 1;
+  const i64 tiles = kv_tile_count(params);
+  unit.tile.first_kv_tile = static_cast<int>(tiles * split / params.splits);
+  unit.tile.end_kv_tile = static_cast<int>(tiles * (split + 1) / params.splits);
+  return unit;
+}
+
+__device__ __forceinline__ Rows rows_of_thread(const ForwardParams& params, const Unit& unit) {
+  Rows rows;
+  rows.b = unit.tile.b;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = unit.first_row + threadIdx.x % 32 / 4 + 8 * r;
+    const bool inside = row < params.group * params.q_len;
+    const int in_group = inside ? row / params.q_len : 0;
+    rows.h[r] = unit.kv_head * params.group + in_group;
+    rows.q[r] = inside ? row - in_group * params.q_len : params.q_len;
+  }
+  return rows;
+}
+
+// By what a part counts whose own maximum is `part`. Infinite maxima are equal or count nothing.
+__device__ __forceinline__ float weight_of(float part, float maximum, float factor) {
+  return part == maximum ? 1.0f : exponential((part - maximum) * factor);
+}
+
+// What a warp knows: sums are whole ones in all four threads of a row.
+struct Share {
+  float output[FL_V_DIM / 2];
+  RowState state;
+
+  __device__ __forceinline__ void clear() {
+    state = RowState();
+#pragma unroll
+    for (int i = 0; i < FL_V_DIM / 2; ++i) {
+      output[i] = 0.0f;
+    }
+  }
+
+  // The first `rows` rows.
+  __device__ __forceinline__ void store(float* partial, int rows) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane / 4 + 8 * r >= rows) {
+        continue;
+      }
+      float* row = partial + (lane / 4 + 8 * r) * kPartialRow;
+#pragma unroll
+      for (int j = 0; j < FL_V_DIM / 8; ++j) {
+        *reinterpret_cast<float2*>(row + 8 * j + lane % 4 * 2) =
+            make_float2(output[4 * j + 2 * r], output[4 * j + 2 * r + 1]);
+      }
+      if (lane % 4 == 0) {
+        *reinterpret_cast<float2*>(row + FL_V_DIM) = make_float2(state.maximum[r], state.sum[r]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void merge(const float* partial, int rows, float factor) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane / 4 + 8 * r >= rows) {
+        continue;
+      }
+      const float* row = partial + (lane / 4 + 8 * r) * kPartialRow;
+      const float2 other = *reinterpret_cast<const float2*>(row + FL_V_DIM);
+      const float maximum = fmaxf(state.maximum[r], other.x);
+      const float ours = weight_of(state.maximum[r], maximum, factor);
+      const float theirs = weight_of(other.x, maximum, factor);
+      state.maximum[r] = maximum;
+      state.sum[r] = state.sum[r] * ours + other.y * theirs;
+#pragma unroll
+      for (int j = 0; j < FL_V_DIM / 8; ++j) {
+        const float2 x = *reinterpret_cast<const float2*>(row + 8 * j + lane % 4 * 2);
+        output[4 * j + 2 * r] = output[4 * j + 2 * r] * ours + x.x * theirs;
+        output[4 * j + 2 * r + 1] = output[4 * j + 2 * r + 1] * ours + x.y * theirs;
+      }
+    }
+  }
+
+};
+
+// Puts together what the splits of a unit found, as one partial result in shared memory. All threads at once, each some
+// columns of a row: what it costs is the latency of loads, so that many are under way.
+__device__ __forceinline__ void gather_splits(float* memory, const float* partials, int splits, int rows, float factor) {
+  constexpr int kColumns = FL_V_DIM / 4;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < rows * kColumns; i += kThreads) {
+    const int row = i / kColumns;
+    const int column = i % kColumns * 4;
+    const float* source = partials + row * kPartialRow;
+    float maximum = -FL_INFINITY;
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) {
+      maximum = fmaxf(maximum, __ldcg(source + s * kPartial + FL_V_DIM));
+    }
+    float sum = 0.0f;
+    float4 output = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) {
+      // Not through the L1 cache, which does not see what other blocks write.
+      const float2 state = __ldcg(reinterpret_cast<const float2*>(source + s * kPartial + FL_V_DIM));
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(source + s * kPartial + column));
+      const float weight = weight_of(state.x, maximum, factor);
+      sum = fmaf(state.y, weight, sum);
+      output.x = fmaf(x.x, weight, output.x);
+      output.y = fmaf(x.y, weight, output.y);
+      output.z = fmaf(x.z, weight, output.z);
+      output.w = fmaf(x.w, weight, output.w);
+    }
+    *reinterpret_cast<float4*>(memory + row * kPartialRow + column) = output;
+    if (column == 0) {
+      *reinterpret_cast<float2*>(memory + row * kPartialRow + FL_V_DIM) = make_float2(maximum, sum);
+    }
+  }
+}
+
+// Warp 0 gets what all warps know. `memory` is shared and free after a barrier.
+__device__ __forceinline__ void merge_warps(Share& share, float* memory, int rows, float factor) {
+  const int warp = threadIdx.x / 32;
+  __syncthreads();
+  if (warp > 0) {
+    share.store(memory + warp * kPartial, rows);
+  }
+  __syncthreads();
+  if (warp == 0) {
+#pragma unroll 1
+    for (int other = 1; other < kWarps; ++other) {
+      share.merge(memory + other * kPartial, rows, factor);
+    }
+  }
+}
+
+// Puts together what warps and blocks found, and writes it. `memory` is shared, and keys and values are done with.
+__device__ __forceinline__ void finish_unit(Share& share, float* memory, const ForwardParams& params, const Unit& unit,
+                                            const Rows& rows, int index, int split) {
+  const float factor = score_factor(params);
+  const int warp = threadIdx.x / 32;
+  const int row_count = min(kRows, params.group * params.q_len - unit.first_row);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    share.state.sum[r] = quad_sum(share.state.sum[r]);
+  }
+  merge_warps(share, memory, row_count, factor);
+  if (params.splits > 1) {
+    float* const partials = params.partials + static_cast<i64>(index) * params.splits * kPartial;
+    __shared__ int finished;
+    if (warp == 0) {
+      share.store(partials + split * kPartial, row_count);
+      __threadfence();
+      __syncwarp();
+      if (threadIdx.x == 0) {
+        finished = atomicAdd(params.counters + index, 1);
+      }
+    }
+    __syncthreads();
+    if (finished + 1 < params.splits) {
+      return;
+    }
+    __threadfence();
+    gather_splits(memory, partials, params.splits, row_count, factor);
+    __syncthreads();
+    share.clear();
+    if (warp == 0) {
+      share.merge(memory, row_count, factor);
+    }
+    if (threadIdx.x == 0) {
+      params.counters[index] = 0;  // for the next launch
+    }
+  }
+  if (warp == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      share.state.sum[r] = threadIdx.x % 4 == 0 ? share.state.sum[r] : 0.0f;
+    }
+    write_output(share.output, share.state, params, rows);
+  }
+}
+
+}  // namespace flashlift::cuda
