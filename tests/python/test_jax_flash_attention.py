@@ -135,6 +135,8 @@ def test_unnormalized_and_rounded_logits():
     q, k, v = operands()
     out = flash_attention(q, k, v, normalize_output=False)
     np.testing.assert_allclose(out, plain(q, k, v, normalize=False)[0], atol=1e-4)
+    precise = flash_attention(q, k, v, precision=jax.lax.Precision.HIGHEST)
+    np.testing.assert_array_equal(precise, flash_attention(q, k, v))
     rounded = flash_attention(q, k, v, logits_dtype=jnp.bfloat16)
     np.testing.assert_allclose(rounded, plain(q, k, v)[0], atol=2e-2)
     assert not np.allclose(rounded, plain(q, k, v)[0], atol=1e-5)

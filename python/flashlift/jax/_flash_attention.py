@@ -27,6 +27,7 @@ def flash_attention(
     logits_soft_cap: float | None = None,
     softmax_aux: jax.Array | None = None,
     normalize_output: bool = True,
+    precision: jax.lax.PrecisionLike = None,
     logits_dtype: DTypeLike = jnp.float32,
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
@@ -52,7 +53,8 @@ def flash_attention(
     dropout_prob: leaves each key of a row out with this probability; dropout_seed: a key of jax.random, its uint32 [2] or
         an integer. The keys left out are a function of the seed alone. On CPUs only.
     normalize_output: False leaves out the division by the softmax's sum (no gradient). logits_dtype: what scale query keyᵀ
-        is rounded to; sums, and all else, are float32.
+        is rounded to; sums, and all else, are float32. precision: whatever it asks for is kept, since products are those of
+        Precision.HIGHEST.
     platform: None or "auto", for wherever JAX runs the call; "cpu" or "cuda", which is an error elsewhere. Tiles are chosen
         by shapes, and kernels are cached in memory and on disk, so there is nothing to tune.
     empty_rows: what a query without keys gives, "zero", "uniform" (the mean of value) or "nan".
