@@ -80,14 +80,16 @@ def test_spellings(name):
 # By all operands that hold floats: biases, tables, slopes, scales and temperatures as well.
 SPELLINGS_BY_ALL = (
     "off_by_one swin_v2_cosine swin_window_mask transformer_xl mla_split_scores learned_head_scale linen_dpa_bias_dtype "
-    "relpos_dynslice_table gaussian_bias one_added_to_the_sum"
+    "relpos_dynslice_table gaussian_bias one_added_to_the_sum zero_logit_padded multi_sinks sinks_bf16 sinks_computed "
+    "jaxnn_lse_mask lse_manual_bhq logsumexp_softmax maximum_tiny_denominator"
 ).split()
 
 
 @pytest.mark.parametrize("name", SPELLINGS_BY_ALL)
 def test_spellings_by_all_operands(name):
     function, operands = CASES[name]()
-    report = run_both_ways(with_gradients(function, len(operands)), operands)
+    tolerance = 2e-5 if operands[0].dtype == np.float32 else 2e-2
+    report = run_both_ways(with_gradients(function, len(operands)), operands, tolerance)
     assert report.fused_count == 1 and len(report.candidates) == 1, report
     assert report.module.count('"flashlift.attention_backward"') == 1
 
@@ -260,7 +262,140 @@ def test_a_bias_that_two_attentions_share_and_a_step_of_descent():
     assert report.fused_count == 2, report
 
 
+# --- By sinks and through the log-sum-exp ---
+
+
+def scores_and_lse(q, k, v):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v), jax.nn.logsumexp(s, -1)
+
+
+@pytest.mark.parametrize("name", ["returned", "z_loss", "mean", "by_heads", "stopped", "merged", "gradient_alone"])
+def test_uses_of_the_log_sum_exp(name):
+    def loss(q, k, v):
+        out, lse = scores_and_lse(q, k, v)
+        more = {
+            "returned": lambda: jnp.sum(jnp.cos(lse)),
+            "z_loss": lambda: 1e-2 * jnp.sum(lse**2),
+            "mean": lambda: jnp.mean(lse),
+            "by_heads": lambda: jnp.sum(lse * jnp.arange(3)[:, None]),
+            "stopped": lambda: jnp.sum(jax.lax.stop_gradient(lse) * out[..., 0].swapaxes(1, 2)),
+            "merged": lambda: jnp.sum(out * jax.nn.sigmoid(lse).swapaxes(1, 2)[..., None]),
+            "gradient_alone": lambda: jnp.sum(lse),
+        }
+        return jnp.sum(jnp.sin(out)) + more[name](), () if name == "gradient_alone" else (out, lse)
+
+    function = jax.grad(loss, (0, 1, 2), has_aux=True)
+    report = run_both_ways(function, operands())
+    assert report.fused_count == 1 and report.module.count('"flashlift.attention_backward"') == 1, report
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (1, 3, 1, 1)])
+def test_sinks(shape):
+    def function(q, k, v, sinks):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+        columns = jnp.broadcast_to(sinks.reshape(1, 3, 1, -1), (*s.shape[:3], sinks.size // 3))
+        p = jax.nn.softmax(jnp.concatenate([s, columns], -1))[..., : s.shape[-1]]
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+    report = run_both_ways(with_gradients(function, 4), (*operands(), normal(*shape)))
+    assert report.fused_count == 1 and "0 1 2 3" in report.module, report
+
+
 # --- What only looks like a gradient ---
+
+
+def straight_through(change):
+    """The function forward, and the derivative of one that does nothing."""
+    return lambda x: x + jax.lax.stop_gradient(change(x) - x)
+
+
+CHANGES = {
+    "below_half": lambda s: jnp.minimum(s, 0.5),
+    "below_100": lambda s: jnp.minimum(s, 100.0),
+    "above_minus_100": lambda s: jnp.maximum(s, -100.0),
+    "below_3000": lambda s: jnp.minimum(s, 3000.0),
+    "within_50": lambda s: jnp.clip(s, -50, 50),
+    "absolute": jnp.abs,
+    "rectified": jax.nn.relu,
+    "squared": jnp.square,
+    "switched": lambda s: jnp.where(s > 70, 2 * s, s),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "of_bias"),
+    [(name, False) for name in CHANGES] + [(name, True) for name in ("below_half", "within_50", "absolute")],
+)
+def test_straight_through_is_left_alone(name, of_bias):
+    """A gradient that is right for the usual scores, small biases or positive ones is not one."""
+    for change, is_right in ((CHANGES[name], True), (straight_through(CHANGES[name]), False)):
+
+        def function(q, k, v, bias):
+            s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+            s = s + change(jnp.broadcast_to(bias, s.shape) + 0 * s) if of_bias else change(s + bias)
+            return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+        report = run_both_ways(with_gradients(function, 4), (*operands(), normal(2, 3, 20, 24)))
+        assert report.fused_count == is_right, report
+
+
+def lse_by_hand(q, k, v, d_out, d_lse, *, ds=lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c)):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    p = jax.nn.softmax(s)
+    out = jnp.einsum("bhqk,bkhd->bqhd", p, v)
+    d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v)
+    d_s = ds(p, d_p, d_lse[..., None]) / 4
+    return out, jnp.einsum("bhqk,bkhd->bqhd", d_s, k), jnp.einsum("bhqk,bqhd->bkhd", d_s, q)
+
+
+LSE_NEAR_MISSES = {
+    "of_keys": lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c * jnp.arange(24)),
+    "not_weighted": lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True)) + c,
+    "weighted_twice": lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c * p),
+    "without_the_sum": lambda p, d_p, c: p * (d_p + c),
+    "scaled": lambda p, d_p, c: 2 * p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c),
+    "of_the_maximum": lambda p, d_p, c: p * (d_p - jnp.sum(p * d_p, -1, keepdims=True) + c * p.max(-1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize("name", [None, *LSE_NEAR_MISSES])
+def test_near_miss_of_a_log_sum_exp_is_left_alone(name):
+    function = functools.partial(lse_by_hand, ds=LSE_NEAR_MISSES[name]) if name else lse_by_hand
+    report = run_both_ways(function, (*operands(), normal(2, 20, 3, 8), normal(2, 3, 20)))
+    assert report.fused_count == (name is None), report
+
+
+def sinks_by_hand(q, k, v, sinks, d_out, *, d_sinks=lambda p_sink, p_d_p, p: -(p_sink * p_d_p).sum((0, 2))):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    columns = jnp.broadcast_to(sinks[None, :, None, None], (*s.shape[:3], 1))
+    m = jnp.maximum(s.max(-1, keepdims=True), columns)
+    e, e_sink = jnp.exp(s - m), jnp.exp(columns - m)
+    z = e.sum(-1, keepdims=True) + e_sink
+    p = e / z
+    d_p = jnp.einsum("bqhd,bkhd->bhqk", d_out, v)
+    p_d_p = jnp.sum(p * d_p, -1)
+    d_s = p * (d_p - p_d_p[..., None])
+    d_q = jnp.einsum("bhqk,bkhd->bqhd", d_s / 4, k)
+    return jnp.einsum("bhqk,bkhd->bqhd", p, v), d_q, d_sinks((e_sink / z)[..., 0], p_d_p, p)
+
+
+SINKS_NEAR_MISSES = {
+    "other_sign": lambda p_sink, p_d_p, p: (p_sink * p_d_p).sum((0, 2)),
+    "less_the_square": lambda p_sink, p_d_p, p: -(p_sink * (1 - p_sink) * p_d_p).sum((0, 2)),
+    "of_one_batch": lambda p_sink, p_d_p, p: -(p_sink * p_d_p)[0].sum(1),
+    "of_some_queries": lambda p_sink, p_d_p, p: -(p_sink * p_d_p)[..., 1:].sum((0, 2)),
+    "of_queries": lambda p_sink, p_d_p, p: -(p_sink * p_d_p).sum((0, 1)),
+    "of_a_key": lambda p_sink, p_d_p, p: -(p[..., 0] * p_d_p).sum((0, 2)),
+    "mean": lambda p_sink, p_d_p, p: -jnp.max(p_sink * p_d_p, (0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", [None, *SINKS_NEAR_MISSES])
+def test_near_miss_of_sinks_is_left_alone(name):
+    function = functools.partial(sinks_by_hand, d_sinks=SINKS_NEAR_MISSES[name]) if name else sinks_by_hand
+    report = run_both_ways(function, (*operands(), normal(3), normal(2, 20, 3, 8)))
+    assert report.fused_count == (name is None), report
 
 
 def biased_by_hand(q, k, v, bias, d_out, flag, *, d_bias=lambda ds, p: ds.sum(0)):

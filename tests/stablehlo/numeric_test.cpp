@@ -112,6 +112,21 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_not, {mask}), arena_.f32(0), square})));
   const SymId maximum = over_keys(ReduceKind::kMaximum, known);
   EXPECT_TRUE(reads_within(arena_, op(Op::k_eq, {known, maximum}), {known, maximum}));
+  // A branch of the known formula's own: |x| at 0, max(x, y) where they are equal.
+  const SymId clipped = op(Op::k_max, {op(Op::k_abs, {score_}), arena_.f32(0.5F)});
+  for (const auto& [x, y] : {std::pair(score_, arena_.f32(0)), {op(Op::k_abs, {score_}), arena_.f32(0.5F)}}) {
+    const SymId branch = op(Op::k_select, {op(Op::k_lt, {x, y}), square, arena_.f32(0)});
+    EXPECT_TRUE(reads_within(arena_, branch, {clipped}));
+    EXPECT_FALSE(within(branch));
+  }
+  EXPECT_FALSE(
+      reads_within(arena_, op(Op::k_select, {op(Op::k_lt, {score_, arena_.f32(0.5F)}), square, score_}), {clipped}));
+  // A sum of exponentials is positive, whatever the row.
+  const SymId sum = over_keys(ReduceKind::kAdd, op(Op::k_exp, {score_}));
+  EXPECT_TRUE(within(op(Op::k_select, {op(Op::k_lt, {arena_.f32(0), sum}), square, score_})));
+  EXPECT_FALSE(within(op(Op::k_select, {op(Op::k_lt, {arena_.f32(1), sum}), square, score_})));
+  EXPECT_FALSE(
+      within(op(Op::k_select, {op(Op::k_lt, {arena_.f32(0), over_keys(ReduceKind::kAdd, score_)}), square, score_})));
   EXPECT_FALSE(within(op(Op::k_select, {load(1, Type::kI1), square, arena_.f32(0)})));
   EXPECT_FALSE(within(op(Op::k_mul, {square, load(2, Type::kF32)})));
   EXPECT_FALSE(within(op(Op::k_max, {square, arena_.f32(0)})));
@@ -124,6 +139,13 @@ TEST_F(Numeric, ReadsWithin) {
     EXPECT_FALSE(within(op(Op::k_add, {square, arena_.convert(step, Type::kF32)}))) << static_cast<int>(steps);
   }
   EXPECT_TRUE(within(op(Op::k_add, {square, arena_.convert(arena_.atom(kRowAtom), Type::kF32)})));
+}
+
+TEST_F(Numeric, LargestThreshold) {
+  const SymId clipped = op(Op::k_min, {op(Op::k_max, {score_, arena_.f32(-20)}), arena_.f32(3)});
+  const SymId masked = op(Op::k_max, {score_, arena_.f32(-1e30F)});
+  EXPECT_EQ(largest_threshold(arena_, {masked, score_}), 0);
+  EXPECT_EQ(largest_threshold(arena_, {masked, op(Op::k_exp, {clipped})}), 20);
 }
 
 }  // namespace

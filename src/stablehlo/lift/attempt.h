@@ -23,15 +23,16 @@
 
 namespace flashlift::stablehlo {
 
-// Remembers which operations compute with a product's result. `barrier`, if not null, is taken for one that does not.
+// Remembers which operations compute with an operation's result. `barriers` are taken for such that do not.
 class DependsOn {
  public:
-  DependsOn(mlir::Operation* product, mlir::Operation* barrier) : product_(product), barrier_(barrier) {}
+  DependsOn(mlir::Operation* product, std::vector<mlir::Operation*> barriers)
+      : product_(product), barriers_(std::move(barriers)) {}
   bool operator()(mlir::Operation* op) {
     if (op == product_) {
       return true;
     }
-    if (op == nullptr || op == barrier_) {
+    if (op == nullptr || llvm::is_contained(barriers_, op)) {
       return false;
     }
     if (const auto found = known_.find(op); found != known_.end()) {
@@ -49,7 +50,7 @@ class DependsOn {
 
  private:
   mlir::Operation* product_;
-  mlir::Operation* barrier_;
+  std::vector<mlir::Operation*> barriers_;
   llvm::DenseMap<mlir::Operation*, bool> known_;
 };
 
@@ -85,7 +86,8 @@ class Attempt {
         digits_(digits),
         options_(options),
         // The gradient of the output is computed from the output as a rule, and is no part of the score plane.
-        depends_(first, options.gradient == GradientUse::kBesideOutput ? second : nullptr) {}
+        depends_(first, options.gradient == GradientUse::kBesideOutput ? std::vector{second}
+                                                                       : std::vector<mlir::Operation*>{}) {}
 
   Result<LiftedAttention> run();
   // After a failure: the atom that must be split for a new try.
@@ -147,10 +149,10 @@ class Attempt {
     PlacedTensor tensor;
   };
 
-  // The gradient by a term of the score.
+  // The gradient by a term of the score, or, without one, by the sinks.
   struct SumExit {
     PlaneSum sum;
-    Term term;
+    std::optional<Term> term;
   };
 
   // A product that formulas of the score plane read: that of the output's gradient and the values is one.
@@ -161,8 +163,10 @@ class Attempt {
   };
 
   void read_plane();
+  void read_users();
   bool read_user(mlir::Operation* user, mlir::Operation* operand);
   std::vector<std::vector<Index>> possible_indices(mlir::Value value) const;
+  std::vector<int> row_atoms() const;
   std::vector<GradientProduct> gradient_products() const;
   Status place_exit(Exit& exit);
   void place_exits();
@@ -172,14 +176,19 @@ class Attempt {
   Status leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
   Status leave_by(const PlaneSum& sum, const std::function<Status()>& further);
   std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
+  bool leave_as_log_sum_exp(mlir::Operation* op);
+  bool is_sinks_gradient(const PlaneSum& sum);
   std::optional<Term> term_with_gradient(const PlaneSum& sum);
 
   // --- attempt_gradient.cpp ---
 
   Status lift_gradient();
   Status find_output_gradient();
+  Status find_lse_gradient();
   Status check_order() const;
   Status classify(const Exit& exit);
+  ResultView result_of_sum(const SumExit& exit, const std::vector<int64_t>& call_shape,
+                           const std::vector<int>& order) const;
   Result<Capture> read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos);
   Status write_sums();
   bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
@@ -192,6 +201,8 @@ class Attempt {
   // Compares with the gradient by the softmax's score, times the score's derivative by something: `shifted` is the
   // score with kShift added to that.
   Status compare_gradient(SymId formula, SymId shifted);
+  // Compares with the gradient by the sinks.
+  Status compare_sinks(SymId formula);
   SymId score_with_shift(SymId of);
   // False for a row that has no keys in this draw, and shows nothing.
   using CompareRow = std::function<Result<bool>(NumericRow&, const Draw&)>;
@@ -224,7 +235,9 @@ class Attempt {
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split_;
   mlir::Value d_out_operand_;
   std::vector<Affine> d_out_indices_;
-  SymId gradient_formula_ = kNoSym;                     // of the gradient by the probabilities, a load
+  SymId gradient_formula_ = kNoSym;  // of the gradient by the probabilities, a load
+  SymId d_lse_formula_ = kNoSym;     // of the gradient by the log-sum-exp, if there is one
+  mlir::Value d_lse_;
   llvm::DenseMap<mlir::Operation*, PlaneValue> plane_;  // what the scores flow into, as far as it is of the score plane
   llvm::DenseMap<mlir::Operation*, std::string> ends_;  // what reads that and is not of the plane, and how it was met
   llvm::DenseMap<mlir::Operation*, bool> inner_;
@@ -232,6 +245,7 @@ class Attempt {
   llvm::DenseMap<mlir::Operation*, Status> left_as_sum_;
   std::vector<Exit> exits_;
   std::vector<SumExit> sum_exits_;
+  std::vector<mlir::Operation*> log_sum_exps_;
   LiftedAttention lifted_;
 };
 

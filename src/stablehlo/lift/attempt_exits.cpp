@@ -137,8 +137,32 @@ std::optional<std::vector<Affine>> other_indices(mlir::Operation* product, unsig
 // --- Reading ---
 
 // Reads everything that the scores flow into, as far as each element belongs to one place of the score plane, or to one
-// of its rows.
+// of its rows. What is computed from the row log-sum-exp is computed from what the call gives, as it is from the
+// output.
 void Attempt::read_plane() {
+  read_users();
+  if (softmax_.score == kNoSym) {
+    return;
+  }
+  for (const auto& [op, plane] : plane_) {
+    if (!arena_.depends_on(plane.formula, kKeyAtom) && is_log_sum_exp(arena_, plane.formula, softmax_)) {
+      log_sum_exps_.push_back(op);
+    }
+  }
+  if (!log_sum_exps_.empty() && !ends_.empty()) {
+    std::vector<mlir::Operation*> given = log_sum_exps_;
+    if (options_.gradient == GradientUse::kBesideOutput) {
+      given.push_back(second_);
+    }
+    depends_ = DependsOn(first_, std::move(given));
+    plane_.clear();
+    ends_.clear();
+    exits_.clear();
+    read_users();
+  }
+}
+
+void Attempt::read_users() {
   plane_[first_] = {.indices = evaluator_->score_indices(),
                     .formula = evaluator_->evaluate(first_->getResult(0), evaluator_->score_indices())};
   std::vector<mlir::Operation*> stack{first_};
@@ -199,30 +223,62 @@ bool Attempt::read_user(mlir::Operation* user, mlir::Operation* operand) {
   return end(reason.empty() ? "" : ": " + reason);
 }
 
-// The ways in which a value may have an element for each place of the plane, or for each row.
+// The ways in which a value may have an element for each place of the plane, or for each row; or, with further columns
+// beside the keys, for each place of the plane and more.
 std::vector<std::vector<Index>> Attempt::possible_indices(mlir::Value value) const {
-  std::vector<int> row;
-  for (const Index& index : probability_indices_) {
-    for (const auto& term : index.affine.terms) {
-      if (!evaluator_->runs_over_keys(affine_atom(term.first)) && sizes_[static_cast<size_t>(term.first)] != 1) {
-        row.push_back(term.first);
-      }
-    }
-  }
+  const std::vector<int> row = row_atoms();
   std::vector<int> all = row;
   if (sizes_[kKeyAtom] != 1) {
     all.insert(all.begin(), kKeyAtom);
   }
+  std::vector<int> with_sinks = row;
+  if (softmax_.sink_atoms.size() == 1 && softmax_.sink_atoms[0] >= 0) {
+    with_sinks.push_back(softmax_.sink_atoms[0]);
+  }
   std::vector<std::vector<Index>> possible;
-  for (const std::vector<int>& atoms : {all, row}) {
+  const auto add = [&](llvm::ArrayRef<int64_t> dims, const std::vector<int>& atoms) {
     std::vector<std::vector<int>> current;
     std::vector<std::vector<std::vector<int>>> assignments;
-    assign_atoms(shape(value), atoms, sizes_, current, assignments);
+    assign_atoms(dims, atoms, sizes_, current, assignments);
     for (const auto& assignment : assignments) {
       possible.push_back(indices_of({.value = value, .dims = assignment}, sizes_));
     }
+  };
+  const llvm::ArrayRef<int64_t> dims = shape(value);
+  add(dims, all);
+  add(dims, row);
+  if (with_sinks.size() != row.size()) {
+    add(dims, with_sinks);
+  }
+  constexpr int64_t kMostColumns = 64;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t more = dims[d] - sizes_[kKeyAtom];
+    if (more <= 0 || more > kMostColumns) {
+      continue;
+    }
+    llvm::SmallVector<int64_t> keys(dims);
+    keys[d] = sizes_[kKeyAtom];
+    const size_t first = possible.size();
+    add(keys, all);
+    for (size_t i = possible.size(); i-- > first;) {
+      std::vector<Index> behind = possible[i];
+      behind[d].affine.constant += more;
+      possible.push_back(std::move(behind));
+    }
   }
   return possible;
+}
+
+std::vector<int> Attempt::row_atoms() const {
+  std::vector<int> atoms;
+  for (const Index& index : probability_indices_) {
+    for (const auto& term : index.affine.terms) {
+      if (!evaluator_->runs_over_keys(affine_atom(term.first)) && sizes_[static_cast<size_t>(term.first)] != 1) {
+        atoms.push_back(term.first);
+      }
+    }
+  }
+  return atoms;
 }
 
 // The products that formulas of the plane load, with the indices of their operands.
@@ -349,13 +405,13 @@ Status Attempt::leave(mlir::Operation* op) {
   if (const auto found = left_.find(op); found != left_.end()) {
     return found->second;
   }
+  if (leave_as_log_sum_exp(op)) {
+    return {};
+  }
   const PlaneValue& plane = plane_[op];
   const auto tensor = place_tensor(op->getResult(0), affine_of(plane.indices), sizes_);
-  if (!tensor) {
-    return internal_error("a value of the score plane has no place there");
-  }
-  const PlaneSum itself{.tensor = *tensor, .formula = plane.formula};
-  const Status status = leave_by(itself, [&]() -> Status {
+  const PlaneSum itself{.tensor = tensor.value_or(PlacedTensor{}), .formula = plane.formula};
+  const auto further = [&]() -> Status {
     for (mlir::Operation* user : op->getUsers()) {
       if (is_inner(user)) {
         continue;
@@ -367,12 +423,24 @@ Status Attempt::leave(mlir::Operation* op) {
       FLASHLIFT_RETURN_IF_ERROR(left);
     }
     return {};
-  });
+  };
+  const Status status = tensor ? leave_by(itself, further) : further();
   left_[op] = status;
   return status;
 }
 
+// The call gives it, whatever it is used for; but for what is computed from it before it leaves.
+bool Attempt::leave_as_log_sum_exp(mlir::Operation* op) {
+  if (!lifted_.lse && llvm::is_contained(log_sum_exps_, op)) {
+    static_cast<void>(find_log_sum_exp(op->getResult(0)));
+  }
+  return lifted_.lse && lifted_.lse->replaced == op->getResult(0);
+}
+
 Status Attempt::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
+  if (sum.tensor.value == nullptr) {
+    return unsupported("scores or probabilities are used elsewhere, not as by a gradient: {}", ends_[user]);
+  }
   if (const auto found = left_as_sum_.find(user); found != left_as_sum_.end()) {
     return found->second;
   }
@@ -395,12 +463,16 @@ Status Attempt::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
   return status;
 }
 
-// A value leaves as the gradient by a term of the score, or all that follows from it does.
+// A value leaves as the gradient by a term of the score or by the sinks, or all that follows from it does.
 Status Attempt::leave_by(const PlaneSum& sum, const std::function<Status()>& further) {
   const bool depends_on_keys = arena_.depends_on(sum.formula, kKeyAtom) || sizes_[kKeyAtom] == 1;
+  if (gradient_formula_ != kNoSym && !depends_on_keys && is_sinks_gradient(sum)) {
+    sum_exits_.push_back({.sum = sum, .term = std::nullopt});
+    return {};
+  }
   if (gradient_formula_ != kNoSym && depends_on_keys) {
     if (auto term = term_with_gradient(sum)) {
-      sum_exits_.push_back({.sum = sum, .term = *std::move(term)});
+      sum_exits_.push_back({.sum = sum, .term = std::move(term)});
       return {};
     }
   }
@@ -467,6 +539,18 @@ std::optional<Attempt::PlaneSum> Attempt::summed_further(const PlaneSum& sum, ml
       return next;
     }
   }
+}
+
+// Each row has its share of the gradient by the sinks.
+bool Attempt::is_sinks_gradient(const PlaneSum& sum) {
+  if (softmax_.sinks.size() != 1 || arena_.is_constant(softmax_.sinks[0])) {
+    return false;
+  }
+  std::vector<int> wanted = roles_.heads();
+  if (softmax_.sink_atoms[0] >= 0) {
+    wanted.push_back(softmax_.sink_atoms[0]);
+  }
+  return sorted(sum.tensor.order()) == sorted(wanted) && compare_sinks(sum.formula).ok();
 }
 
 // The term of the score by which the sum is the gradient.

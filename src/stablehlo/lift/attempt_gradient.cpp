@@ -51,6 +51,54 @@ Status Attempt::find_output_gradient() {
   return unsupported("no product of the output's gradient and the values was found");
 }
 
+// What is added to each row of the gradient by the probabilities: the gradient by the row's log-sum-exp. Any value of
+// rows may be it that is computed from neither scores nor probabilities, but from the call's results.
+Status Attempt::find_lse_gradient() {
+  const auto of_scores =
+      std::find_if(exits_.begin(), exits_.end(), [](const Exit& exit) { return !exit.is_of_values; });
+  if (of_scores == exits_.end()) {
+    return {};
+  }
+  const SymId shifted = score_with_shift(plane_[first_].formula);
+  if (gradient_formula_ == kNoSym || compare_gradient(of_scores->formula, shifted).ok()) {
+    return {};
+  }
+  std::vector<mlir::Operation*> given = log_sum_exps_;
+  if (options_.gradient == GradientUse::kBesideOutput) {
+    given.push_back(second_);
+  }
+  DependsOn depends(first_, given);
+  const std::vector<Evaluator::Place> places = evaluator_->places();
+  for (const Evaluator::Place& place : places) {
+    const bool is_computed = std::any_of(place.indices.begin(), place.indices.end(),
+                                         [](const Index& index) { return index.general != kNoSym; });
+    if (is_computed || arena_[place.formula].type != Type::kF32 || arena_.depends_on(place.formula, kKeyAtom) ||
+        dtype(place.value.getType()) != DType::kF32 || depends(mlir::Value(place.value).getDefiningOp())) {
+      continue;
+    }
+    const auto tensor = place_tensor(place.value, affine_of(place.indices), sizes_);
+    std::vector<int> order = tensor ? tensor->order() : std::vector<int>{};
+    const std::vector<int> rows = row_atoms();
+    if (!tensor || !std::is_permutation(order.begin(), order.end(), rows.begin(), rows.end())) {
+      continue;
+    }
+    d_lse_formula_ = place.formula;
+    if (!compare_gradient(of_scores->formula, shifted).ok()) {
+      continue;
+    }
+    for (mlir::Operation* op : given) {
+      if (op != second_ && !lifted_.lse && DependsOn(op, {})(mlir::Value(place.value).getDefiningOp())) {
+        FLASHLIFT_RETURN_IF_ERROR(find_log_sum_exp(op->getResult(0)));
+      }
+    }
+    d_lse_ = place.value;
+    FLASHLIFT_ASSIGN_OR_RETURN(lifted_.gradient->d_lse, operand_view(*tensor, roles_, {}, sizes_, false));
+    return {};
+  }
+  d_lse_formula_ = kNoSym;
+  return {};
+}
+
 // Without the output, the values are known as what the output's gradient is multiplied with.
 Status Attempt::place_values_of_gradient() {
   const unsigned other = 1 - side_;
@@ -79,7 +127,9 @@ Status Attempt::place_values_of_gradient() {
 // The two calls must not need each other, as they would for a second derivative.
 Status Attempt::check_order() const {
   const auto check = [&](mlir::Operation* exit) {
-    return DependsOn(exit, nullptr)(d_out_operand_.getDefiningOp())
+    DependsOn depends(exit, {});
+    return depends(mlir::Value(d_out_operand_).getDefiningOp()) ||
+                   (d_lse_ && depends(mlir::Value(d_lse_).getDefiningOp()))
                ? unsupported("the gradient of the output is computed from a gradient of the same attention")
                : Status();
   };
@@ -123,6 +173,7 @@ Status Attempt::lift_gradient() {
   }
   FLASHLIFT_RETURN_IF_ERROR(find_output_gradient());
   place_exits();
+  FLASHLIFT_RETURN_IF_ERROR(find_lse_gradient());
   FLASHLIFT_RETURN_IF_ERROR(leave(first_));
   for (const Exit& exit : exits_) {
     FLASHLIFT_RETURN_IF_ERROR(classify(exit));
@@ -173,6 +224,19 @@ Result<Capture> Attempt::read_term(const Term& term, SymId& score, std::vector<L
   return capture;
 }
 
+// How what leaves lies in a result of the call whose dimensions are these atoms, major to minor.
+ResultView Attempt::result_of_sum(const SumExit& exit, const std::vector<int64_t>& call_shape,
+                                  const std::vector<int>& order) const {
+  ResultView view{.replaced = exit.sum.tensor.value, .call_shape = call_shape, .dims = {}};
+  for (const int atom : order) {
+    view.digits.push_back(sizes_[static_cast<size_t>(atom)]);
+  }
+  for (const int atom : exit.sum.tensor.order()) {
+    view.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
+  }
+  return view;
+}
+
 // The problem of the backward call, and how the gradients by captured tensors lie. The programs of the forward call
 // must have been built.
 Status Attempt::write_sums() {
@@ -190,22 +254,25 @@ Status Attempt::write_sums() {
   }
   std::map<SymId, std::pair<Capture, PlacedTensor>> known;  // by the term's formula
   for (const SumExit& exit : sum_exits_) {
-    if (!known.contains(exit.term.formula)) {
-      FLASHLIFT_ASSIGN_OR_RETURN(Capture read, read_term(exit.term, score, infos));
-      values.emplace(read.name, exit.term.tensor.value);
-      known.emplace(exit.term.formula, std::pair(std::move(read), exit.term.tensor));
+    if (!exit.term) {
+      std::vector<int> order = roles_.heads();
+      if (softmax_.sink_atoms[0] >= 0) {
+        order.push_back(softmax_.sink_atoms[0]);
+      }
+      gradient.d_sinks.push_back(result_of_sum(exit, {lifted_.problem.q_heads, lifted_.problem.sinks}, order));
+      continue;
     }
-    const auto& [capture, tensor] = known.at(exit.term.formula);
-    CaptureGradient by{.capture = capture.name,
-                       .result = {.replaced = exit.sum.tensor.value, .call_shape = capture.shape, .dims = {}}};
-    const std::vector<int> order = tensor.order();
-    for (const int atom : order) {
-      by.result.digits.push_back(sizes_[static_cast<size_t>(atom)]);
+    if (!known.contains(exit.term->formula)) {
+      FLASHLIFT_ASSIGN_OR_RETURN(Capture read, read_term(*exit.term, score, infos));
+      values.emplace(read.name, exit.term->tensor.value);
+      known.emplace(exit.term->formula, std::pair(std::move(read), exit.term->tensor));
     }
-    for (const int atom : exit.sum.tensor.order()) {
-      by.result.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
-    }
-    gradient.d_captures.push_back(std::move(by));
+    const auto& [capture, tensor] = known.at(exit.term->formula);
+    gradient.d_captures.push_back(
+        {.capture = capture.name, .result = result_of_sum(exit, capture.shape, tensor.order())});
+  }
+  if (gradient.d_captures.empty()) {
+    return {};
   }
   const ProgramEmitter emitter(arena_, roles_, sizes_, infos);
   FLASHLIFT_ASSIGN_OR_RETURN(gradient.problem.score_mod, emitter.score_mod(score));

@@ -12,11 +12,30 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr int kDraws = 6;
-constexpr int kMostRows = 12;        // compared in each draw
+constexpr size_t kDraws = 6;
+constexpr int64_t kMostRows = 12;    // compared in each draw
+constexpr int64_t kRowsBeyond = 4;   // in each further one
 constexpr int64_t kMostKeys = 8192;  // in these together
 constexpr double kTolerance = 1e-6;  // of the largest term
 constexpr double kStep = 1e-4;       // of the differences that give a derivative
+
+// What a gradient is clipped at, or a score, shows in large draws: the further ones go well beyond each threshold, with
+// all of a row on one side of it, too, and with tensors of both signs.
+std::vector<Draw> draws_for(double threshold) {
+  std::vector<Draw> draws;
+  for (size_t trial = 0; trial < kDraws; ++trial) {
+    draws.push_back({.score_range = trial % 2 == 0 ? 4.0 : 30.0, .gradient_range = trial % 3 == 0 ? 1.0 : 1e6});
+  }
+  const double size = std::max(1.0, threshold);
+  for (const double factor : {3.0, 50.0}) {
+    for (const double center : {0.0, -0.8, 0.8}) {
+      const double range = (center == 0 ? 1.0 : 0.6) * factor * size;
+      draws.push_back({.score_center = center * factor * size, .score_range = range});
+      draws.push_back({.load_center = center * factor * size, .load_range = range});
+    }
+  }
+  return draws;
+}
 
 }  // namespace
 
@@ -27,23 +46,24 @@ SymId Attempt::score_with_shift(SymId of) {
 
 Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
   std::vector<SymId> known = {whole_, softmax_.score};
-  if (gradient_formula_ != kNoSym) {
-    known.push_back(gradient_formula_);
+  for (const SymId given : {gradient_formula_, d_lse_formula_}) {
+    if (given != kNoSym) {
+      known.push_back(given);
+    }
   }
   if (!reads_within(arena_, formula, known)) {
     return unsupported("a gradient reads or branches on what the scores do not");
   }
   const std::vector<int64_t>& atom_sizes = evaluator_->atom_sizes();
-  const auto rows = static_cast<int>(std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows));
+  const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   int compared = 0;
-  for (uint64_t trial = 0; trial < kDraws; ++trial) {
-    // A gradient that is clipped somewhere, or a score that is, shows in a large draw; integers are ids or lengths.
-    const Draw draw{.seed = 17 * trial + 1,
-                    .score_range = trial % 2 == 0 ? 4.0 : 30.0,
-                    .gradient = gradient_formula_ == kNoSym ? -1 : arena_[gradient_formula_].payload,
-                    .gradient_range = trial % 3 == 0 ? 1.0 : 1e6,
-                    .integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1};
-    for (int row = 0; row < rows; ++row) {
+  const std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
+  for (size_t trial = 0; trial < draws.size(); ++trial) {
+    Draw draw = draws[trial];
+    draw.seed = 17 * trial + 1;
+    draw.gradient = gradient_formula_ == kNoSym ? -1 : arena_[gradient_formula_].payload;
+    draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // ids or lengths
+    for (int64_t row = 0; row < (trial < kDraws ? rows : std::min(rows, kRowsBeyond)); ++row) {
       std::vector<int64_t> atoms(kMaxAtoms, 0);
       for (size_t atom = 1; atom < atoms.size(); ++atom) {
         atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %
@@ -51,11 +71,12 @@ Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
       }
       NumericRow numbers(arena_, atom_sizes, atoms, draw);
       FLASHLIFT_ASSIGN_OR_RETURN(const bool is_row, compare_row(numbers, draw));
-      compared += is_row ? 1 : 0;
+      compared += is_row && trial < kDraws ? 1 : 0;
     }
   }
-  return compared >= kDraws ? Status()
-                            : unsupported("too few rows of the score plane could be compared with a gradient");
+  return compared >= static_cast<int>(kDraws)
+             ? Status()
+             : unsupported("too few rows of the score plane could be compared with a gradient");
 }
 
 Status Attempt::compare_probabilities(SymId formula) {
@@ -73,27 +94,46 @@ Status Attempt::compare_probabilities(SymId formula) {
   });
 }
 
+namespace {
+
+// The probabilities of a row and the gradient by them.
+struct Row {
+  std::vector<double> p;
+  std::vector<double> d_p;
+  double p_d_p = 0;  // summed over the keys, less the gradient by the log-sum-exp
+  bool has_keys = true;
+};
+
+Row row_of(NumericRow& numbers, SymId probability, SymId d_probability, SymId d_lse, size_t keys) {
+  Row row{.p = std::vector<double>(keys), .d_p = std::vector<double>(keys)};
+  for (size_t key = 0; key < keys; ++key) {
+    row.p[key] = numbers.value(probability, key);
+    row.has_keys = row.has_keys && !std::isnan(row.p[key]);
+    row.d_p[key] = numbers.value(d_probability, key);
+    row.p_d_p += row.p[key] * row.d_p[key];
+  }
+  row.p_d_p -= d_lse == kNoSym ? 0 : numbers.value(d_lse, 0);
+  return row;
+}
+
+}  // namespace
+
 Status Attempt::compare_gradient(SymId formula, SymId shifted) {
   if (gradient_formula_ == kNoSym) {
     return unsupported("a gradient by queries or keys without one by the probabilities");
   }
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
-    std::vector<double> p(keys);
-    std::vector<double> d_p(keys);
-    double p_d_p = 0;
-    for (size_t key = 0; key < keys; ++key) {
-      p[key] = numbers.value(whole_, key);
-      if (std::isnan(p[key])) {
-        return false;  // a row without keys
-      }
-      d_p[key] = numbers.value(gradient_formula_, key);
-      p_d_p += p[key] * d_p[key];
+    const Row row = row_of(numbers, whole_, gradient_formula_, d_lse_formula_, keys);
+    if (!row.has_keys) {
+      return false;
     }
     std::vector<double> found(keys);
+    std::vector<double> score(keys);
     std::vector<double> above(keys);
     for (size_t key = 0; key < keys; ++key) {
       found[key] = numbers.value(formula, key);
+      score[key] = numbers.value(shifted, key);
     }
     numbers.shift(kStep);
     for (size_t key = 0; key < keys; ++key) {
@@ -101,15 +141,38 @@ Status Attempt::compare_gradient(SymId formula, SymId shifted) {
     }
     numbers.shift(-kStep);
     for (size_t key = 0; key < keys; ++key) {
-      const double slope = (above[key] - numbers.value(shifted, key)) / (2 * kStep);
-      const double expected = p[key] == 0 ? 0 : p[key] * (d_p[key] - p_d_p) * slope;
-      const double size = std::max(p[key] * (std::abs(d_p[key]) + std::abs(p_d_p)), 1e-6 * draw.gradient_range) *
+      const double p = row.p[key];
+      const double below = numbers.value(shifted, key);
+      const double slope = p == 0 ? 0 : (above[key] - below) / (2 * kStep);
+      const double bend = (above[key] - 2 * score[key] + below) / kStep;
+      if (std::isfinite(bend) && std::abs(bend) > 0.01 * std::max(1.0, std::abs(slope))) {
+        continue;  // just where the score is clipped
+      }
+      const double expected = p * (row.d_p[key] - row.p_d_p) * slope;
+      const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
                           std::max(1.0, std::abs(slope));
-      if (!(std::abs(found[key] - expected) <= kTolerance * size)) {
+      if (!std::isfinite(size) || !(std::abs(found[key] - expected) <= kTolerance * size)) {
         return unsupported("what leaves the scores is not the gradient by them");
       }
     }
     return true;
+  });
+}
+
+Status Attempt::compare_sinks(SymId formula) {
+  const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
+  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
+    const Row row = row_of(numbers, whole_, gradient_formula_, d_lse_formula_, keys);
+    const auto largest = static_cast<size_t>(std::max_element(row.p.begin(), row.p.end()) - row.p.begin());
+    if (!row.has_keys || row.p[largest] == 0) {
+      return false;
+    }
+    const double logit = numbers.value(softmax_.sinks[0], 0);
+    const double p_sink = std::exp(logit - numbers.value(softmax_.score, largest)) * row.p[largest];
+    const double size = std::max(p_sink * std::abs(row.p_d_p), 1e-6 * draw.gradient_range);
+    return std::isfinite(size) && std::abs(numbers.value(formula, 0) + p_sink * row.p_d_p) <= kTolerance * size
+               ? Result<bool>(true)
+               : unsupported("what leaves the scores is not the gradient by the sinks");
   });
 }
 

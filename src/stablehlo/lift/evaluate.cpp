@@ -482,6 +482,27 @@ SymId Evaluator::evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand,
   return body == kNoSym ? kNoSym : arena_.reduce(kind, {{.body = body, .size = count, .atom = kKeyAtom}});
 }
 
+// An index variable for a reduction over this many. Reductions that do not stand in each other share theirs, so that
+// equal bodies are equal formulas.
+int Evaluator::bound_atom(int64_t size, const std::vector<Index>& indices) {
+  for (int atom = kFirstBound; atom < next_bound_; ++atom) {
+    const bool is_free = std::none_of(indices.begin(), indices.end(), [&](const Index& index) {
+      return index.general != kNoSym ? arena_.depends_on(index.general, atom)
+                                     : std::any_of(index.affine.terms.begin(), index.affine.terms.end(),
+                                                   [&](const auto& term) { return term.first == atom; });
+    });
+    if (is_free && digits_[static_cast<size_t>(atom)].of < 0 && atom_sizes_[static_cast<size_t>(atom)] == size &&
+        std::find(active_ranges_.begin(), active_ranges_.end(), atom) == active_ranges_.end()) {
+      return atom;
+    }
+  }
+  if (next_bound_ == kMaxAtoms) {
+    return -1;
+  }
+  atom_sizes_[static_cast<size_t>(next_bound_)] = size;
+  return next_bound_++;
+}
+
 bool Evaluator::evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start,
                                 int64_t size, std::vector<ReducePiece>& pieces) {
   ReducePiece piece{.body = kNoSym, .size = size, .atom = -1};
@@ -490,12 +511,11 @@ bool Evaluator::evaluate_pieces(mlir::Value operand, std::vector<Index> indices,
     const bool over_keys =
         size == atom_sizes_[kKeyAtom] &&
         std::none_of(indices.begin(), indices.end(), [&](const Index& i) { return mentions_key(i); });
-    if (!over_keys && next_bound_ == kMaxAtoms) {
+    piece.atom = over_keys ? kKeyAtom : bound_atom(size, indices);
+    if (piece.atom < 0) {
       fail("too many reductions between the two products");
       return false;
     }
-    piece.atom = over_keys ? kKeyAtom : next_bound_++;
-    atom_sizes_[piece.atom] = size;
     indices[dim].affine = affine_sum(indices[dim].affine, affine_atom(piece.atom));
   }
   active_ranges_.push_back(piece.atom);

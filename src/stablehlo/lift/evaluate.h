@@ -75,6 +75,7 @@ class Evaluator {
   SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand, const std::vector<int64_t>& dims,
                                   std::vector<Index> indices);
+  int bound_atom(int64_t size, const std::vector<Index>& indices);
   bool mentions_key(const Index& index) const;
   bool evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start, int64_t size,
                        std::vector<ReducePiece>& pieces);

@@ -148,6 +148,9 @@ std::vector<const ResultView*> results_of(const LiftedAttention& found) {
     for (const CaptureGradient& by : found.gradient->d_captures) {
       add(by.result);
     }
+    for (const ResultView& result : found.gradient->d_sinks) {
+      add(result);
+    }
   }
   return results;
 }

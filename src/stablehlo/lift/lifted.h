@@ -42,10 +42,12 @@ struct CaptureGradient {
 // and what it gives of the gradients by these.
 struct LiftedGradient {
   OperandView d_out;
+  std::optional<OperandView> d_lse;  // zeros if not set
   std::optional<ResultView> d_q;
   std::optional<ResultView> d_k;
   std::optional<ResultView> d_v;
   std::vector<CaptureGradient> d_captures;
+  std::vector<ResultView> d_sinks;  // [q_heads, sinks], as often as the module computes it
   // Of the backward call: the forward's, or one whose score_mod reads tensors that the forward's computes.
   Problem problem;
   std::vector<mlir::Value> captures;

@@ -1,6 +1,7 @@
 #include "stablehlo/lift/numeric.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -34,6 +35,26 @@ bool is_maximum_of_scores(const SymArena& arena, SymId id) {
     return is_maximum_of_scores(arena, arena[id].args[0]) || is_maximum_of_scores(arena, arena[id].args[1]);
   }
   return arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kMaximum;
+}
+
+// Positive, but for a row without keys: a sum of exponentials.
+bool is_positive(const SymArena& arena, SymId id) {
+  const Sym& sym = arena[id];
+  const auto all = [&](size_t first) {
+    return std::all_of(sym.args.begin() + static_cast<std::ptrdiff_t>(first), sym.args.end(),
+                       [&](SymId arg) { return is_positive(arena, arg); });
+  };
+  switch (sym.kind) {
+    case SymKind::kConstant:
+      return sym.type == Type::kF32 && arena.f32_value(id) >= 0;
+    case SymKind::kReduce:
+      return arena.reduce_kind(id) == ReduceKind::kAdd && all(0);
+    case SymKind::kOp:
+      return sym.op == Op::k_exp || sym.op == Op::k_exp2 || (sym.op == Op::k_select && all(1)) ||
+             ((sym.op == Op::k_add || sym.op == Op::k_mul || sym.op == Op::k_div) && all(0));
+    default:
+      return false;
+  }
 }
 
 std::vector<SymId> children(const SymArena& arena, SymId id) {
@@ -94,6 +115,10 @@ bool is_smooth(const Sym& sym) {
   }
 }
 
+bool is_comparison(Op op) {
+  return op == Op::k_eq || op == Op::k_ne || op == Op::k_lt || op == Op::k_le || op == Op::k_gt || op == Op::k_ge;
+}
+
 }  // namespace
 
 void NumericRow::shift(double by) {
@@ -128,7 +153,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
                              : 0);
       }
       for (size_t key = 0; key < count; ++key) {
-        column[key].f = draw_.score_range * (2 * unit(mixed(row, key)) - 1);
+        column[key].f = draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
       }
       return column;
     }
@@ -156,7 +181,6 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
   return column;
 }
 
-// Floats keep away from 0, so that a tensor may be divided by.
 Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
   uint64_t bits = mixed(draw_.seed, static_cast<uint64_t>(sym.payload));
   for (const SymId index : sym.args) {
@@ -170,7 +194,7 @@ Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
   }
   switch (sym.type) {
     case Type::kF32:
-      return {.i = 0, .f = 0.25 + unit(bits)};
+      return {.i = 0, .f = draw_.load_center + draw_.load_range * (2 * unit(bits) - 1)};
     case Type::kI1:
       return {.i = unit(bits) < 0.75 ? 1 : 0, .f = 0};
     case Type::kI32:
@@ -230,6 +254,21 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
   for (const SymId id : known) {
     collect(arena, id, allowed);
   }
+  // What is compared where the known formulas branch: max(x, y) on x and y, |x| on x and 0.
+  std::set<std::pair<SymId, SymId>> branches;
+  for (const SymId id : allowed) {
+    const Sym& sym = arena[id];
+    if (arena.is_op(id, Op::k_abs)) {
+      branches.emplace(sym.args[0], kNoSym);
+    } else if ((arena.is_op(id, Op::k_max) || arena.is_op(id, Op::k_min)) && sym.type == Type::kF32) {
+      const std::array<SymId, 3> parts = {sym.args[0], sym.args[1], id};
+      for (const SymId x : parts) {
+        for (const SymId y : parts) {
+          branches.emplace(x, y);
+        }
+      }
+    }
+  }
   std::set<SymId> mine;
   collect(arena, formula, mine);
   const auto is_allowed = [&](SymId id) {
@@ -247,11 +286,49 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
     if (sym.kind != SymKind::kOp || is_smooth(sym) || is_allowed(id)) {
       return true;
     }
+    if (sym.op == Op::k_is_finite) {
+      return is_maximum_of_scores(arena, sym.args[0]);
+    }
+    if (sym.args.size() != 2 || !is_comparison(sym.op)) {
+      return (sym.op == Op::k_sign || sym.op == Op::k_abs) &&
+             (is_positive(arena, sym.args[0]) || branches.contains({sym.args[0], kNoSym}));
+    }
+    const auto [x, y] = std::minmax(sym.args[0], sym.args[1]);
+    if (branches.contains({x, y})) {
+      return true;
+    }
+    for (const auto& [one, other] : {std::pair(x, y), std::pair(y, x)}) {
+      const bool is_zero = arena.is_f32(one, 0.0F) || arena.is_f32(one, -0.0F);
+      if (is_zero && (is_positive(arena, other) || branches.contains({other, kNoSym}))) {
+        return true;
+      }
+    }
     if (sym.op == Op::k_eq || sym.op == Op::k_ne) {
-      return is_maximum_of_scores(arena, sym.args[0]) || is_maximum_of_scores(arena, sym.args[1]);
+      return is_maximum_of_scores(arena, x) || is_maximum_of_scores(arena, y);
     }
     return false;
   });
+}
+
+double largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
+  constexpr double kInfinite = 1e6;
+  std::set<SymId> parts;
+  for (const SymId id : formulas) {
+    collect(arena, id, parts);
+  }
+  double largest = 0;
+  for (const SymId id : parts) {
+    const Sym& sym = arena[id];
+    if (sym.kind != SymKind::kOp || !(is_comparison(sym.op) || sym.op == Op::k_max || sym.op == Op::k_min)) {
+      continue;
+    }
+    for (const SymId arg : sym.args) {
+      if (arena.is_constant(arg) && arena[arg].type == Type::kF32 && std::abs(arena.f32_value(arg)) < kInfinite) {
+        largest = std::max<double>(largest, std::abs(arena.f32_value(arg)));
+      }
+    }
+  }
+  return largest;
 }
 
 }  // namespace flashlift::stablehlo

@@ -19,9 +19,12 @@ inline constexpr int64_t kShift = -2;
 // What a draw's tensors hold.
 struct Draw {
   uint64_t seed = 0;
-  double score_range = 4;     // scores lie within +- this
+  double score_center = 0;
+  double score_range = 4;     // scores lie within +- this of the center
   int64_t gradient = -1;      // the leaf that is a gradient by the probabilities, or -1
   double gradient_range = 1;  // its elements lie within +- this
+  double load_center = 0.75;
+  double load_range = 0.5;    // other floats lie within +- this of the center
   int64_t integer_range = 4;  // integers lie in [0, this)
 };
 
@@ -59,7 +62,11 @@ class NumericRow {
 
 // Whether `formula` reads no element that `known` do not read, and takes no branches but theirs, on the same
 // conditions: then the two are smooth on the same pieces. A comparison with the row maximum is allowed, too: each row
-// has keys on both sides of it.
+// has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
+// The largest number that the formulas compare floats with, or clip them at; 0 if there is none. Those from 1e6 on are
+// no thresholds but stand for infinity.
+double largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);
 
 }  // namespace flashlift::stablehlo

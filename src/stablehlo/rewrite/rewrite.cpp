@@ -35,6 +35,9 @@ mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention
   if (!gradients.empty()) {
     add("gradients", gradients);
     add("d_out_dims", found.gradient->d_out.dims);
+    if (found.gradient->d_lse) {
+      add("d_lse_dims", found.gradient->d_lse->dims);
+    }
     for (const auto& [name, result] : {std::pair("d_q_dims", &found.gradient->d_q),
                                        {"d_k_dims", &found.gradient->d_k},
                                        {"d_v_dims", &found.gradient->d_v}}) {
@@ -253,6 +256,11 @@ class Rewriter {
     }
   }
 
+  mlir::Value zeros(mlir::RankedTensorType type) {
+    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(type, 0.0f));
+    return build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(type), zero)->getResult(0);
+  }
+
   // The gradients, from the forward call's operands and results.
   void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, const std::vector<CapturedValue>& captures,
                      mlir::ValueRange forward_results) {
@@ -285,13 +293,15 @@ class Rewriter {
       operands.push_back(one.value);
     }
     if (found_.sinks) {
+      for (const ResultView& result : gradient.d_sinks) {
+        want(operands.size(), result, builder_.getF32Type());
+      }
       operands.push_back(forward_operands.back());
     }
     operands.append(forward_results.begin(), forward_results.end());
     operands.push_back(convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0])));
-    const auto lse = mlir::cast<mlir::RankedTensorType>(forward_results[1].getType());
-    const mlir::NamedAttribute zero(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(lse, 0.0f));
-    operands.push_back(build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(lse), zero)->getResult(0));
+    operands.push_back(gradient.d_lse ? convert(builder_, location_, view(*gradient.d_lse), builder_.getF32Type())
+                                      : zeros(mlir::cast<mlir::RankedTensorType>(forward_results[1].getType())));
     mlir::Operation* call =
         custom_call("flashlift.attention_backward", operands, types, configuration(builder_, found_, positions));
     for (const auto& [number, result] : wanted) {

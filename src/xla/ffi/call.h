@@ -32,8 +32,8 @@ class AttentionCall {
 // gradients that the attribute `gradients` lists.
 class BackwardCall {
  public:
-  static constexpr std::array<std::string_view, 5> kAttributes = {"gradients", "d_q_dims", "d_k_dims", "d_v_dims",
-                                                                  "d_out_dims"};
+  static constexpr std::array<std::string_view, 6> kAttributes = {"gradients", "d_q_dims",   "d_k_dims",
+                                                                  "d_v_dims",  "d_out_dims", "d_lse_dims"};
 
   // As AttentionCall::create; besides: `gradients` names what is no operand with a gradient; a problem that has none.
   static Result<BackwardCall> create(const Attributes& attributes, const CompileOptions& options);

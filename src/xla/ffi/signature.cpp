@@ -145,10 +145,10 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
     return invalid_argument("attribute lse_dims is given, but the problem does not ask for lse");
   }
   signature.gradient_orders_ = signature.orders_;
-  for (size_t i = kQ; i <= kOut; ++i) {
+  for (size_t i = kQ; i <= kLse; ++i) {
     const std::string gradient = fmt::format("d_{}", kTensors[i]);  // laid out like its tensor unless told otherwise
     if (attributes.contains(gradient + "_dims")) {
-      FLASHLIFT_ASSIGN_OR_RETURN(signature.gradient_orders_[i], read_order(attributes, gradient, 4));
+      FLASHLIFT_ASSIGN_OR_RETURN(signature.gradient_orders_[i], read_order(attributes, gradient, i == kLse ? 3 : 4));
     }
   }
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
