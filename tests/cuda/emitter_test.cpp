@@ -165,6 +165,32 @@ TEST(Emitter, ScoreModsThatMaskHaveIntervals) {
   EXPECT_TRUE(bounded_captures(adds).empty());
 }
 
+// How the gradient of a captured tensor is summed depends on what its elements are for.
+TEST(Emitter, GradientsOfCapturedTensors) {
+  const Problem problem = problem_of(
+      "attn h2 s64 d64 bf16 score_mod(slope: f32[2], key: f32[?], table: f32[?], ids: i32[?]) { %0 = load slope[h]; %1 "
+      "= "
+      "mul score, %0; %2 = load key[kv]; %3 = add %1, %2; %4 = sub q, kv; %5 = load table[%4]; %6 = add %3, %5; %7 = "
+      "load "
+      "ids[kv]; %8 = to_f32 %7; %9 = add %6, %8; return %9 }");
+  ASSERT_EQ(problem.captures.size(), 4U);
+  const std::string all = emit_gradient(problem, {true, true, true, false});
+  const auto count = [&](const std::string& part) {
+    size_t found = 0;
+    for (size_t at = all.find(part); at != std::string::npos; at = all.find(part, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_NE(all.find("#define FL_CAPTURE_GRADIENTS 1"), std::string::npos);
+  EXPECT_EQ(count("add_row_to_gradient("), 1U) << "one slope for a row";
+  EXPECT_EQ(count("add_to_gradient<true>("), 1U) << "one key for a column";
+  EXPECT_EQ(count("add_to_gradient<false>("), 1U);
+  const std::string none = emit_gradient(problem, {});
+  EXPECT_NE(none.find("#define FL_CAPTURE_GRADIENTS 0"), std::string::npos);
+  EXPECT_EQ(none.find("add_captured"), std::string::npos);
+}
+
 TEST(Emitter, RefusesWhatHopperCannotDo) {
   const Result<ForwardConfig> config = choose_hopper_config(problem_of("attn h1 s64 d64 f32"));
   ASSERT_FALSE(config.ok());

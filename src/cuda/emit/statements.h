@@ -1,0 +1,133 @@
+// The statements of a program's functions, value by value.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/emit/motion.h"
+#include "flashlift/problem.h"
+#include "score/derivative.h"
+
+namespace flashlift::cuda {
+
+const char* element_name(DType dtype);  // the type of kernels/captures.cuh
+std::string float_text(float value);    // a constant, by its bits
+
+// A last multiplication by a positive constant, which the softmax can take over: it multiplies anyway. 16-bit problems
+// only, which do not see the last bit.
+struct LastFactor {
+  ValueId inner = 0;
+  float factor = 1.0f;
+};
+LastFactor last_factor(const Problem& problem, const Program& program);
+
+// Which function a program's values are computed in.
+enum class Part : uint8_t {
+  kWhole,     // score_mod or mask_mod
+  kInside,    // score_mod where loads that move with the keys are known to be inside their tensors
+  kZeros,     // score_mod where masks that are added are known to be zeros
+  kInterval,  // the program over intervals
+  kRow,       // searches that depend on the query alone
+  kColumn,    // searches that depend on the key alone
+};
+
+class Emitter {
+ public:
+  Emitter(const Problem& problem, const Program& program, Part part);
+
+  bool is_row_search(size_t i) const;
+  bool is_column_search(size_t i) const;
+  // A load at a position that grows with the keys, step by step.
+  bool is_straight_load(size_t i) const;
+  template <typename Predicate>
+  std::vector<size_t> nodes_that(Predicate predicate) const {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      if ((this->*predicate)(i)) {
+        found.push_back(i);
+      }
+    }
+    return found;
+  }
+
+  // Statements that compute every node, the result last.
+  std::string body();
+
+  // Statements that compute every node of a derivative, and those that give the score and set `derivative`.
+  std::string derivative_body(ValueId d_score);
+
+  // Is it a load of one element for all keys of a row?
+  bool is_row_load(const score::LoadDerivative& load) const;
+
+  // Statements that add an element's gradient, or its share of a row's, to those of captured tensors.
+  std::string captured_body(const std::vector<score::LoadDerivative>& loads);
+
+  // Statements that add a row's sums to the gradients of captured tensors.
+  std::string captured_rows_body(const std::vector<score::LoadDerivative>& loads);
+
+  // Statements that give the row's or the column's searches.
+  std::string searches();
+
+  // Statements that say whether all straight loads of a row's keys 0 to last_key are inside their tensors.
+  std::string bounds_check();
+
+ private:
+  bool is_whole() const { return part_ == Part::kWhole || part_ == Part::kInside || part_ == Part::kZeros; }
+
+  // Over intervals: are all masks that it adds zeros?
+  std::string zeros_condition() const;
+  bool is_mask(size_t i) const { return is_mask_load(program_, motion_, program_.nodes[i]); }
+
+  void statements();
+
+  // How much an i32 value grows from key to key, where that is constant: the sums with kv. Of such a value, the one at
+  // the thread's first key is converted to f32 once, and a constant added for each other key: conversions are slow.
+  void find_steps();
+
+  std::string value_at_first_key(const Node& node) const;
+
+  // A value that grows with kv at the first key; and, if asked for, with q at the first of two rows.
+  std::string origin(ValueId id, bool first_row) const;
+
+  std::string value(size_t i) const;
+
+  std::string input(Op op) const;
+
+  std::string operands(const Node& node) const;
+
+  std::string call(const Node& node) const;
+
+  // A comparison with the key's position: the key, which is a constant where the code is unrolled, with what the row
+  // gives once. Otherwise each position takes an instruction of its own.
+  std::optional<std::string> comparison_with_key(const Node& node) const;
+
+  // x * c and x / c as one multiplication, and the score's own scale in the same one.
+  std::optional<std::string> product_with_constant(const Node& node) const;
+
+  // A row's slope times the distance to the key: the product at the first key once, and one multiply-add for each key.
+  std::optional<std::string> product_with_distance(const Node& node) const;
+
+  std::ptrdiff_t capture_index(const Node& node) const;
+  const char* element_of(const Node& node) const;
+
+  std::string load(const Node& node) const;
+
+  // What the bounds of a load's tensor are of (1 also where it has none).
+  int block_rows(const Node& node) const;
+
+  // From the address at the first key, so that each key's is a constant away; and from that of the first of two rows if
+  // the position grows with q too: the rows' elements are then seen to be the same ones, some keys apart.
+  std::string straight_load(const Node& node) const;
+
+  const Problem& problem_;
+  const Program& program_;
+  const Motion motion_;
+  const std::vector<std::optional<Linear>> linear_;
+  const Part part_;
+  const bool interval_;
+  std::vector<int> steps_;
+  std::string text_;
+};
+
+}  // namespace flashlift::cuda
