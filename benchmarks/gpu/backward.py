@@ -14,7 +14,7 @@ import math
 import flashlift
 import torch
 import torch.nn.functional as F
-from forward import BLOCK, first_result, inputs, median_ms, mod_cases, relative_error
+from forward import BLOCK, first_result, inputs, mod_cases, relative_error, report
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -96,16 +96,6 @@ def mod_case(case):
     if block_mask is not None:
         blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
     return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, error
-
-
-def report(rows, name, kernels, flops, error, rounds):
-    times = median_ms(kernels, rounds)
-    rates = {kernel: flops / ms / 1e9 for kernel, ms in times.items()}
-    rows.append({"case": name, "error": error, "ms": times, "tflops": rates})
-    ratios = " ".join(f"{rates['flashlift'] / rate:.2f}x {peer}" for peer, rate in rates.items() if peer != "flashlift")
-    figures = " ".join(f"{kernel} {rate:4.0f}" for kernel, rate in rates.items())
-    flag = "" if error < 2e-2 else "  WRONG"
-    print(f"{name:28s} {figures}   {ratios}   error {error:.1e}{flag}", flush=True)
 
 
 def main():
