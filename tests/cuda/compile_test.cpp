@@ -92,6 +92,7 @@ TEST_P(PortableCompiles, ForTheOldestAndTheNewestArchitecture) {
 
 INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
                          ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal",
+                                           "attn h2 s512 d64 bf16 causal", "attn h2 s512 d64 f32 mask=bool bias=f32",
                                            "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 d40 bf16 alibi",
                                            "attn h2 s512 d64 f32 causal", "attn h2 s512 d128 f32 sinks=1 lse",
                                            "attn h2 s512 d256 f32 window=20 softcap=3",

@@ -121,13 +121,17 @@ __device__ __forceinline__ Visits find_visits(const ForwardParams& params, const
 class VisitIterator {
  public:
   __device__ __forceinline__ VisitIterator(const ForwardParams& params, const QueryTile& tile, const Visits& visits)
-      : params_(params), tile_(tile), visits_(visits), partial_left_(visits.partial) {
+      : params_(params), tile_(tile), visits_(visits), partial_left_(visits.partial), full_left_(visits.full) {
     restart();
   }
 
-  // The next tile, of which there must be one. Called by whole warps.
+  // The next tile, or -1. Called by whole warps. kMayEnd: may there be none? Who knows that there is one saves a register.
+  template <bool kMayEnd = true>
   __device__ __forceinline__ int next() {
 #if FL_FINDS_VISITS
+    if (kMayEnd && partial_left_ == 0 && full_left_ == 0) {
+      return -1;
+    }
     while (hits_ == 0) {
       first_ -= 32;
       const bool partial = partial_left_ > 0;
@@ -149,8 +153,12 @@ class VisitIterator {
     hits_ ^= 1u << bit;
     const int kv_tile = tile_.first_kv_tile + first_ + bit;
     adds_zeros_ = FL_SCORE_ZEROS && (zeros_ >> bit & 1) != 0;
-    if (partial_left_ > 0 && --partial_left_ == 0) {
-      restart();
+    if (partial_left_ > 0) {
+      if (--partial_left_ == 0) {
+        restart();
+      }
+    } else if (kMayEnd) {
+      --full_left_;
     }
     return kv_tile;
 #else
@@ -173,6 +181,7 @@ class VisitIterator {
   const QueryTile& tile_;
   const Visits& visits_;
   int partial_left_;
+  int full_left_;
   int first_;
   u32 hits_;
   u32 zeros_ = 0;

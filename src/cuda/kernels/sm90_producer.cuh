@@ -216,7 +216,7 @@ struct Producer {
         }
 #endif
       }
-      const int kv_tile = found_visits > 0 ? iterator.next() : kNoTile;
+      const int kv_tile = found_visits > 0 ? iterator.next<false>() : kNoTile;
       load_k(tile, kv_tile, found_visits > 0 && iterator.adds_zeros());
       if (previous_tile < 0) {
         load_q(tile, found_visits > 0 ? found.partial : 1, left);
