@@ -116,6 +116,36 @@ std::string emit_searches(const Problem& problem, const Program& program, const 
   return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
 }
 
+// <name>Mod: the program with all that applying it to a tile takes (kernels/mods.cuh), by names that the two kinds of
+// program share.
+std::string emit_mod(const Names& names, bool straight) {
+  const char* raw = *names.before != '\0' ? "raw, " : "";
+  std::string text = fmt::format(
+      "struct {0}Mod {{\n"
+      "  static constexpr bool kColumns = FL_{1}_COLUMNS;\n"
+      "  static constexpr bool kStraightLoads = FL_{1}_STRAIGHT_LOADS;\n"
+      "  using Row = {0}Row;\n"
+      "  using Column = {0}Column;\n",
+      names.type, names.upper);
+  const auto add = [&](const std::string& declaration, const std::string& result) {
+    text += fmt::format("  static {} {}const ForwardParams& params) {{\n    return {};\n  }}\n", kFunction, declaration,
+                        result);
+  };
+  add("Column column(int b, int kv, ", fmt::format("{}_column(b, kv, params)", names.prefix));
+  add("bool loads_inside(int b, int h, int q, int kv_first, int last_key, ",
+      straight ? fmt::format("{}_loads_inside(b, h, q, kv_first, last_key, params)", names.prefix) : "true");
+  const std::string scored =
+      fmt::format("{} value(float raw, const Row& row, const Column& column, int b, int h, ", names.result);
+  add(scored + "int q, int kv_first, int key, ",
+      fmt::format("{}({}row, column, b, h, q, kv_first, key, params)", names.function, raw));
+  add(scored + "int q_first, int row_offset, int kv_first, int key, ",
+      straight
+          ? fmt::format("{}_inside({}row, column, b, h, q_first, row_offset, kv_first, key, params)", names.function,
+                        raw)
+          : fmt::format("{}({}row, column, b, h, q_first + row_offset, kv_first, key, params)", names.function, raw));
+  return text + "};\n\n";
+}
+
 // A program and all that the kernels ask of it beside its intervals.
 std::string emit_program(const Problem& problem, const Program& program, const Names& names) {
   const auto head = [&](const char* suffix, const char* query) {
@@ -140,7 +170,7 @@ std::string emit_program(const Problem& problem, const Program& program, const N
   if (zeros) {
     text += head("_of_zeros", "int q") + Emitter(problem, program, Part::kZeros).body() + "}\n\n";
   }
-  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros);
+  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight);
 }
 
 }  // namespace
@@ -219,6 +249,7 @@ std::string emit_programs(const Problem& problem) {
         "ForwardParams& "
         "params) {{ return raw * params.scale; }}\n\n",
         kFunction);
+    text += emit_mod(kScoreNames, false);
   }
   const char* tile_parameters =
       "int b, int h_first, int h_last, int q_first, int q_last, int kv_first, int kv_last, const ForwardParams& params";

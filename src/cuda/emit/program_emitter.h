@@ -18,7 +18,9 @@ namespace flashlift::cuda {
 //     column, b, h, q_first, row_offset, kv_first, key, params) is score_mod where score_loads_inside(b, h, q,
 //     kv_first, last_key, params) for the row; and for the row q_first, if that is another one;
 //     FL_SCORE_ZEROS: does score_mod read nothing that changes with the key but masks, which it adds. Then
-//     score_mod_of_zeros(...) is score_mod where they are 0, and reads none,
+//     score_mod_of_zeros(...) is score_mod where they are 0, and reads none;
+//     ScoreMod: all of this by names that are the same for both programs: Row, Column, value(), loads_inside() and so
+//     on,
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,

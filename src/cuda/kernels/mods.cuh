@@ -27,7 +27,37 @@ __device__ __forceinline__ float score_factor(const ForwardParams& params) {
 template <int kCount>
 constexpr int kLastKey = 2 * kCount - 7;
 
-// Programs that change from key to key in a way that cannot be unrolled: few instructions, scores in local memory.
+// Does a program go from key to key in a way that can be unrolled, in all of the warp's threads? `kv` is the thread's first
+// column, and `column` what the program knows of it.
+template <typename Mod, int kCount>
+__device__ __forceinline__ bool goes_evenly(const ForwardParams& params, const Rows& rows,
+                                            const typename Mod::Column& column, int kv) {
+  bool even = true;
+  if constexpr (Mod::kColumns) {
+    even = agree(column, Mod::column(rows.b, kv + kLastKey<kCount>, params));
+  }
+  if constexpr (Mod::kStraightLoads) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      even = even && Mod::loads_inside(rows.b, rows.h[r], rows.q[r], kv, kLastKey<kCount>, params);
+    }
+  }
+  return !(Mod::kColumns || Mod::kStraightLoads) || __all_sync(0xffffffff, even);
+}
+
+// What the program then makes of a score of row r; `key` counts from kv.
+template <typename Mod>
+__device__ __forceinline__ auto value_at(float x, const typename Mod::Row (&row)[2], const typename Mod::Column& column,
+                                         const ForwardParams& params, const Rows& rows, int r, int kv, int key) {
+  if constexpr (Mod::kStraightLoads) {
+    const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
+    return Mod::value(x, row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
+  } else {
+    return Mod::value(x, row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+  }
+}
+
+// In a loop that is not unrolled: few instructions, scores in local memory.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const ForwardParams& params,
                                                        const Rows& rows, const ScoreRow (&row)[2], int kv) {
@@ -55,7 +85,7 @@ __device__ __forceinline__ void apply_score_mod_slowly(float (&s)[kCount], const
   }
 }
 
-// `kv` is the thread's first column. `zeros`: what the score_mod adds as a mask is 0.
+// `zeros`: what the score_mod adds as a mask is 0.
 template <int kCount>
 __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const ForwardParams& params, const Rows& rows,
                                                 int kv, bool zeros = false) {
@@ -75,17 +105,7 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
   const ScoreRow row[2] = {score_row(rows.b, rows.h[0], rows.q[0], params),
                            score_row(rows.b, rows.h[1], rows.q[1], params)};
   const ScoreColumn column = score_column(rows.b, kv, params);
-  bool fast = true;
-#if FL_SCORE_COLUMNS
-  fast = agree(column, score_column(rows.b, kv + kLastKey<kCount>, params));
-#endif
-#if FL_SCORE_STRAIGHT_LOADS
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    fast = fast && score_loads_inside(rows.b, rows.h[r], rows.q[r], kv, kLastKey<kCount>, params);
-  }
-#endif
-  if ((FL_SCORE_COLUMNS || FL_SCORE_STRAIGHT_LOADS) && !__all_sync(0xffffffff, fast)) {
+  if (!goes_evenly<ScoreMod, kCount>(params, rows, column, kv)) {
     apply_score_mod_slowly(s, params, rows, row, kv);
     return;
   }
@@ -93,15 +113,7 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = e / 2;
-      float& x = s[4 * j + e];
-#if FL_SCORE_STRAIGHT_LOADS
-      const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
-      x = score_mod_inside(x, row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, 8 * j + e % 2,
-                           params);
-#else
-      x = score_mod(x, row[r], column, rows.b, rows.h[r], rows.q[r], kv, 8 * j + e % 2, params);
-#endif
+      s[4 * j + e] = value_at<ScoreMod>(s[4 * j + e], row, column, params, rows, e / 2, kv, 8 * j + e % 2);
     }
   }
 #endif
@@ -128,7 +140,7 @@ __device__ __forceinline__ void mask_end(float (&s)[kCount], const ForwardParams
 }
 
 #if FL_HAS_MASK_MOD
-// Masks that change from key to key in a way that cannot be unrolled: bit by bit in a loop, and then unrolled.
+// Bit by bit in a loop that is not unrolled, and then unrolled.
 template <int kCount>
 __device__ __forceinline__ void apply_mask_mod_slowly(float (&s)[kCount], const ForwardParams& params,
                                                       const Rows& rows, const MaskRow (&row)[2], int kv) {
@@ -143,8 +155,8 @@ __device__ __forceinline__ void apply_mask_mod_slowly(float (&s)[kCount], const 
         const MaskColumn column = mask_column(rows.b, kv + key, params);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const bool kept = (FL_END_APART || kv + key < params.kv_len) &&
-                            mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
+          const bool kept =
+              (FL_END_APART || kv + key < params.kv_len) && mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
           keep |= static_cast<u32>(kept) << (i - first + 2 * r + c);
         }
       }
@@ -162,17 +174,7 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
   const MaskRow row[2] = {mask_row(rows.b, rows.h[0], rows.q[0], params),
                           mask_row(rows.b, rows.h[1], rows.q[1], params)};
   const MaskColumn column = mask_column(rows.b, kv, params);
-  bool fast = true;
-#if FL_MASK_COLUMNS
-  fast = agree(column, mask_column(rows.b, kv + kLastKey<kCount>, params));
-#endif
-#if FL_MASK_STRAIGHT_LOADS
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    fast = fast && mask_loads_inside(rows.b, rows.h[r], rows.q[r], kv, kLastKey<kCount>, params);
-  }
-#endif
-  if ((FL_MASK_COLUMNS || FL_MASK_STRAIGHT_LOADS) && !__all_sync(0xffffffff, fast)) {
+  if (!goes_evenly<MaskMod, kCount>(params, rows, column, kv)) {
     apply_mask_mod_slowly(s, params, rows, row, kv);
     return;
   }
@@ -180,15 +182,8 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = e / 2;
       const int key = 8 * j + e % 2;
-#if FL_MASK_STRAIGHT_LOADS
-      const int first = FL_SPLIT ? r : 0;  // its two rows may be of other heads
-      bool keep =
-          mask_mod_inside(row[r], column, rows.b, rows.h[r], rows.q[first], FL_SPLIT ? 0 : 8 * r, kv, key, params);
-#else
-      bool keep = mask_mod(row[r], column, rows.b, rows.h[r], rows.q[r], kv, key, params);
-#endif
+      bool keep = value_at<MaskMod>(0.0f, row, column, params, rows, e / 2, kv, key);
       // Not &&: what depends on a condition is not computed once for all keys.
       keep &= FL_END_APART || key < params.kv_len - kv;
       s[4 * j + e] = keep ? s[4 * j + e] : -FL_INFINITY;
