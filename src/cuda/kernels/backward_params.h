@@ -20,7 +20,7 @@ struct BackwardParams {
   void* d_out_low;
   int* d_out_has_low;
   const void* given_d_out;  // of out's type
-  const float* d_lse;  // null: no gradient
+  const float* d_lse;       // null: no gradient
 
   // Null unless wanted.
   void* d_q;

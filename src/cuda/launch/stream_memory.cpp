@@ -104,12 +104,15 @@ Status StreamMemoryPool::leave_to_graph(CuStream stream, uint64_t context, const
   CuGraph graph = nullptr;
   FLASHLIFT_RETURN_IF_ERROR(driver_.check(
       driver_.cuStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr), "cuStreamGetCaptureInfo"));
-  auto held = std::make_unique<HeldByGraph>(returned_, context, memory);
+  HeldByGraph* const held = std::make_unique<HeldByGraph>(returned_, context, memory).release();  // until give_back()
   CuUserObject object = nullptr;
-  FLASHLIFT_RETURN_IF_ERROR(driver_.check(
-      driver_.cuUserObjectCreate(&object, held.get(), give_back, 1, kNoDestructorSync), "cuUserObjectCreate"));
-  static_cast<void>(held.release());  // it is the object's now
-  const Status retained =
+  Status created =
+      driver_.check(driver_.cuUserObjectCreate(&object, held, give_back, 1, kNoDestructorSync), "cuUserObjectCreate");
+  if (!created.ok()) {
+    give_back(held);
+    return created;
+  }
+  Status retained =
       driver_.check(driver_.cuGraphRetainUserObject(graph, object, 1, kRetainMove), "cuGraphRetainUserObject");
   if (!retained.ok()) {
     driver_.cuUserObjectRelease(object, 1);
