@@ -81,7 +81,7 @@ def test_spellings(name):
 SPELLINGS_BY_ALL = (
     "off_by_one swin_v2_cosine swin_window_mask transformer_xl mla_split_scores learned_head_scale linen_dpa_bias_dtype "
     "relpos_dynslice_table gaussian_bias one_added_to_the_sum zero_logit_padded multi_sinks sinks_bf16 sinks_computed "
-    "jaxnn_lse_mask lse_manual_bhq logsumexp_softmax maximum_tiny_denominator"
+    "jaxnn_lse_mask lse_manual_bhq logsumexp_softmax maximum_tiny_denominator llama_additive_4d"
 ).split()
 
 
@@ -168,6 +168,40 @@ def test_gradient_of_a_fused_function():
     vmapped = jax.vmap(jax.grad(lambda q, k: fused(q[None], k[None], v[:1], 3)[0].sum()))
     expected = jax.vmap(jax.grad(lambda q, k: attention(q[None], k[None], v[:1]).sum()))
     assert_close(vmapped(q, k), expected(q, k), 2e-5)
+
+
+@pytest.mark.parametrize("low", [np.finfo(np.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("rows", ["empty", "causal"])
+def test_added_masks(low, rows):
+    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows."""
+    keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
+
+    def function(q, k, v, keep):
+        mask = keep if rows == "empty" else jnp.tril(jnp.ones((20, 24), bool))
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4 + jnp.where(mask, 0, low)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
+
+    report = run_both_ways(with_gradients(function, 3), (*operands(), keep))
+    assert report.fused_count == 1, report
+    assert ("mask_mod" in report.problems[0]) == (rows == "causal" and low < -1e20)
+
+
+@pytest.mark.parametrize("way", [lambda f: f, jax.jit, jax.checkpoint])
+def test_second_derivatives(way):
+    q, k, v = operands()
+    k, v = k[:, :20], v[:, :20]
+
+    def twice(function):
+        def first(q):
+            return jax.grad(lambda q: jnp.sum(jnp.sin(way(function)(q, k, v))))(q)
+
+        return jax.grad(lambda q: jnp.sum(jnp.cos(first(q))))
+
+    fused = flashlift.jax.fuse(attention)
+    assert_close(twice(fused)(q), twice(attention)(q), 5e-5)
+    of_each = jax.vmap(lambda q: twice(lambda q, k, v: fused(q[None], k[:1], v[:1]))(q))
+    expected = jax.vmap(lambda q: twice(lambda q, k, v: attention(q[None], k[:1], v[:1]))(q))
+    assert_close(of_each(q), expected(q), 5e-5)
 
 
 def test_fused_on_request():

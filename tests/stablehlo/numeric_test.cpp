@@ -45,15 +45,27 @@ TEST_F(Numeric, ASoftmaxSumsToOne) {
   EXPECT_NEAR(before, std::exp(numbers.value(score_, 3)) / numbers.value(over_keys(ReduceKind::kAdd, e), 0), 1e-14);
 }
 
-TEST_F(Numeric, AShiftGivesADerivative) {
-  const SymId shift = arena_.load(kShift, Type::kF32, {});
-  const SymId cubed = op(Op::k_pow, {op(Op::k_add, {score_, shift}), arena_.f32(3)});
+TEST_F(Numeric, DerivativesByTheShift) {
+  const SymId x = op(Op::k_add, {score_, arena_.load(kShift, Type::kF32, {})});
   NumericRow numbers = row();
-  const double score = numbers.value(score_, 3);
-  EXPECT_NEAR(numbers.value(cubed, 3), score * score * score, 1e-12);
-  numbers.shift(0.5);
-  EXPECT_EQ(numbers.value(score_, 3), score);
-  EXPECT_NEAR(numbers.value(cubed, 3), (score + 0.5) * (score + 0.5) * (score + 0.5), 1e-12);
+  for (size_t key = 0; key < kKeys; ++key) {
+    const double score = numbers.value(score_, key);
+    EXPECT_EQ(numbers.value(x, key), score);
+    const auto of = [&](SymId id) { return numbers.derivative(id, key); };
+    EXPECT_EQ(of(score_), 0);
+    EXPECT_EQ(of(op(Op::k_add, {x, arena_.f32(-3e38F)})), 1);  // however little of it is left
+    EXPECT_NEAR(of(op(Op::k_pow, {x, arena_.f32(3)})), 3 * score * score, 1e-12);
+    EXPECT_NEAR(of(op(Op::k_mul, {x, x})), 2 * score, 1e-12);
+    EXPECT_NEAR(of(op(Op::k_div, {score_, x})), -1 / score, 1e-12);
+    EXPECT_NEAR(of(op(Op::k_tanh, {x})), 1 - std::pow(std::tanh(score), 2), 1e-12);
+    EXPECT_NEAR(of(op(Op::k_sigmoid, {x})), 1 / (2 + std::exp(score) + std::exp(-score)), 1e-12);
+    EXPECT_EQ(of(op(Op::k_max, {x, arena_.f32(0)})), score > 0 ? 1 : 0);
+    EXPECT_EQ(of(op(Op::k_abs, {x})), score > 0 ? 1 : -1);
+    EXPECT_EQ(of(op(Op::k_floor, {x})), 0);
+    const SymId above = op(Op::k_gt, {score_, arena_.f32(0)});
+    EXPECT_EQ(of(op(Op::k_select, {above, x, arena_.f32(-INFINITY)})), score > 0 ? 1 : 0);
+    EXPECT_TRUE(std::isnan(of(over_keys(ReduceKind::kMaximum, x))));
+  }
 }
 
 TEST_F(Numeric, ADrawIsTheSameEachTimeAndAnotherInEachRow) {
@@ -139,6 +151,17 @@ TEST_F(Numeric, ReadsWithin) {
     EXPECT_FALSE(within(op(Op::k_add, {square, arena_.convert(step, Type::kF32)}))) << static_cast<int>(steps);
   }
   EXPECT_TRUE(within(op(Op::k_add, {square, arena_.convert(arena_.atom(kRowAtom), Type::kF32)})));
+}
+
+TEST_F(Numeric, ConditionsOfPlaces) {
+  const SymId causal = op(Op::k_le, {arena_.atom(kKeyAtom), arena_.atom(kRowAtom)});
+  std::vector<int64_t> place(kMaxAtoms, 0);
+  place[kRowAtom] = 3;
+  place[kKeyAtom] = 3;
+  EXPECT_TRUE(holds_at(arena_, causal, place));
+  EXPECT_FALSE(holds_at(arena_, op(Op::k_not, {causal}), place));
+  place[kKeyAtom] = 4;
+  EXPECT_FALSE(holds_at(arena_, causal, place));
 }
 
 TEST_F(Numeric, LargestThreshold) {

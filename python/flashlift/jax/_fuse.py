@@ -161,7 +161,8 @@ class FusedFunction:
             by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
             return tuple(by_leaf.get(i) for i in range(count))
 
-        differentiable.defvjp(lambda *leaves: (call(*leaves), leaves), backward)
+        # The forward rule calls the function itself, so that a derivative of it, which a second one takes, finds the rule.
+        differentiable.defvjp(lambda *leaves: (differentiable(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
 
@@ -177,7 +178,8 @@ def fuse(
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
     fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
     an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. On CPUs the attention in a gradient is fused,
-    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`).
+    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it would
+    be unfused, several times. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)

@@ -4,6 +4,7 @@
 
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/attempt.h"
+#include "stablehlo/lift/numeric.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 #include "support/error.h"
@@ -45,7 +46,8 @@ Status Attempt::build_programs() {
   FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
   problem.empty_rows = before_extraction;
   // With a log-sum-exp wanted, a very negative score stays one: a row of nothing else has it in its log-sum-exp.
-  if (!lifted_.lse && extract_finite_mask(arena_, softmax_)) {
+  // The gradient of a row that an added mask leaves no key is that of its equal scores, and not none.
+  if (!lifted_.lse && extract_finite_mask(arena_, softmax_, !lifted_.gradient || keeps_a_key_in_each_row())) {
     FLASHLIFT_ASSIGN_OR_RETURN(problem.empty_rows, classify_empty_rows(arena_, whole_, softmax_));
   }
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
@@ -91,6 +93,46 @@ Status Attempt::build_programs() {
     }
   }
   return {};
+}
+
+// Whether an added mask surely leaves each row its first, its last or its own key: shown for masks that read no data.
+bool Attempt::keeps_a_key_in_each_row() {
+  Softmax masked = softmax_;
+  if (!extract_finite_mask(arena_, masked, true)) {
+    return true;
+  }
+  AtomSet atoms = 0;
+  for (const SymId guard : masked.guards) {
+    if (!loads_of(arena_, guard).empty() || arena_[guard].has_score) {
+      return false;
+    }
+    atoms |= arena_[guard].atoms;
+  }
+  int row_atom = -1;
+  for (const int atom : row_atoms()) {
+    if ((atoms & atom_bit(atom)) != 0) {
+      if (row_atom >= 0) {
+        return false;
+      }
+      row_atom = atom;
+    }
+  }
+  const int64_t rows = row_atom < 0 ? 1 : sizes_[static_cast<size_t>(row_atom)];
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto keeps = [&](int64_t key) {
+      std::vector<int64_t> place(kMaxAtoms, 0);
+      place[kKeyAtom] = key;
+      if (row_atom >= 0) {
+        place[static_cast<size_t>(row_atom)] = row;
+      }
+      return std::all_of(masked.guards.begin(), masked.guards.end(),
+                         [&](SymId guard) { return holds_at(arena_, guard, place); });
+    };
+    if (!keeps(0) && !keeps(sizes_[kKeyAtom] - 1) && (row >= sizes_[kKeyAtom] || !keeps(row))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one

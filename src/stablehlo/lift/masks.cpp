@@ -146,7 +146,7 @@ std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId formula, float
 
 }  // namespace
 
-bool extract_finite_mask(SymArena& arena, Softmax& softmax) {
+bool extract_finite_mask(SymArena& arena, Softmax& softmax, bool also_added) {
   constexpr float kReplacedBelow = -30000.0f;
   constexpr float kAddedBelow = -1e20f;
   if (!softmax.guards.empty()) {
@@ -157,7 +157,7 @@ bool extract_finite_mask(SymArena& arena, Softmax& softmax) {
     softmax.score = assume(arena, mask->kept, mask->kept_when);
     return true;
   }
-  for (size_t i = 0; i < softmax.key_terms.size() && softmax.key_terms.size() > 1; ++i) {
+  for (size_t i = 0; also_added && i < softmax.key_terms.size() && softmax.key_terms.size() > 1; ++i) {
     const SignedTerm term = softmax.key_terms[i];
     const auto mask = term.negative ? std::nullopt : read_finite_mask(arena, term.term, kAddedBelow);
     if (mask && is_zero(arena, mask->kept)) {

@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numbers>
 #include <set>
 
 namespace flashlift::stablehlo {
@@ -121,11 +123,6 @@ bool is_comparison(Op op) {
 
 }  // namespace
 
-void NumericRow::shift(double by) {
-  shift_ = by;
-  memo_.clear();
-}
-
 const std::vector<Scalar<double>>& NumericRow::values(SymId id) {
   if (const auto found = memo_.find(id); found != memo_.end()) {
     return found->second;
@@ -187,7 +184,7 @@ Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
     bits = mixed(bits, static_cast<uint64_t>(at(index, key).i));
   }
   if (sym.payload == kShift) {
-    return {.i = 0, .f = shift_};
+    return {.i = 0, .f = 0};
   }
   if (sym.payload == draw_.gradient) {
     return {.i = 0, .f = draw_.gradient_range * (2 * unit(bits) - 1)};
@@ -239,7 +236,6 @@ std::vector<Scalar<double>> NumericRow::reduce(SymId id) {
     }
     for (int64_t i = 0; i < piece.size; ++i) {
       NumericRow inner(arena_, sizes_, atoms_, draw_);
-      inner.shift_ = shift_;
       if (piece.atom >= 0) {
         inner.atoms_[static_cast<size_t>(piece.atom)] = i;
       }
@@ -247,6 +243,100 @@ std::vector<Scalar<double>> NumericRow::reduce(SymId id) {
     }
   }
   return {total};
+}
+
+double NumericRow::derivative(SymId id, size_t key) {
+  const Sym& sym = arena_[id];
+  if (sym.kind == SymKind::kLoad) {
+    return sym.payload == kShift ? 1 : 0;
+  }
+  if (sym.type != Type::kF32 || sym.args.empty()) {
+    return 0;
+  }
+  if (const auto found = derivatives_.find({id, key}); found != derivatives_.end()) {
+    return found->second;
+  }
+  std::vector<double> slopes;
+  for (const SymId arg : sym.args) {
+    slopes.push_back(derivative(arg, key));
+  }
+  double result = 0;
+  if (std::any_of(slopes.begin(), slopes.end(), [](double slope) { return slope != 0; })) {
+    std::vector<double> args;
+    for (const SymId arg : sym.args) {
+      args.push_back(sym.op == Op::k_select && args.empty() ? static_cast<double>(at(arg, key).i) : at(arg, key).f);
+    }
+    result = sym.kind == SymKind::kReduce ? std::numeric_limits<double>::quiet_NaN()
+                                          : derivative_of_operation(sym, value(id, key), args, slopes);
+  }
+  derivatives_.emplace(std::pair(id, key), result);
+  return result;
+}
+
+// By the chain rule. A slope of 0 stays one, whatever it is multiplied with.
+double NumericRow::derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
+                                           const std::vector<double>& slopes) const {
+  const auto times = [](double slope, double factor) { return slope == 0 ? 0 : slope * factor; };
+  const double x = args[0];
+  switch (sym.op) {
+    case Op::k_add:
+      return slopes[0] + slopes[1];
+    case Op::k_sub:
+      return slopes[0] - slopes[1];
+    case Op::k_mul:
+      return times(slopes[0], args[1]) + times(slopes[1], x);
+    case Op::k_div:
+      return times(slopes[0], 1 / args[1]) - times(slopes[1], value / args[1]);
+    case Op::k_neg:
+      return -slopes[0];
+    case Op::k_select:
+      return x != 0 ? slopes[1] : slopes[2];
+    case Op::k_max:
+      return x > args[1] ? slopes[0] : slopes[1];
+    case Op::k_min:
+      return x < args[1] ? slopes[0] : slopes[1];
+    case Op::k_abs:
+      return x < 0 ? -slopes[0] : slopes[0];
+    case Op::k_pow:
+      return times(slopes[0], args[1] * std::pow(x, args[1] - 1)) + times(slopes[1], value * std::log(x));
+    case Op::k_exp:
+      return slopes[0] * value;
+    case Op::k_exp2:
+      return slopes[0] * value * std::log(2.0);
+    case Op::k_expm1:
+      return slopes[0] * (value + 1);
+    case Op::k_log:
+      return slopes[0] / x;
+    case Op::k_log2:
+      return slopes[0] / (x * std::log(2.0));
+    case Op::k_log1p:
+      return slopes[0] / (1 + x);
+    case Op::k_sqrt:
+      return slopes[0] / (2 * value);
+    case Op::k_rsqrt:
+      return -0.5 * slopes[0] * value / x;
+    case Op::k_tanh:
+      return slopes[0] * (1 - value * value);
+    case Op::k_sigmoid:
+      return slopes[0] * value * (1 - value);
+    case Op::k_sin:
+      return slopes[0] * std::cos(x);
+    case Op::k_cos:
+      return -slopes[0] * std::sin(x);
+    case Op::k_erf:
+      return slopes[0] * 2 / std::sqrt(std::numbers::pi) * std::exp(-x * x);
+    case Op::k_round_bf16:
+    case Op::k_round_f16:
+    case Op::k_to_f32:
+      return slopes[0];
+    case Op::k_floor:
+    case Op::k_ceil:
+    case Op::k_round_even:
+    case Op::k_sign:
+      return 0;
+    default:
+      return std::numeric_limits<double>::quiet_NaN();
+  }
 }
 
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known) {
@@ -308,6 +398,32 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
     }
     return false;
   });
+}
+
+bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>& atoms) {
+  std::map<SymId, Scalar<double>> known;
+  const std::function<Scalar<double>(SymId)> evaluate = [&](SymId id) -> Scalar<double> {
+    const Sym& sym = arena[id];
+    switch (sym.kind) {
+      case SymKind::kConstant:
+        return constant(sym);
+      case SymKind::kAtom:
+        return {.i = atoms[static_cast<size_t>(sym.payload)], .f = 0};
+      case SymKind::kOp:
+        break;
+      default:
+        return {.i = 0, .f = std::numeric_limits<double>::quiet_NaN()};
+    }
+    if (const auto found = known.find(id); found != known.end()) {
+      return found->second;
+    }
+    std::vector<Scalar<double>> args;
+    for (const SymId arg : sym.args) {
+      args.push_back(evaluate(arg));
+    }
+    return known.emplace(id, score::apply<double>(sym.op, sym.type, arena[sym.args.back()].type, args)).first->second;
+  };
+  return evaluate(condition).i != 0;
 }
 
 double largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {

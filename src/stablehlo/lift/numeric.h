@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "score/scalar.h"
@@ -13,7 +14,7 @@
 
 namespace flashlift::stablehlo {
 
-// A load of this leaf is 0, and a small number where a derivative is wanted.
+// A load of this leaf is 0, and what derivatives are taken by.
 inline constexpr int64_t kShift = -2;
 
 // What a draw's tensors hold.
@@ -34,16 +35,18 @@ class NumericRow {
   NumericRow(const SymArena& arena, std::vector<int64_t> sizes, std::vector<int64_t> atoms, const Draw& draw)
       : arena_(arena), sizes_(std::move(sizes)), atoms_(std::move(atoms)), draw_(draw) {}
 
-  // What a load of the leaf kShift gives from now on; 0 before.
-  void shift(double by);
   // One number a key, or a single one if the formula does not depend on the key.
   const std::vector<score::Scalar<double>>& values(SymId id);
   double value(SymId id, size_t key) {
     const auto& column = values(id);
     return column[column.size() == 1 ? 0 : key].f;
   }
+  // Of the formula by kShift: not a number where the formula reduces over what depends on it.
+  double derivative(SymId id, size_t key);
 
  private:
+  double derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
+                                 const std::vector<double>& slopes) const;
   std::vector<score::Scalar<double>> compute(SymId id);
   std::vector<score::Scalar<double>> reduce(SymId id);
   score::Scalar<double> load(const Sym& sym, size_t key);
@@ -56,14 +59,17 @@ class NumericRow {
   std::vector<int64_t> sizes_;
   std::vector<int64_t> atoms_;
   Draw draw_;
-  double shift_ = 0;
   std::map<SymId, std::vector<score::Scalar<double>>> memo_;
+  std::map<std::pair<SymId, size_t>, double> derivatives_;
 };
 
 // Whether `formula` reads no element that `known` do not read, and takes no branches but theirs, on the same
 // conditions: then the two are smooth on the same pieces. A comparison with the row maximum is allowed, too: each row
 // has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
+// A condition of index variables alone, at these values of theirs.
+bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>& atoms);
 
 // The largest number that the formulas compare floats with, or clip them at; 0 if there is none. Those from 1e6 on are
 // no thresholds but stand for infinity.

@@ -41,7 +41,7 @@ bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);
 
 // A score that is `condition ? score : very negative` masks by its value: the condition moves into the guards. From
 // -30000 on down, where e to any difference from a real score is 0 in f32. The same for a very negative number that is
-// added, from -1e20 on down, where the sum is that number whatever the score. True if it did.
-bool extract_finite_mask(SymArena& arena, Softmax& softmax);
+// added, from -1e20 on down, where the sum is that number whatever the score, if `also_added`. True if it did.
+bool extract_finite_mask(SymArena& arena, Softmax& softmax, bool also_added);
 
 }  // namespace flashlift::stablehlo
