@@ -186,6 +186,26 @@ def test_added_masks(low, rows):
     assert ("mask_mod" in report.problems[0]) == (rows == "causal" and low < -1e20)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "spelling", ["qhd,bkhd->bhqk,bkhd->bqhd", "bqhd,khd->bhqk,khd->bqhd", "bqhd,bkd->bhqk,bkd->bqhd"]
+)
+def test_shared_tensors(spelling, dtype):
+    """Learned queries of all batches, keys and values of all batches or heads: what shares a tensor is summed over."""
+    of_scores, scores, out = spelling.split("->")
+    of_values = scores.split(",")[1]
+    sizes = {"b": 2, "h": 3, "q": 20, "k": 24, "d": 16}
+    q, k, v = (normal(*(sizes[one] for one in dims), dtype=dtype) for dims in (*of_scores.split(","), of_values))
+
+    def function(q, k, v):
+        s = jnp.einsum(f"{of_scores}->bhqk", q, k).astype(jnp.float32) / 4
+        return jnp.einsum(f"bhqk,{of_values}->{out}", jax.nn.softmax(s).astype(dtype), v)
+
+    report = run_both_ways(with_gradients(function, 3), (q, k, v), 2e-5 if dtype == jnp.float32 else 3e-2)
+    assert report.fused_count == 1, report
+    assert report.module.count('"flashlift.attention_backward"') == 1
+
+
 @pytest.mark.parametrize("way", [lambda f: f, jax.jit, jax.checkpoint])
 def test_second_derivatives(way):
     q, k, v = operands()

@@ -132,6 +132,7 @@ class Attempt {
     SymId formula = kNoSym;             // of its element
     std::vector<Affine> other_indices;  // of the other operand
     PlacedTensor result;
+    std::vector<int> shared;  // dimensions of the call's gradient that the result is summed over, too
     bool sums_over_keys = false;
     bool is_of_values = false;  // it gives the gradient by the values, otherwise that by queries or keys
 

@@ -347,12 +347,20 @@ Status Attempt::place_exit(Exit& exit) {
     }
     const std::vector<int> wanted = exit.sums_over_keys ? joined({roles_.batch, roles_.heads(), roles_.query, *depth})
                                                         : joined({roles_.batch, roles_.kv_head, roles_.key, *depth});
-    if (sorted(result->order()) != wanted) {
+    // Batches and heads that share the tensor may have been summed over, as they are where the product lacks them.
+    std::vector<int> shared;
+    const std::vector<int> found = sorted(result->order());
+    std::set_difference(wanted.begin(), wanted.end(), found.begin(), found.end(), std::back_inserter(shared));
+    const std::vector<int> heads = exit.sums_over_keys ? roles_.heads() : roles_.kv_head;
+    if (found.size() + shared.size() != wanted.size() || llvm::any_of(shared, [&](int atom) {
+          return !llvm::is_contained(roles_.batch, atom) && !llvm::is_contained(heads, atom);
+        })) {
       reason = "is not summed over those that share the tensor, or over others, too";
       continue;
     }
     exit.other_indices = *other;
     exit.result = std::move(*result);
+    exit.shared = std::move(shared);
     exit.is_of_values = depth == &value_depth_;
     return {};
   }

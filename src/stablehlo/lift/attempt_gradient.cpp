@@ -150,8 +150,12 @@ Status Attempt::classify(const Exit& exit) {
   if (place) {
     return unsupported("the module has two gradients by one tensor");
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(place,
-                             result_view(exit.result, roles_, exit.is_of_values ? value_depth_ : depth_, sizes_));
+  PlacedTensor result = exit.result;
+  for (const int atom : exit.shared) {
+    result.dims.insert(result.dims.begin(), {atom});
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(place, result_view(result, roles_, exit.is_of_values ? value_depth_ : depth_, sizes_));
+  place->summed = exit.shared.size();
   return exit.is_of_values ? compare_probabilities(exit.formula)
                            : compare_gradient(exit.formula, score_with_shift(plane_[first_].formula));
 }

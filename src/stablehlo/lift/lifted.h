@@ -23,13 +23,14 @@ struct OperandView {
 };
 
 // A result of the call: of call_shape with `dims`, then reshaped to `digits` and transposed, each if not empty, then
-// reshaped to the shape of `replaced`, whose uses it takes over.
+// summed over the first dimensions, then reshaped to the shape of `replaced`, whose uses it takes over.
 struct ResultView {
   mlir::Value replaced;
   std::vector<int64_t> call_shape;
   std::string dims;
   std::vector<int64_t> permutation = {};
   std::vector<int64_t> digits = {};
+  size_t summed = 0;
 };
 
 // The gradient by a captured tensor of the backward call, which has no `dims`. A module may compute it several times.

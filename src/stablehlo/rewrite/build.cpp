@@ -1,5 +1,7 @@
 #include "stablehlo/rewrite/build.h"
 
+#include <numeric>
+
 #include "mlir/IR/BuiltinTypes.h"
 
 namespace flashlift::stablehlo {
@@ -53,6 +55,28 @@ mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Val
              ? value
              : build(builder, location, "stablehlo.convert", value, mlir::TypeRange(type.clone(element_type)))
                    ->getResult(0);
+}
+
+mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims) {
+  const mlir::RankedTensorType scalar = mlir::RankedTensorType::get({}, builder.getF32Type());
+  const mlir::NamedAttribute number(builder.getStringAttr("value"), mlir::DenseElementsAttr::get(scalar, 0.0f));
+  const mlir::Value zero =
+      build(builder, location, "stablehlo.constant", {}, mlir::TypeRange(scalar), number)->getResult(0);
+  llvm::SmallVector<int64_t> summed(dims);
+  std::iota(summed.begin(), summed.end(), 0);
+  const mlir::NamedAttribute dimensions(builder.getStringAttr("dimensions"), builder.getDenseI64ArrayAttr(summed));
+  mlir::OperationState state(location, "stablehlo.reduce");
+  state.addOperands({value, zero});
+  state.addTypes(with_shape(value, mlir::cast<mlir::RankedTensorType>(value.getType()).getShape().drop_front(dims)));
+  state.propertiesAttr = builder.getDictionaryAttr(dimensions);
+  mlir::Block* body = &state.addRegion()->emplaceBlock();
+  body->addArgument(scalar, location);
+  body->addArgument(scalar, location);
+  mlir::OpBuilder inside(builder.getContext());  // atBlockEnd asks the block's operation, which there is none yet
+  inside.setInsertionPointToEnd(body);
+  mlir::Operation* add = build(inside, location, "stablehlo.add", body->getArguments(), mlir::TypeRange(scalar));
+  build(inside, location, "stablehlo.return", add->getResults(), {});
+  return builder.create(state)->getResult(0);
 }
 
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation) {

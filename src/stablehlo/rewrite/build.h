@@ -22,6 +22,9 @@ mlir::Value transpose(mlir::OpBuilder& builder, mlir::Location location, mlir::V
 // To another element type.
 mlir::Value convert(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, mlir::Type element_type);
 
+// Of an f32 value over its first dimensions.
+mlir::Value sum(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value, size_t dims);
+
 // The permutation that takes back what `permutation` does; empty for empty.
 std::vector<int64_t> inverse(llvm::ArrayRef<int64_t> permutation);
 

@@ -305,7 +305,7 @@ class Rewriter {
     mlir::Operation* call =
         custom_call("flashlift.attention_backward", operands, types, configuration(builder_, found_, positions));
     for (const auto& [number, result] : wanted) {
-      replace(*result, convert(builder_, location_, call->getResult(number), element_type(result->replaced)));
+      replace(*result, call->getResult(number));
     }
   }
 
@@ -337,6 +337,10 @@ class Rewriter {
       value = reshape(builder_, location_, value, result.digits);
     }
     value = transpose(builder_, location_, value, result.permutation);
+    if (result.summed > 0) {
+      value = sum(builder_, location_, convert(builder_, location_, value, builder_.getF32Type()), result.summed);
+    }
+    value = convert(builder_, location_, value, element_type(result.replaced));
     value =
         reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
     mlir::Value replaced = result.replaced;
