@@ -167,7 +167,10 @@ TEST_F(Numeric, ConditionsOfPlaces) {
 TEST_F(Numeric, LargestThreshold) {
   const SymId clipped = op(Op::k_min, {op(Op::k_max, {score_, arena_.f32(-20)}), arena_.f32(3)});
   const SymId masked = op(Op::k_max, {score_, arena_.f32(-1e30F)});
+  EXPECT_FALSE(
+      largest_threshold(arena_, {score_, op(Op::k_max, {over_keys(ReduceKind::kMaximum, score_), arena_.f32(7)})}));
   EXPECT_EQ(largest_threshold(arena_, {masked, score_}), 0);
+  EXPECT_EQ(largest_threshold(arena_, {op(Op::k_abs, {score_})}), 0);
   EXPECT_EQ(largest_threshold(arena_, {masked, op(Op::k_exp, {clipped})}), 20);
 }
 

@@ -20,12 +20,16 @@ constexpr double kTolerance = 1e-6;  // of the largest term
 
 // What a gradient is clipped at, or a score, shows in large draws: the further ones go well beyond each threshold, with
 // all of a row on one side of it, too, and with tensors of both signs.
-std::vector<Draw> draws_for(double threshold) {
+std::vector<Draw> draws_for(std::optional<double> threshold) {
   std::vector<Draw> draws;
   for (size_t trial = 0; trial < kDraws; ++trial) {
     draws.push_back({.score_range = trial % 2 == 0 ? 4.0 : 30.0, .gradient_range = trial % 3 == 0 ? 1.0 : 1e6});
   }
-  const double size = std::max(1.0, threshold);
+  draws.push_back({.load_center = 0, .load_range = 2});
+  if (!threshold) {
+    return draws;
+  }
+  const double size = std::max(1.0, *threshold);
   for (const double factor : {3.0, 50.0}) {
     for (const double center : {0.0, -0.8, 0.8}) {
       const double range = (center == 0 ? 1.0 : 0.6) * factor * size;

@@ -246,31 +246,35 @@ std::vector<Scalar<double>> NumericRow::reduce(SymId id) {
 }
 
 double NumericRow::derivative(SymId id, size_t key) {
-  const Sym& sym = arena_[id];
-  if (sym.kind == SymKind::kLoad) {
-    return sym.payload == kShift ? 1 : 0;
-  }
-  if (sym.type != Type::kF32 || sym.args.empty()) {
-    return 0;
-  }
-  if (const auto found = derivatives_.find({id, key}); found != derivatives_.end()) {
+  const std::vector<double>& column = derivatives(id);
+  return column[column.size() == 1 ? 0 : key];
+}
+
+const std::vector<double>& NumericRow::derivatives(SymId id) {
+  if (const auto found = derivatives_.find(id); found != derivatives_.end()) {
     return found->second;
   }
-  std::vector<double> slopes;
-  for (const SymId arg : sym.args) {
-    slopes.push_back(derivative(arg, key));
-  }
-  double result = 0;
-  if (std::any_of(slopes.begin(), slopes.end(), [](double slope) { return slope != 0; })) {
-    std::vector<double> args;
-    for (const SymId arg : sym.args) {
-      args.push_back(sym.op == Op::k_select && args.empty() ? static_cast<double>(at(arg, key).i) : at(arg, key).f);
+  const Sym& sym = arena_[id];
+  std::vector<double> column = {sym.kind == SymKind::kLoad && sym.payload == kShift ? 1.0 : 0.0};
+  const bool may_depend = sym.kind != SymKind::kLoad && sym.type == Type::kF32;
+  if (may_depend && std::any_of(sym.args.begin(), sym.args.end(), [&](SymId arg) {
+        const std::vector<double>& slopes = derivatives(arg);
+        return slopes.size() != 1 || slopes[0] != 0;
+      })) {
+    column.assign(arena_.depends_on(id, kKeyAtom) ? static_cast<size_t>(sizes_[kKeyAtom]) : 1,
+                  std::numeric_limits<double>::quiet_NaN());
+    std::vector<double> args(sym.args.size());
+    std::vector<double> slopes(sym.args.size());
+    for (size_t key = 0; key < column.size() && sym.kind != SymKind::kReduce; ++key) {
+      for (size_t i = 0; i < args.size(); ++i) {
+        const Scalar<double> arg = at(sym.args[i], key);
+        args[i] = sym.op == Op::k_select && i == 0 ? static_cast<double>(arg.i) : arg.f;
+        slopes[i] = derivative(sym.args[i], key);
+      }
+      column[key] = derivative_of_operation(sym, value(id, key), args, slopes);
     }
-    result = sym.kind == SymKind::kReduce ? std::numeric_limits<double>::quiet_NaN()
-                                          : derivative_of_operation(sym, value(id, key), args, slopes);
   }
-  derivatives_.emplace(std::pair(id, key), result);
-  return result;
+  return derivatives_.emplace(id, std::move(column)).first->second;
 }
 
 // By the chain rule. A slope of 0 stays one, whatever it is multiplied with.
@@ -426,21 +430,25 @@ bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>
   return evaluate(condition).i != 0;
 }
 
-double largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
+std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
   constexpr double kInfinite = 1e6;
   std::set<SymId> parts;
   for (const SymId id : formulas) {
     collect(arena, id, parts);
   }
-  double largest = 0;
+  std::optional<double> largest;
   for (const SymId id : parts) {
     const Sym& sym = arena[id];
-    if (sym.kind != SymKind::kOp || !(is_comparison(sym.op) || sym.op == Op::k_max || sym.op == Op::k_min)) {
+    const bool branches = sym.kind == SymKind::kOp &&
+                          (is_comparison(sym.op) || sym.op == Op::k_max || sym.op == Op::k_min || sym.op == Op::k_abs);
+    if (!branches || arena[sym.args[0]].type != Type::kF32 || is_maximum_of_scores(arena, id) ||
+        std::any_of(sym.args.begin(), sym.args.end(), [&](SymId arg) { return is_maximum_of_scores(arena, arg); })) {
       continue;
     }
+    largest = largest.value_or(0);
     for (const SymId arg : sym.args) {
-      if (arena.is_constant(arg) && arena[arg].type == Type::kF32 && std::abs(arena.f32_value(arg)) < kInfinite) {
-        largest = std::max<double>(largest, std::abs(arena.f32_value(arg)));
+      if (arena.is_constant(arg) && std::abs(arena.f32_value(arg)) < kInfinite) {
+        largest = std::max<double>(*largest, std::abs(arena.f32_value(arg)));
       }
     }
   }

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "score/scalar.h"
@@ -45,6 +45,7 @@ class NumericRow {
   double derivative(SymId id, size_t key);
 
  private:
+  const std::vector<double>& derivatives(SymId id);
   double derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
                                  const std::vector<double>& slopes) const;
   std::vector<score::Scalar<double>> compute(SymId id);
@@ -60,7 +61,7 @@ class NumericRow {
   std::vector<int64_t> atoms_;
   Draw draw_;
   std::map<SymId, std::vector<score::Scalar<double>>> memo_;
-  std::map<std::pair<SymId, size_t>, double> derivatives_;
+  std::map<SymId, std::vector<double>> derivatives_;
 };
 
 // Whether `formula` reads no element that `known` do not read, and takes no branches but theirs, on the same
@@ -71,8 +72,8 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
 // A condition of index variables alone, at these values of theirs.
 bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>& atoms);
 
-// The largest number that the formulas compare floats with, or clip them at; 0 if there is none. Those from 1e6 on are
-// no thresholds but stand for infinity.
-double largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);
+// The largest number that the formulas compare floats with, or clip them at: nothing where they do neither, 0 where it
+// is no number. Numbers from 1e6 on are no thresholds but stand for infinity; the row maximum does not count.
+std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);
 
 }  // namespace flashlift::stablehlo
