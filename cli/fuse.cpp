@@ -66,8 +66,7 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
       ->check(CLI::IsMember({"custom_call", "composite"}))
       ->option_text("TEXT [custom_call]");
   command->add_flag("--gradients", options->gradients,
-                    "Fuse attention with its gradient where the module holds both, as custom calls; the backward pass "
-                    "runs on CPUs");
+                    "Fuse attention with its gradient where the module holds both, as custom calls");
   command->add_option("--report", options->report, "Where a JSON report of all candidates goes");
   command->add_flag("--json", options->json, "Print the report as one JSON object");
   command->callback([options, &outcome] { outcome = run_fuse(*options); });

@@ -53,7 +53,7 @@ def fuse(
     fuse_as: "custom_call" needs Flashlift's handler where the module runs (flashlift.jax.register); "composite" keeps
     the original as its decomposition, so that it runs anywhere.
     gradients: whether an attention is fused whose gradient stands in the module, too. Its backward pass becomes a
-    custom call as well, which runs on CPUs. Otherwise both stay.
+    custom call as well. Otherwise both stay.
     Raises InvalidArgumentError with line and column for text that is not a valid module. An attention that cannot be
     proved stays, with a reason.
     """

@@ -177,7 +177,7 @@ def fuse(
 
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
     fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
-    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. On CPUs the attention in a gradient is fused,
+    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused,
     too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it would
     be unfused, several times. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
     """

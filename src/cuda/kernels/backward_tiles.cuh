@@ -106,8 +106,8 @@ __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCou
   }
 }
 
-__device__ __forceinline__ const RowGradient* row_gradients(const ForwardParams& params, const BackwardParams& backward,
-                                                            int b, int h) {
+__device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& params, const BackwardParams& backward, int b,
+                                                      int h) {
   return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
 }
 

@@ -261,8 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
       rows[r] = row_gradient(params, sums.maximum[r], quad_sum(sums.sum[r]), quad_sum(sums.weighted[r]), d_lse, tile.h);
     }
   }
-  RowGradient* const head =
-      backward.rows + (static_cast<long long>(tile.b) * params.q_heads + tile.h) * params.q_len;
+  RowGradient* const head = row_gradients(params, backward, tile.b, tile.h);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (threadIdx.x % 4 == 0 && rows_place.rows[r] < params.q_len) {

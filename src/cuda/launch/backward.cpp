@@ -48,6 +48,9 @@ class StreamAllocation {
   CuPointer pointer_ = 0;
 };
 
+// The products take d_out in the inputs' type only.
+bool converts_d_out(const Problem& problem) { return problem.out_dtype != problem.dtype; }
+
 // Columns are neighbours, and pairs of them aligned.
 bool has_paired_columns(const TensorView& view) {
   const size_t pair = 2 * size_in_bytes(view.dtype);
@@ -95,7 +98,6 @@ struct Backward::State {
   Device device;
   Problem problem;
   BackwardConfig config;
-  bool converts = false;  // d_out into the inputs' type
   bool captures = false;
   std::shared_ptr<const LoadedLibrary> query_library;
   std::shared_ptr<const LoadedLibrary> key_library;
@@ -120,7 +122,7 @@ class Call {
   ForwardParams params;
   BackwardParams backward;
 
-  Status prepare(bool converts) {
+  Status prepare() {
     const AttentionArguments& forward = arguments_.forward;
     FLASHLIFT_RETURN_IF_ERROR(fill_params(problem_, forward, params));
     params.q_tiles = static_cast<int>(divide_up(params.q_len, config_.queries.q_tile));
@@ -135,7 +137,7 @@ class Call {
     params.total_tiles = static_cast<int>(query_blocks_);
     rows_ = int64_t{params.batch} * params.q_heads * params.q_len;
     rows_at_ = layout_.take(rows_ * static_cast<int64_t>(sizeof(RowGradient)));
-    if (converts) {
+    if (converts_d_out(problem_)) {
       low_flag_at_ = layout_.take(sizeof(int));
       high_at_ = layout_.take(d_out_bytes());
       low_at_ = layout_.take(d_out_bytes());
@@ -151,10 +153,10 @@ class Call {
   int64_t take_bounds(int64_t bytes) { return layout_.take(bytes); }
   int64_t bytes() const { return layout_.bytes; }
 
-  void place(CuPointer memory, bool converts) {
+  void place(CuPointer memory) {
     memory_ = memory;
     backward.rows = at<RowGradient>(rows_at_);
-    fill_d_out(converts);
+    fill_d_out();
     backward.d_lse = arguments_.d_lse ? static_cast<const float*>(arguments_.d_lse->data) : nullptr;
     for (int d = 0; d < 3; ++d) {
       backward.d_lse_strides[d] = arguments_.d_lse ? arguments_.d_lse->strides[d] : 0;
@@ -237,11 +239,11 @@ class Call {
   }
   int64_t d_out_bytes() const { return rows_ * d_out_columns() * static_cast<int64_t>(size_in_bytes(problem_.dtype)); }
 
-  void fill_d_out(bool converts) {
+  void fill_d_out() {
     const TensorView& d_out = arguments_.d_out;
     backward.given_d_out = d_out.data;
     backward.given_d_out_strides = strides_of(d_out);
-    if (!converts) {
+    if (!converts_d_out(problem_)) {
       backward.d_out = d_out.data;
       backward.d_out_low = nullptr;
       backward.d_out_has_low = nullptr;
@@ -326,7 +328,6 @@ Result<Backward> Backward::compile(const Problem& problem, const Device& device,
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
   auto state = std::make_shared<State>(*driver, device);
   state->problem = problem;
-  state->converts = problem.out_dtype != problem.dtype;
   state->captures = std::ranges::find(wants_gradient, true) != wants_gradient.end();
   FLASHLIFT_ASSIGN_OR_RETURN(state->config, choose_backward_config(problem, device.architecture));
   const BackwardSources sources = backward_sources(problem, state->config, wants_gradient);
@@ -344,7 +345,7 @@ Result<Backward> Backward::compile(const Problem& problem, const Device& device,
   FLASHLIFT_RETURN_IF_ERROR(find(queries, "flashlift_backward_rows", shared, state->rows));
   FLASHLIFT_RETURN_IF_ERROR(find(queries, "flashlift_backward_queries", shared, state->queries));
   FLASHLIFT_RETURN_IF_ERROR(find(queries, "flashlift_store_capture", 0, state->store_capture));
-  if (state->converts) {
+  if (converts_d_out(problem)) {
     FLASHLIFT_RETURN_IF_ERROR(find(queries, "flashlift_convert_d_out", 0, state->convert_d_out));
   }
   if (problem.sinks > 0) {
@@ -361,13 +362,13 @@ Status Backward::run(const BackwardArguments& arguments, CuStream stream) const 
   FLASHLIFT_ASSIGN_OR_RETURN(const CurrentContext context,
                              CurrentContext::of(state.driver, stream, state.device.handle));
   Call call(state.driver, state.problem, state.config, arguments, stream);
-  FLASHLIFT_RETURN_IF_ERROR(call.prepare(state.converts));
+  FLASHLIFT_RETURN_IF_ERROR(call.prepare());
   const int64_t bounds_at = call.take_bounds(state.bounds.bytes(call.params));
   FLASHLIFT_ASSIGN_OR_RETURN(const StreamAllocation memory, StreamAllocation::of(state.driver, call.bytes(), stream));
-  call.place(memory.pointer(), state.converts);
+  call.place(memory.pointer());
   FLASHLIFT_RETURN_IF_ERROR(
       state.bounds.launch(state.driver, call.params, memory.pointer() + static_cast<CuPointer>(bounds_at), stream));
-  if (state.converts) {
+  if (converts_d_out(state.problem)) {
     FLASHLIFT_RETURN_IF_ERROR(call.convert_d_out(state.convert_d_out));
   }
   FLASHLIFT_RETURN_IF_ERROR(call.work_on_queries(state.rows));

@@ -117,9 +117,7 @@ bool is_smooth(const Sym& sym) {
   }
 }
 
-bool is_comparison(Op op) {
-  return op == Op::k_eq || op == Op::k_ne || op == Op::k_lt || op == Op::k_le || op == Op::k_gt || op == Op::k_ge;
-}
+bool is_comparison(Op op) { return info(op).rule == TypeRule::kCompare || info(op).rule == TypeRule::kCompareAny; }
 
 }  // namespace
 
