@@ -43,14 +43,20 @@ RowFactors row_factors(const ForwardCall& call, int64_t h, const RowState& state
   // Without sinks the common factor of sum and output cancels, and needs no exponential.
   const double base = exponent_base(state.max);
   if (problem.sinks == 0 && problem.normalize) {
-    return {1.0 / state.sum, base + log_sum};
+    return {1.0 / state.divisor, base + log_sum};
   }
-  const double weight = state.max == -kInfinity ? 0.0 : std::exp(base - maximum);
-  double sum = state.sum * weight;
+  const bool has_key = state.max != -kInfinity;
+  const double weight = has_key ? std::exp(base - maximum) : 0.0;
+  double sinks = 0;
   for (int64_t r = 0; r < problem.sinks; ++r) {
-    sum += std::exp(sink_at(*call.arguments.sinks, h, r) - maximum);
+    sinks += std::exp(sink_at(*call.arguments.sinks, h, r) - maximum);
   }
-  return {problem.normalize ? weight / sum : weight, maximum + std::log(sum)};
+  const double lse = maximum + std::log(state.sum * weight + sinks);
+  if (problem.normalize) {
+    return {weight / (state.divisor * weight + sinks), lse};
+  }
+  // Callers divide by what lse gives, the sum of the unrounded probabilities.
+  return {has_key ? weight * state.sum / state.divisor : 0.0, lse};
 }
 
 float element(const TensorView& view, int64_t offset) {
@@ -153,6 +159,7 @@ void combine_splits(const ForwardCall& call, const Task& task, const float* part
       const bool neutral = part[0] == state.max || part[0] == -std::numeric_limits<float>::infinity();
       const float weight = neutral ? 1.0f : static_cast<float>(std::exp(exponent_base(part[0]) - base));
       state.sum += part[1] * weight;
+      state.divisor += part[2] * weight;
       for (int64_t d = 0; d < layout.o_stride; ++d) {
         sum[d] += part[16 + d] * weight;
       }

@@ -550,6 +550,7 @@ void TaskRunner::store_partial(float* partial) {
     float* to = partial + r * partial_stride(layout_.o_stride);
     to[0] = state_[r].max;
     to[1] = state_[r].sum;
+    to[2] = state_[r].divisor;
     std::memcpy(to + 16, o_ + r * layout_.o_stride, static_cast<size_t>(layout_.o_stride) * sizeof(float));
   }
 }

@@ -57,7 +57,7 @@ inline KeyPlace key_place(const AttentionArguments& arguments, int64_t page_size
   return {std::clamp<int64_t>(page, 0, arguments.k.sizes[0] - 1), j % page_size};
 }
 
-// Floats of a partial result: maximum, sum, then the accumulated output.
+// Floats of a partial result: maximum, sum and divisor (see RowState), and from 16 on the accumulated output.
 inline int64_t partial_stride(int64_t o_stride) { return o_stride + 16; }
 
 // Columns of the value panels, each a whole number of vectors, as even as possible.

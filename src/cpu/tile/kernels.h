@@ -24,9 +24,15 @@ struct MatrixView {
 // State of the online softmax of one row. The sum of e^(score) over the keys so far is sum * e^base(max), and the
 // accumulated output row is scaled alike. A maximum of +inf makes the output NaN; sum then only tells whether a NaN
 // score was among them.
+//
+// `divisor` is the sum of the probabilities as the values were multiplied by them, on the scale of `sum`. Products of
+// bf16 operands round the probabilities. Rounding changes their sum as well, and an output divided by the sum of the
+// unrounded ones would be off by that ratio times the values' mean: an error that all of the row shares, and that the
+// backward pass cannot tell from a gradient. lse is of the unrounded ones.
 struct RowState {
   float max = -__builtin_inff();
   float sum = 0;
+  float divisor = 0;
 };
 
 // The exponentials are 2^(score * log2(e) - shift) with the shift rounded to a float, one multiply-add. The rounding is

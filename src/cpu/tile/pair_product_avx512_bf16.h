@@ -11,6 +11,7 @@ Float dot(Float sum, __m512i a, __m512i b) {
 }
 
 __m256i round_bf16(Float x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+__m512i round_bf16(Float first, Float second) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
 
 int64_t multiply_tiles(int64_t, int, int64_t, const Bf16*, int64_t, const Bf16*, int64_t, float*, int64_t, bool) {
   return 0;

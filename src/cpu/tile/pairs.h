@@ -34,7 +34,7 @@ struct PairKernels {
                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming);
 
   // TileKernels::softmax, with the exponentials rounded to bf16 into the front half of each row of s and followed by
-  // zeros up to depth_multiple. The sums are those of the exponentials before rounding.
+  // zeros up to depth_multiple. RowState::sum is that of the exponentials before rounding, `divisor` of the rounded.
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
                   float* o, int64_t o_stride, int64_t o_columns);
 

@@ -4,6 +4,7 @@
 // FLASHLIFT_PAIR_PRODUCT is a header with
 //   Float dot(Float sum, __m512i a, __m512i b)   lane i: sum + a[2i] b[2i] + a[2i+1] b[2i+1] over bf16
 //   __m256i round_bf16(Float)
+//   __m512i round_bf16(Float first, Float second)   the 32 elements one after the other
 //   constexpr int kDepthMultiple; void begin_pairs(); void end_pairs();
 //   int64_t multiply_tiles(...)                  as many whole groups of rows as the tiles take; 0 without tiles
 #pragma once
@@ -137,16 +138,28 @@ void multiply_pairs(int64_t rows, int vectors, int64_t depth, const Bf16* a, int
   multiply_any<PairProduct, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, upcoming);
 }
 
-// Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row.
+// Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row. The
+// dot product with ones adds them as the product with the values reads them.
 struct RoundedExponentials {
-  static void store(float* row, int64_t c, Float p) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bf16*>(row) + c), round_bf16(p));
+  void store(float* row, int64_t c, Float p) {
+    const __m256i rounded = round_bf16(p);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bf16*>(row) + c), rounded);
+    sum = dot(sum, _mm512_zextsi256_si512(rounded), ones);
+  }
+  void store(float* row, int64_t c, Float p0, Float p1) {
+    const __m512i rounded = round_bf16(p0, p1);
+    _mm512_storeu_si512(reinterpret_cast<Bf16*>(row) + c, rounded);
+    sum = dot(sum, rounded, ones);
   }
   static void finish(float* row, int64_t columns) {
     for (int64_t c = columns; c % kDepthMultiple != 0; c += kLanes) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bf16*>(row) + c), _mm256_setzero_si256());
     }
   }
+  float stored_sum(float) const { return Vector::reduce_add(sum); }
+
+  Float sum = Vector::zero();
+  __m512i ones = _mm512_set1_epi16(0x3f80);
 };
 
 constexpr PairKernels kPairKernels = {.depth_multiple = kDepthMultiple,

@@ -43,48 +43,60 @@ void row_max(float* s, int64_t s_stride, int64_t rows, int64_t columns, float sc
 
 float exp2_scalar(float x) { return Vector::reduce_max(Vector::exp2_nonpositive(Vector::set(x))); }
 
-// The exponentials in place of the scores.
+// The exponentials in place of the scores, one or two vectors at a time.
 struct Exponentials {
   static void store(float* row, int64_t c, Float p) { Vector::store(row + c, p); }
+  static void store(float* row, int64_t c, Float p0, Float p1) {
+    Vector::store(row + c, p0);
+    Vector::store(row + c + kLanes, p1);
+  }
   static void finish(float*, int64_t) {}
+  static float stored_sum(float sum) { return sum; }
 };
 
-// Replaces a row's scores by exponentials, which Output stores, and returns their sum. kLarge: see is_large_score().
+// Of a row's exponentials, and of what was stored for them.
+struct ExponentialSums {
+  float sum;
+  float stored;
+};
+
+// Replaces a row's scores by exponentials, which Output stores. kLarge: see is_large_score().
 template <typename Output, bool kLarge>
-float exponentials(float* row, int64_t columns, float offset) {
+ExponentialSums exponentials(float* row, int64_t columns, float offset) {
   const Float log2e = Vector::set(kLog2E);
   const Float shift = Vector::set(offset);
   const auto exponential = [&](Float x) {
     return Vector::exp2_nonpositive(kLarge ? Vector::mul(Vector::sub(x, shift), log2e) : Vector::fms(x, log2e, shift));
   };
+  Output output;
   Float sum0 = Vector::zero();
   Float sum1 = Vector::zero();
   int64_t c = 0;
   for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
     const Float p0 = exponential(Vector::load(row + c));
     const Float p1 = exponential(Vector::load(row + c + kLanes));
-    Output::store(row, c, p0);
-    Output::store(row, c + kLanes, p1);
+    output.store(row, c, p0, p1);
     sum0 = Vector::add(sum0, p0);
     sum1 = Vector::add(sum1, p1);
   }
   if (c < columns) {
     const Float p = exponential(Vector::load(row + c));
-    Output::store(row, c, p);
+    output.store(row, c, p);
     sum0 = Vector::add(sum0, p);
   }
-  Output::finish(row, columns);
-  return Vector::reduce_add(Vector::add(sum0, sum1));
+  output.finish(row, columns);
+  const float sum = Vector::reduce_add(Vector::add(sum0, sum1));
+  return {sum, output.stored_sum(sum)};
 }
 
 // A row whose maximum is +inf: inf - inf would make every sum NaN, but lse must tell +inf from NaN.
-float sum_of_infinite_row(float* row, int64_t columns) {
+ExponentialSums sums_of_infinite_row(float* row, int64_t columns) {
   float sum = 0;
   for (int64_t c = 0; c < columns; ++c) {
     sum = row[c] != row[c] ? row[c] : sum;
     row[c] = 0;
   }
-  return sum;
+  return {sum, sum};
 }
 
 // log2 of what the sums so far are to be multiplied by when the maximum grows: the difference of the two rows'
@@ -104,17 +116,17 @@ void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const
     float* row = s + r * s_stride;
     const float before = state[r].max;
     const float m = maxima[r] > before ? maxima[r] : before;
-    float sum;
+    ExponentialSums sums;
     float shrink = 1;
     const bool large = !(m > -kLargeScore && m < kLargeScore);
     if (!large) {
-      sum = exponentials<Output, false>(row, columns, m * kLog2E);
+      sums = exponentials<Output, false>(row, columns, m * kLog2E);
     } else if (m == -kMinusInfinity) {
-      sum = sum_of_infinite_row(row, columns);
+      sums = sums_of_infinite_row(row, columns);
       Output::finish(row, columns);  // all-zero bits are zeros of every dtype
     } else {
       // With nothing but masked keys so far, -inf - -inf must not become NaN: all exponentials are 0 instead.
-      sum = exponentials<Output, true>(row, columns, m == kMinusInfinity ? 0.0f : m);
+      sums = exponentials<Output, true>(row, columns, m == kMinusInfinity ? 0.0f : m);
     }
     if (m != before) {
       const bool before_large = !(before > -kLargeScore && before < kLargeScore);
@@ -128,7 +140,8 @@ void softmax_to(float* s, int64_t s_stride, int64_t rows, int64_t columns, const
       }
       state[r].max = m;
     }
-    state[r].sum = state[r].sum * shrink + sum;
+    state[r].sum = state[r].sum * shrink + sums.sum;
+    state[r].divisor = state[r].divisor * shrink + sums.stored;
   }
 }
 

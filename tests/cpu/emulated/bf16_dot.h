@@ -12,6 +12,9 @@ Float dot(Float sum, __m512i a, __m512i b) {
 }
 
 __m256i round_bf16(Float x) { return Vector::narrow_bf16(x); }
+__m512i round_bf16(Float first, Float second) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(round_bf16(first)), round_bf16(second), 1);
+}
 
 }  // namespace
 }  // namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE
