@@ -6,6 +6,7 @@
 #include "cpu/backward_call.h"
 #include "cpu/backward_captures.h"
 #include "cpu/dropout.h"
+#include "cpu/tile/pairs.h"
 #include "cpu/views.h"
 #include "support/error.h"
 #include "support/rounding.h"
@@ -164,7 +165,9 @@ int64_t chunk_keys(const Backward& kernel, const CallSizes& sizes, bool captured
   constexpr int64_t kCacheBytes = 1 << 20;
   constexpr int64_t kTasksPerThread = 4;
   const BackwardConfig& config = kernel.config();
-  const int64_t key_bytes = (3 * kernel.d_stride() + 2 * kernel.v_stride()) * static_cast<int64_t>(sizeof(float));
+  const int64_t packed = product_pairs(kernel, sizes) == nullptr ? sizeof(float) : sizeof(Bf16);
+  const int64_t key_bytes = (2 * kernel.d_stride() + kernel.v_stride()) * packed +
+                            (kernel.d_stride() + kernel.v_stride()) * static_cast<int64_t>(sizeof(float));
   const double keys = static_cast<double>(sizes.batch * sizes.kv_heads) * static_cast<double>(sizes.kv_len);
   const double even = concurrency > 1 ? keys / static_cast<double>(kTasksPerThread * concurrency) : keys;
   const int64_t cached = kCacheBytes / key_bytes / config.kv_tile * config.kv_tile;

@@ -77,11 +77,20 @@ struct Progress {
 // Tiles of keys in a chunk, each with its own visited query tiles.
 inline constexpr int64_t kMaxBlocks = BackwardConfig{}.max_chunk / BackwardConfig{}.kv_tile;
 
+// The kernels of products over bf16 operands, or null where a call's products are in f32. A call of few queries has
+// those: packing takes most of its time, and too few rounding errors of ds are summed for them to average out.
+inline constexpr int64_t kLeastPairQueries = 64;
+inline const PairKernels* product_pairs(const Backward& kernel, const CallSizes& sizes) {
+  return sizes.q_len < kLeastPairQueries ? nullptr : kernel.forward().pairs();
+}
+
 struct ChunkLayout {
   ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t kv_chunk);
-  size_t kt, k, vt, q, q_rows, d_out, d_out_rows, s, ds, scores, maxima, sums, part_sums, weighted, dk, dv, uniform,
-      coordinates;
+  size_t kt, k, vt, q, q_rows, d_out, d_out_rows, d_out_low, d_out_low_rows, columns, s, ds, scores, maxima, sums,
+      part_sums, weighted, dk, dv, stored, row, coordinates;
   int64_t s_stride;
+  int64_t keys_stride;  // PairProducts: between the rows of the transposed d_k and d_v
+  int64_t rows_stride;  // PairProducts: between the rows of the transposed q and d_out
   size_t bytes;
 };
 

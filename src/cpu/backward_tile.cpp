@@ -1,9 +1,11 @@
-// The backward pass's five products, a chunk of keys at a time against all queries that see it.
+// The backward pass over a chunk of keys and all queries that see it: which parts of which tiles are multiplied, in
+// which order, and what happens to the scores between the products.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "cpu/backward_call.h"
+#include "cpu/backward_products.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
 #include "cpu/trim.h"
@@ -20,52 +22,30 @@ constexpr int64_t kRowGap = 16;
 // Products of a tile with a block of keys, each of which brings some of the next tile near.
 constexpr int64_t kProducts = 5;
 
-// A tile of q or d_out: as the second operand of a product, in panels, and as its first, rows of `stride` floats.
-struct Operand {
-  const float* panels;
-  const float* rows;
-  int64_t stride;
-  bool finite = true;
-};
-
 struct QueryTile {
   int64_t b;
   int64_t h;
   int64_t q_begin;
   int64_t rows;
-  int64_t position;  // in the chunk's sequence
-  Operand q;
-  Operand d_out;
+  int64_t position;     // in the chunk's sequence
   bool waited = false;  // for its turn to add to dq
-};
-
-// Part of a tile's scores: rows of the tile, and keys of the chunk from a whole panel on.
-struct Part {
-  int64_t row;
-  int64_t rows;
-  int64_t key;
-  int64_t columns;
-  bool partial;
 };
 
 class ChunkRunner {
  public:
   ChunkRunner(const BackwardCall& call, int64_t chunk, const Progress& progress, const CaptureView* gradients,
-              const ChunkLayout& layout, const WorkerMemory& memory)
+              BackwardProducts& products, const ChunkLayout& layout, const WorkerMemory& memory)
       : call_(call),
         problem_(call.problem()),
         kernels_(call.kernels()),
         config_(call.kernel.config()),
+        products_(products),
         layout_(layout),
         memory_(memory),
         chunk_(chunk),
-        kv_begin_(chunk * call.kv_chunk),
-        keys_(std::min(call.kv_chunk, call.sizes.kv_len - kv_begin_)),
-        blocks_(divide_up(std::max<int64_t>(keys_, 0), config_.kv_tile)),
+        kv_begin_(products.kv_begin()),
         progress_(progress),
-        gradients_(gradients),
-        d_panel_count_(value_panels(problem_.head_dim, kernels_, d_panels_)),
-        v_panel_count_(value_panels(problem_.value_dim, kernels_, v_panels_)) {}
+        gradients_(gradients) {}
 
   void run_pair(int64_t b, int64_t g, int64_t first_position);
 
@@ -74,135 +54,38 @@ class ChunkRunner {
   T* at(size_t offset) {
     return reinterpret_cast<T*>(memory_.tiles + offset);
   }
-  int64_t columns_of(int64_t block) const { return std::min(config_.kv_tile, keys_ - block * config_.kv_tile); }
 
-  void pack_keys(int64_t b, int64_t g);
-  void pack_transposed(const TensorView& tensor, int64_t b, int64_t g, int64_t row, int64_t rows, int64_t depth,
-                       float* to);
-  bool pack_panels(const MatrixView& from, int64_t rows, int64_t width, const Panel* panels, int panel_count,
-                   float scale, float* to);
-  Operand load(const TensorView& tensor, int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t width,
-               const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at);
   void run_head(int64_t b, int64_t h, int64_t first_position);
   void run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds);
-  int find_parts(const QueryTile& tile, const Part& whole, Part (&parts)[2]);
-  bool trim(const QueryTile& tile, Part& part);
-  void run_part(QueryTile& tile, const Part& part);
-  void run_sole_block(QueryTile& tile, const Part& whole);
-  void multiply(const QueryTile& tile, const Part& part, int64_t offset);
-  void multiply_keys(const Operand& a, const Part& part, int64_t depth, const float* panels, float* c);
-  ScoreArguments score_arguments(const Part& part, float* scores, float* maxima);
-  void sum_rows(const Part& part, int64_t offset);
-  void finish_scores(const QueryTile& tile, const Part& part, int64_t offset, float scale);
-  void add_products(QueryTile& tile, const Part& part, int64_t offset);
-  void drop_out(float* scores, const Part& part);
-  void add_to_keys(const float* coefficients, int64_t tile_rows, const Part& part, const Operand& b,
-                   const Panel* panels, int panel_count, float* c, int64_t c_stride);
-  void add_to_queries(const float* ds, const Part& part, float* dq);
+  int find_parts(const QueryTile& tile, const ScorePart& whole, ScorePart (&parts)[2]);
+  bool trim(const QueryTile& tile, ScorePart& part);
+  void run_part(QueryTile& tile, const ScorePart& part);
+  void run_sole_block(QueryTile& tile, const ScorePart& whole);
+  void multiply(const ScorePart& part, int64_t offset);
+  ScoreArguments score_arguments(const ScorePart& part, float* scores, float* maxima);
+  void sum_rows(const ScorePart& part, int64_t offset);
+  void finish_scores(const QueryTile& tile, const ScorePart& part, int64_t offset, float scale);
+  void add_products(QueryTile& tile, const ScorePart& part, int64_t offset);
+  void drop_out(float* scores, const ScorePart& part);
   void wait_for_turn(int64_t position);
   void expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited);
   void add_uniform_rows(int64_t b, int64_t g);
-  void store(const std::optional<TensorView>& gradient, int64_t b, int64_t g, const float* from, int64_t stride,
-             int64_t width, float factor);
 
   const BackwardCall& call_;
   const Problem& problem_;
   const TileKernels& kernels_;
   const BackwardConfig& config_;
+  BackwardProducts& products_;
   const ChunkLayout& layout_;
   const WorkerMemory& memory_;
   int64_t chunk_;
   int64_t kv_begin_;
-  int64_t keys_;
-  int64_t blocks_;
   const Progress& progress_;
   int64_t first_unfinished_ = 0;  // of the chunks before this one
   const CaptureView* gradients_;
-  Panel d_panels_[32];
-  Panel v_panels_[32];
-  int d_panel_count_;
-  int v_panel_count_;
-  bool keys_finite_[kMaxBlocks] = {};
-  Upcoming upcoming_;
 };
 
-// Panels of keys, each `depth` deep, as the second operand of <q, k> and <d_out, v>.
-void ChunkRunner::pack_transposed(const TensorView& tensor, int64_t b, int64_t g, int64_t row, int64_t rows,
-                                  int64_t depth, float* to) {
-  for (int64_t c = 0; c < rows; c += kernels_.panel_width) {
-    const int64_t keys = std::min<int64_t>(kernels_.panel_width, rows - c);
-    const int64_t padded = round_up(keys, kernels_.lanes);
-    kernels_.pack_transposed(head_rows(tensor, b, g, row + c), keys, depth, 1.0f, to, padded);
-    to += padded * depth;
-  }
-}
-
-bool ChunkRunner::pack_panels(const MatrixView& from, int64_t rows, int64_t width, const Panel* panels, int panel_count,
-                              float scale, float* to) {
-  bool finite = true;
-  MatrixView part = from;
-  for (int i = 0; i < panel_count; ++i) {
-    const int64_t panel_width = panels[i].vectors * kernels_.lanes;
-    part.data = static_cast<const std::byte*>(from.data) +
-                panels[i].begin * from.column_stride * static_cast<int64_t>(size_in_bytes(from.dtype));
-    float* panel = to + panels[i].begin * rows;
-    kernels_.convert_rows(part, rows, std::min(panel_width, width - panels[i].begin), scale, panel, panel_width);
-    finite = kernels_.all_finite(panel, rows * panel_width) && finite;
-  }
-  return finite;
-}
-
-void ChunkRunner::pack_keys(int64_t b, int64_t g) {
-  for (int64_t block = 0; block < blocks_; ++block) {
-    const int64_t first = block * config_.kv_tile;
-    const int64_t columns = columns_of(block);
-    pack_transposed(call_.forward().k, b, g, kv_begin_ + first, columns, problem_.head_dim,
-                    at<float>(layout_.kt) + first * problem_.head_dim);
-    pack_transposed(call_.forward().v, b, g, kv_begin_ + first, columns, problem_.value_dim,
-                    at<float>(layout_.vt) + first * problem_.value_dim);
-  }
-  const float* panels = at<float>(layout_.k);
-  const bool finite = pack_panels(head_rows(call_.forward().k, b, g, kv_begin_), keys_, problem_.head_dim, d_panels_,
-                                  d_panel_count_, 1.0f, at<float>(layout_.k));
-  for (int64_t block = 0; block < blocks_; ++block) {
-    keys_finite_[block] = true;
-    for (int i = 0; !finite && i < d_panel_count_; ++i) {
-      const int64_t width = d_panels_[i].vectors * kernels_.lanes;
-      const float* from = panels + d_panels_[i].begin * keys_ + block * config_.kv_tile * width;
-      keys_finite_[block] = kernels_.all_finite(from, columns_of(block) * width) && keys_finite_[block];
-    }
-  }
-}
-
-Operand ChunkRunner::load(const TensorView& tensor, int64_t b, int64_t h, int64_t q_begin, int64_t rows, int64_t width,
-                          const Panel* panels, int panel_count, float scale, size_t panels_at, size_t rows_at) {
-  const MatrixView from = head_rows(tensor, b, h, q_begin);
-  Operand operand{
-      .panels = at<float>(panels_at), .rows = at<float>(panels_at), .stride = panels[0].vectors * kernels_.lanes};
-  operand.finite = pack_panels(from, rows, width, panels, panel_count, scale, at<float>(panels_at));
-  if (panel_count > 1 && from.dtype == DType::kF32 && from.column_stride == 1 && scale == 1.0f) {
-    operand.rows = static_cast<const float*>(from.data);
-    operand.stride = from.row_stride;
-  } else if (panel_count > 1) {
-    operand.rows = at<float>(rows_at);
-    operand.stride = width;
-    kernels_.convert_rows(from, rows, width, scale, at<float>(rows_at), width);
-  }
-  return operand;
-}
-
-// C = A B^T over a part's keys.
-void ChunkRunner::multiply_keys(const Operand& a, const Part& part, int64_t depth, const float* panels, float* c) {
-  panels += part.key * depth;
-  for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
-    const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
-    kernels_.multiply(part.rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows + part.row * a.stride,
-                      a.stride, panels, padded, c + first, layout_.s_stride, false, upcoming_);
-    panels += padded * depth;
-  }
-}
-
-void ChunkRunner::drop_out(float* scores, const Part& part) {
+void ChunkRunner::drop_out(float* scores, const ScorePart& part) {
   for (int64_t r = 0; call_.dropout.threshold > 0 && r < part.rows; ++r) {
     const RowCoordinates& row = at<RowCoordinates>(layout_.coordinates)[part.row + r];
     kernels_.drop_out(scores + r * layout_.s_stride, part.columns, call_.dropout, {row.b, row.h, row.q},
@@ -210,7 +93,7 @@ void ChunkRunner::drop_out(float* scores, const Part& part) {
   }
 }
 
-ScoreArguments ChunkRunner::score_arguments(const Part& part, float* scores, float* maxima) {
+ScoreArguments ChunkRunner::score_arguments(const ScorePart& part, float* scores, float* maxima) {
   return {.s = scores,
           .s_stride = layout_.s_stride,
           .rows = part.rows,
@@ -225,7 +108,7 @@ ScoreArguments ChunkRunner::score_arguments(const Part& part, float* scores, flo
 }
 
 // Adds a part's scores to the sums of its rows. Leaves products of a problem without programs multiplied by its scale.
-void ChunkRunner::sum_rows(const Part& part, int64_t offset) {
+void ChunkRunner::sum_rows(const ScorePart& part, int64_t offset) {
   float* s = at<float>(layout_.s) + offset;
   float* scores = s;
   float* maxima = at<float>(layout_.maxima);
@@ -251,7 +134,7 @@ void ChunkRunner::sum_rows(const Part& part, int64_t offset) {
 }
 
 // s becomes p, and ds the gradient of the products times problem_.scale.
-void ChunkRunner::finish_scores(const QueryTile& tile, const Part& part, int64_t offset, float scale) {
+void ChunkRunner::finish_scores(const QueryTile& tile, const ScorePart& part, int64_t offset, float scale) {
   float* s = at<float>(layout_.s) + offset;
   float* ds = at<float>(layout_.ds) + offset;
   const RowGradient* states = call_.rows + call_.row_index(tile.b, tile.h, tile.q_begin + part.row);
@@ -264,50 +147,6 @@ void ChunkRunner::finish_scores(const QueryTile& tile, const Part& part, int64_t
   const GradientArguments arguments{
       .scores = score_arguments(part, s, nullptr), .ds = ds, .rows = states, .gradients = gradients_};
   function(&arguments);
-}
-
-// C += coefficients^T B. Where B has an infinity or NaN, only what is not masked takes part.
-void ChunkRunner::add_to_keys(const float* coefficients, int64_t tile_rows, const Part& part, const Operand& b,
-                              const Panel* panels, int panel_count, float* c, int64_t c_stride) {
-  for (int i = 0; i < panel_count; ++i) {
-    const int64_t width = panels[i].vectors * kernels_.lanes;
-    const float* panel = b.panels + panels[i].begin * tile_rows + part.row * width;
-    float* to = c + part.key * c_stride + panels[i].begin;
-    if (b.finite) {
-      kernels_.multiply_transposed(part.columns, panels[i].vectors, part.rows, coefficients, layout_.s_stride, panel,
-                                   width, to, c_stride, upcoming_);
-      continue;
-    }
-    for (int64_t r = 0; r < part.rows; ++r) {
-      for (int64_t j = 0; j < part.columns; ++j) {
-        const float x = coefficients[r * layout_.s_stride + j];
-        for (int64_t d = 0; x != 0 && d < width; ++d) {
-          to[j * c_stride + d] = std::fma(x, panel[r * width + d], to[j * c_stride + d]);
-        }
-      }
-    }
-  }
-}
-
-void ChunkRunner::add_to_queries(const float* ds, const Part& part, float* dq) {
-  for (int i = 0; i < d_panel_count_; ++i) {
-    const int64_t width = d_panels_[i].vectors * kernels_.lanes;
-    const float* panel = at<float>(layout_.k) + d_panels_[i].begin * keys_ + part.key * width;
-    float* to = dq + part.row * call_.d_stride + d_panels_[i].begin;
-    if (keys_finite_[part.key / config_.kv_tile]) {
-      kernels_.multiply(part.rows, d_panels_[i].vectors, part.columns, ds, layout_.s_stride, panel, width, to,
-                        call_.d_stride, true, upcoming_);
-      continue;
-    }
-    for (int64_t r = 0; r < part.rows; ++r) {
-      for (int64_t j = 0; j < part.columns; ++j) {
-        const float x = ds[r * layout_.s_stride + j];
-        for (int64_t d = 0; x != 0 && d < width; ++d) {
-          to[r * call_.d_stride + d] = std::fma(x, panel[j * width + d], to[r * call_.d_stride + d]);
-        }
-      }
-    }
-  }
 }
 
 // The chunks before this one add to a query tile first. They were all begun before this one, so that whoever waits
@@ -330,17 +169,17 @@ void ChunkRunner::wait_for_turn(int64_t position) {
 void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(call_.sizes.q_len - q_begin, config_.q_tile);
-  upcoming_ = {};
+  products_.upcoming = {};
   if (rows <= 0) {
     return;
   }
-  expect(upcoming_, head_rows(call_.forward().q, b, h, q_begin), rows, problem_.head_dim);
-  expect(upcoming_, head_rows(call_.arguments.d_out, b, h, q_begin), rows, problem_.value_dim);
+  expect(products_.upcoming, head_rows(call_.forward().q, b, h, q_begin), rows, problem_.head_dim);
+  expect(products_.upcoming, head_rows(call_.arguments.d_out, b, h, q_begin), rows, problem_.value_dim);
   if (call_.dq != nullptr) {
     const float* dq = call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride;
-    expect(upcoming_, {dq, DType::kF32, call_.d_stride, 1}, rows, call_.d_stride);
+    expect(products_.upcoming, {dq, DType::kF32, call_.d_stride, 1}, rows, call_.d_stride);
   }
-  set_pace(upcoming_, kProducts * visited * upcoming_steps(rows, config_.kv_tile));
+  set_pace(products_.upcoming, kProducts * visited * upcoming_steps(rows, config_.kv_tile));
 }
 
 void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds) {
@@ -352,40 +191,33 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
     return kinds[block] != plan::TileKind::kSkipped && (!has_sole || kv_begin_ / config_.kv_tile + block == sole);
   };
   int64_t visited = 0;
-  for (int64_t block = 0; block < blocks_; ++block) {
+  for (int64_t block = 0; block < products_.blocks(); ++block) {
     visited += is_visited(block) ? 1 : 0;
   }
   if (visited == 0) {
     return;
   }
-  QueryTile queries{.b = b,
-                    .h = h,
-                    .q_begin = q_begin,
-                    .rows = rows,
-                    .position = position,
-                    .q = load(call_.forward().q, b, h, q_begin, rows, problem_.head_dim, d_panels_, d_panel_count_,
-                              1.0f, layout_.q, layout_.q_rows),
-                    .d_out = load(call_.arguments.d_out, b, h, q_begin, rows, problem_.value_dim, v_panels_,
-                                  v_panel_count_, call_.dropout.factor, layout_.d_out, layout_.d_out_rows)};
+  QueryTile queries{.b = b, .h = h, .q_begin = q_begin, .rows = rows, .position = position};
+  products_.load(b, h, q_begin, rows);
   for (int64_t r = 0; r < rows; ++r) {
     at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b), static_cast<int32_t>(h),
                                                   static_cast<int32_t>(q_begin + r)};
   }
   expect_tile(b, h, tile + 1, visited);
-  for (int64_t block = 0; block < blocks_; ++block) {
+  for (int64_t block = 0; block < products_.blocks(); ++block) {
     if (!is_visited(block)) {
       continue;
     }
-    const Part whole{.row = 0,
-                     .rows = rows,
-                     .key = block * config_.kv_tile,
-                     .columns = columns_of(block),
-                     .partial = kinds[block] == plan::TileKind::kPartial};
+    const ScorePart whole{.row = 0,
+                          .rows = rows,
+                          .key = block * config_.kv_tile,
+                          .columns = products_.columns_of(block),
+                          .partial = kinds[block] == plan::TileKind::kPartial};
     if (has_sole) {
       run_sole_block(queries, whole);
       continue;
     }
-    Part parts[2] = {whole};
+    ScorePart parts[2] = {whole};
     const int count = whole.partial ? find_parts(queries, whole, parts) : 1;
     for (int i = 0; i < count; ++i) {
       run_part(queries, parts[i]);
@@ -394,12 +226,12 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
 }
 
 // What the halves of a partial tile need: on a causal diagonal, less than half of it. Returns how many parts that is.
-int ChunkRunner::find_parts(const QueryTile& tile, const Part& whole, Part (&parts)[2]) {
+int ChunkRunner::find_parts(const QueryTile& tile, const ScorePart& whole, ScorePart (&parts)[2]) {
   const int64_t half = config_.kv_tile / 2;
   static_assert(BackwardConfig{}.kv_tile / 2 % 64 == 0, "whole panels, and whole counters of dropout");
-  Part first = whole;
+  ScorePart first = whole;
   first.columns = std::min(whole.columns, half);
-  Part second = whole;
+  ScorePart second = whole;
   second.key += half;
   second.columns = whole.columns - first.columns;
   const bool needs_first = trim(tile, first);
@@ -420,7 +252,7 @@ int ChunkRunner::find_parts(const QueryTile& tile, const Part& whole, Part (&par
 }
 
 // Leaves off the first and last rows that none of the part's keys is kept for; false if that is all of them.
-bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
+bool ChunkRunner::trim(const QueryTile& tile, ScorePart& part) {
   std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
   const RowRange rows = trim_rows({0, tile.rows}, [&](int64_t begin, int64_t end) {
     const plan::TileBox box{.b = tile.b,
@@ -438,32 +270,31 @@ bool ChunkRunner::trim(const QueryTile& tile, Part& part) {
 }
 
 // <q, k> and <d_out, v>, from element `offset` of s and ds on.
-void ChunkRunner::multiply(const QueryTile& tile, const Part& part, int64_t offset) {
-  multiply_keys(tile.q, part, problem_.head_dim, at<float>(layout_.kt), at<float>(layout_.s) + offset);
-  multiply_keys(tile.d_out, part, problem_.value_dim, at<float>(layout_.vt), at<float>(layout_.ds) + offset);
+void ChunkRunner::multiply(const ScorePart& part, int64_t offset) {
+  products_.multiply(part, at<float>(layout_.s) + offset, at<float>(layout_.ds) + offset);
 }
 
 // What the probabilities and gradients from element `offset` of s and ds on add to d_v, d_k and dq.
-void ChunkRunner::add_products(QueryTile& tile, const Part& part, int64_t offset) {
+void ChunkRunner::add_products(QueryTile& tile, const ScorePart& part, int64_t offset) {
   const float* p = at<float>(layout_.s) + offset;
   const float* ds = at<float>(layout_.ds) + offset;
   if (call_.arguments.d_v) {
-    add_to_keys(p, tile.rows, part, tile.d_out, v_panels_, v_panel_count_, at<float>(layout_.dv), call_.v_stride);
+    products_.add_to_values(part, p);
   }
   if (call_.arguments.d_k) {
-    add_to_keys(ds, tile.rows, part, tile.q, d_panels_, d_panel_count_, at<float>(layout_.dk), call_.d_stride);
+    products_.add_to_keys(part, ds);
   }
   if (call_.dq != nullptr) {
     if (!tile.waited) {
       wait_for_turn(tile.position);
       tile.waited = true;
     }
-    add_to_queries(ds, part, call_.dq + call_.row_index(tile.b, tile.h, tile.q_begin) * call_.d_stride);
+    products_.add_to_queries(part, ds, call_.dq + call_.row_index(tile.b, tile.h, tile.q_begin) * call_.d_stride);
   }
 }
 
-void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
-  multiply(tile, part, 0);
+void ChunkRunner::run_part(QueryTile& tile, const ScorePart& part) {
+  multiply(part, 0);
   // What was left out has p = 0 beside v, but its score still has a gradient through the row sum. The factor of what
   // stays is in d_out.
   drop_out(at<float>(layout_.ds), part);
@@ -473,16 +304,16 @@ void ChunkRunner::run_part(QueryTile& tile, const Part& part) {
 }
 
 // As run_part(), for a tile with all keys of its rows, whose softmax is found here.
-void ChunkRunner::run_sole_block(QueryTile& tile, const Part& whole) {
-  Part parts[2] = {whole};
+void ChunkRunner::run_sole_block(QueryTile& tile, const ScorePart& whole) {
+  ScorePart parts[2] = {whole};
   const int count = whole.partial ? find_parts(tile, whole, parts) : 1;
   if (count == 0) {
     return;
   }
-  const auto offset = [&](const Part& part) { return part.row * layout_.s_stride + part.key - whole.key; };
+  const auto offset = [&](const ScorePart& part) { return part.row * layout_.s_stride + part.key - whole.key; };
   std::fill_n(at<RowSums>(layout_.sums), tile.rows, RowSums{});
   for (int i = 0; i < count; ++i) {
-    multiply(tile, parts[i], offset(parts[i]));
+    multiply(parts[i], offset(parts[i]));
     drop_out(at<float>(layout_.ds) + offset(parts[i]), parts[i]);
     sum_rows(parts[i], offset(parts[i]));
   }
@@ -501,15 +332,15 @@ void ChunkRunner::run_sole_block(QueryTile& tile, const Part& whole) {
 void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   const std::span<plan::VisitRow> visits = memory_.visits;
   size_t next[kMaxBlocks] = {};
-  for (int64_t block = 0; block < blocks_; ++block) {
+  for (int64_t block = 0; block < products_.blocks(); ++block) {
     const int64_t first = kv_begin_ + block * config_.kv_tile;
-    call_.visits.column(b, h, h + 1, first, first + columns_of(block), config_.q_tile, visits[block]);
+    call_.visits.column(b, h, h + 1, first, first + products_.columns_of(block), config_.q_tile, visits[block]);
   }
   const int64_t tiles = divide_up(call_.sizes.q_len, config_.q_tile);
   for (int64_t tile = 0; tile < tiles;) {
     plan::TileKind kinds[kMaxBlocks];
     int64_t upcoming = tiles;  // the next tile that some block visits
-    for (int64_t block = 0; block < blocks_; ++block) {
+    for (int64_t block = 0; block < products_.blocks(); ++block) {
       const std::vector<plan::TileRun>& runs = visits[block].runs;
       while (next[block] < runs.size() && runs[next[block]].end <= tile) {
         ++next[block];
@@ -532,7 +363,7 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
 
 // A row without keys that gives the mean of all values passes its gradient on to each of them.
 void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
-  float* row = at<float>(layout_.uniform);
+  float* row = at<float>(layout_.row);
   const float factor = call_.dropout.factor / static_cast<float>(call_.sizes.kv_len);
   for (int64_t h = g * call_.sizes.group(); h < (g + 1) * call_.sizes.group(); ++h) {
     for (int64_t q = 0; q < call_.sizes.q_len; ++q) {
@@ -541,36 +372,18 @@ void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
       }
       kernels_.convert_rows(head_rows(call_.arguments.d_out, b, h, q), 1, problem_.value_dim, factor, row,
                             call_.v_stride);
-      for (int64_t j = 0; j < keys_; ++j) {
+      for (int64_t j = 0; j < products_.keys(); ++j) {
         if (call_.dropout.threshold > 0 && !keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
           continue;
         }
-        float* dv = at<float>(layout_.dv) + j * call_.v_stride;
-        for (int64_t d = 0; d < call_.v_stride; ++d) {
-          dv[d] += row[d];
-        }
+        products_.add_row_to_value(j, row);
       }
     }
   }
 }
 
-void ChunkRunner::store(const std::optional<TensorView>& gradient, int64_t b, int64_t g, const float* from,
-                        int64_t stride, int64_t width, float factor) {
-  if (!gradient) {
-    return;
-  }
-  for (int64_t j = 0; j < keys_; ++j) {
-    const int64_t offset = b * gradient->strides[0] + g * gradient->strides[1] + (kv_begin_ + j) * gradient->strides[2];
-    std::byte* to =
-        static_cast<std::byte*>(gradient->data) + offset * static_cast<int64_t>(size_in_bytes(gradient->dtype));
-    kernels_.store_row(from + j * stride, width, factor, to, gradient->dtype, gradient->strides[3]);
-  }
-}
-
 void ChunkRunner::run_pair(int64_t b, int64_t g, int64_t first_position) {
-  pack_keys(b, g);
-  std::memset(at<float>(layout_.dk), 0, static_cast<size_t>(keys_ * call_.d_stride) * sizeof(float));
-  std::memset(at<float>(layout_.dv), 0, static_cast<size_t>(keys_ * call_.v_stride) * sizeof(float));
+  products_.begin(b, g);
   const int64_t tiles = divide_up(call_.sizes.q_len, config_.q_tile);
   for (int64_t i = 0; i < call_.sizes.group(); ++i) {
     run_head(b, g * call_.sizes.group() + i, first_position + i * tiles);
@@ -578,8 +391,7 @@ void ChunkRunner::run_pair(int64_t b, int64_t g, int64_t first_position) {
   if (problem_.empty_rows == EmptyRows::kUniform) {
     add_uniform_rows(b, g);
   }
-  store(call_.arguments.d_k, b, g, at<float>(layout_.dk), call_.d_stride, problem_.head_dim, problem_.scale);
-  store(call_.arguments.d_v, b, g, at<float>(layout_.dv), call_.v_stride, problem_.value_dim, 1.0f);
+  products_.store(b, g);
 }
 
 }  // namespace
@@ -589,15 +401,28 @@ ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t
   const int64_t head_dim = kernel.forward().problem().head_dim;
   const int64_t value_dim = kernel.forward().problem().value_dim;
   const int64_t rows = std::min(config.q_tile, sizes.q_len);
+  const PairKernels* pairs = product_pairs(kernel, sizes);
+  const bool splits_d_out = kernel.forward().problem().out_dtype != DType::kBF16;
+  const int64_t multiple = pairs == nullptr ? 1 : pairs->depth_multiple;
+  const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
+  // What a depth that is padded needs.
+  const int64_t q_width = round_up(head_dim, multiple);
+  const int64_t v_width = round_up(value_dim, multiple);
+  const int64_t chunk = round_up(kv_chunk, multiple);
   LayoutCounter counter;
   s_stride = config.kv_tile + kRowGap;
-  kt = counter.take(kv_chunk * head_dim, sizeof(float));
-  k = counter.take(kv_chunk * kernel.d_stride(), sizeof(float));
-  vt = counter.take(kv_chunk * value_dim, sizeof(float));
-  q = counter.take(rows * kernel.d_stride(), sizeof(float));
-  q_rows = counter.take(rows * head_dim, sizeof(float));
-  d_out = counter.take(rows * kernel.v_stride(), sizeof(float));
-  d_out_rows = counter.take(rows * value_dim, sizeof(float));
+  keys_stride = round_up(kv_chunk, int64_t{kernel.forward().kernels().lanes}) + kRowGap;
+  rows_stride = round_up(rows, multiple) + multiple;  // a part may begin at any row
+  kt = counter.take(kv_chunk * q_width, element);
+  k = counter.take(chunk * kernel.d_stride(), element);
+  vt = counter.take(kv_chunk * v_width, element);
+  q = counter.take(pairs == nullptr ? rows * kernel.d_stride() : head_dim * rows_stride, element);
+  q_rows = counter.take(rows * q_width, element);
+  d_out = counter.take(pairs == nullptr ? rows * kernel.v_stride() : value_dim * rows_stride, element);
+  d_out_rows = counter.take(rows * v_width, element);
+  d_out_low = counter.take(pairs == nullptr || !splits_d_out ? 0 : value_dim * rows_stride, element);
+  d_out_low_rows = counter.take(pairs == nullptr || !splits_d_out ? 0 : rows * v_width, element);
+  columns = counter.take(pairs == nullptr ? 0 : round_up(rows, multiple) * round_up(config.kv_tile, multiple), element);
   s = counter.take(rows * s_stride, sizeof(float));
   ds = counter.take(rows * s_stride, sizeof(float));
   scores = counter.take(kernel.forward().score() == nullptr ? 0 : rows * s_stride, sizeof(float));
@@ -605,20 +430,40 @@ ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t
   sums = counter.take(rows, sizeof(RowSums));
   part_sums = counter.take(rows, sizeof(float));
   weighted = counter.take(rows, sizeof(float));
-  dk = counter.take(kv_chunk * kernel.d_stride(), sizeof(float));
-  dv = counter.take(kv_chunk * kernel.v_stride(), sizeof(float));
-  uniform = counter.take(kernel.v_stride(), sizeof(float));
+  const int64_t d_width = std::max(kernel.d_stride(), kernel.v_stride());
+  dk = counter.take(pairs == nullptr ? kv_chunk * kernel.d_stride() : head_dim * keys_stride, sizeof(float));
+  dv = counter.take(pairs == nullptr ? kv_chunk * kernel.v_stride() : value_dim * keys_stride, sizeof(float));
+  stored = counter.take(pairs == nullptr ? 0 : kernel.forward().kernels().lanes * d_width, sizeof(float));
+  row = counter.take(std::max(d_width, v_width), sizeof(float));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   bytes = counter.bytes();
 }
 
+namespace {
+
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
-               const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory) {
-  ChunkRunner runner(call, chunk, progress, gradients, layout, memory);
+               const CaptureView* gradients, BackwardProducts& products, const ChunkLayout& layout,
+               const WorkerMemory& memory) {
+  ChunkRunner runner(call, chunk, progress, gradients, products, layout, memory);
   const int64_t positions = call.sizes.group() * divide_up(call.sizes.q_len, call.kernel.config().q_tile);
   for (int64_t pair = pair_begin; pair < pair_end; ++pair) {
     runner.run_pair(pair / call.sizes.kv_heads, pair % call.sizes.kv_heads, (pair - pair_begin) * positions);
   }
+}
+
+}  // namespace
+
+void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
+               const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory) {
+  const PairKernels* pairs = product_pairs(call.kernel, call.sizes);
+  if (pairs == nullptr) {
+    F32Products products(call, chunk, layout, memory);
+    run_chunk(call, chunk, pair_begin, pair_end, progress, gradients, products, layout, memory);
+    return;
+  }
+  const PairSection section(pairs);
+  PairProducts products(call, chunk, layout, memory);
+  run_chunk(call, chunk, pair_begin, pair_end, progress, gradients, products, layout, memory);
 }
 
 }  // namespace flashlift::cpu

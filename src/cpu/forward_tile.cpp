@@ -19,26 +19,6 @@ namespace {
 
 Bf16* as_pairs(float* buffer) { return reinterpret_cast<Bf16*>(buffer); }
 
-// Has the pair kernels ready while it lives.
-class PairSection {
- public:
-  explicit PairSection(const PairKernels* pairs) : pairs_(pairs) {
-    if (pairs_ != nullptr) {
-      pairs_->begin();
-    }
-  }
-  ~PairSection() {
-    if (pairs_ != nullptr) {
-      pairs_->end();
-    }
-  }
-  PairSection(const PairSection&) = delete;
-  PairSection& operator=(const PairSection&) = delete;
-
- private:
-  const PairKernels* pairs_;
-};
-
 class TaskRunner {
  public:
   TaskRunner(const ForwardCall& call, const Task& task, const TileLayout& layout, const WorkerMemory& memory)

@@ -8,8 +8,10 @@
 #include <limits>
 
 #include "compiled_program.h"
+#include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "problem/check.h"
+#include "support/gradients.h"
 #include "support/half.h"
 #include "support/random_problem.h"
 
@@ -180,6 +182,51 @@ TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
     testing::OwnedArguments arguments = testing::strided_arguments(problem, random);
     ASSERT_TRUE(forward->run(arguments.views, serial).ok());
     const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+    ASSERT_TRUE(report.ok()) << report.error().message;
+    EXPECT_TRUE(report->ok) << "seed " << seed << ": " << report->reason << "\n" << print(problem);
+  }
+}
+
+// The backward pass likewise, for d_out of both dtypes that an output in f32 meets: any f32 numbers, and those that a
+// computation in bf16 gave.
+TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
+  const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
+                          for (int64_t i = 0; i < count; ++i) {
+                            body(i);
+                          }
+                        }};
+  for (unsigned long seed = 1; seed <= 40; ++seed) {
+    Random random(seed);
+    Problem problem = testing::draw_problem(random);
+    problem.dtype = DType::kBF16;
+    problem.dropout = 0;
+    problem.q_len = std::max<int64_t>(problem.q_len, 64);  // fewer have products in f32
+    problem.normalize = true;
+    problem.page_size = 0;
+    const Result<Forward> forward = Forward::compile(problem, kernels_);
+    ASSERT_TRUE(forward.ok()) << forward.error().message;
+    ASSERT_NE(forward->pairs(), nullptr);
+    testing::OwnedArguments arguments = testing::strided_arguments(problem, random);
+    ASSERT_TRUE(forward->run(arguments.views, serial).ok());
+    testing::OwnedArguments cotangents;
+    const auto shape = arguments.views.out.shape();
+    const TensorView d_out = cotangents.dense(problem.out_dtype, {shape.begin(), shape.end()}, random);
+    if (problem.out_dtype == DType::kF32 && seed % 2 == 0) {
+      for (int64_t i = 0; i < d_out.element_count(); ++i) {
+        float& element = static_cast<float*>(d_out.data)[i];
+        element = bf16_to_float(float_to_bf16(element));
+      }
+    }
+    const testing::OwnedGradients gradients =
+        testing::make_gradients(problem, arguments.views, d_out, std::nullopt, random);
+    std::vector<bool> wanted;
+    for (const std::optional<TensorView>& gradient : gradients.arguments.d_captures) {
+      wanted.push_back(gradient.has_value());
+    }
+    const Result<Backward> backward = Backward::compile(*forward, wanted);
+    ASSERT_TRUE(backward.ok()) << backward.error().message;
+    ASSERT_TRUE(backward->run(gradients.arguments, serial).ok());
+    const Result<problem::CheckReport> report = problem::check_gradients(problem, gradients.arguments);
     ASSERT_TRUE(report.ok()) << report.error().message;
     EXPECT_TRUE(report->ok) << "seed " << seed << ": " << report->reason << "\n" << print(problem);
   }

@@ -38,9 +38,42 @@ struct PairKernels {
   void (*softmax)(float* s, int64_t s_stride, int64_t rows, int64_t columns, const float* maxima, RowState* state,
                   float* o, int64_t o_stride, int64_t o_columns);
 
+  // Of the backward pass.
+  // dst[c * dst_stride + r] = src[r * src_stride + c] for r < rows, 0 for rows <= r < dst_stride; dst_stride is even.
+  // Returns whether all elements are finite.
+  bool (*transpose)(const Bf16* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst, int64_t dst_stride);
+  // x = high + low but for low's rounding; low is 0 where high is infinite or NaN. Returns whether some low is not 0.
+  bool (*split)(const float* x, int64_t count, Bf16* high, Bf16* low);
+  // Rounds floats into what pack() gives.
+  void (*round_panel)(const float* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst, int64_t width,
+                      int64_t depth);
+  // Rounds floats into what convert_rows() gives.
+  void (*round_rows)(const float* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst,
+                     int64_t dst_stride);
+
   // Around all of the above on a thread: AMX has to be configured, and its registers given back.
   void (*begin)();
   void (*end)();
+};
+
+// Has the pair kernels ready while it lives.
+class PairSection {
+ public:
+  explicit PairSection(const PairKernels* pairs) : pairs_(pairs) {
+    if (pairs_ != nullptr) {
+      pairs_->begin();
+    }
+  }
+  ~PairSection() {
+    if (pairs_ != nullptr) {
+      pairs_->end();
+    }
+  }
+  PairSection(const PairSection&) = delete;
+  PairSection& operator=(const PairSection&) = delete;
+
+ private:
+  const PairKernels* pairs_;
 };
 
 }  // namespace flashlift::cpu

@@ -162,12 +162,94 @@ struct RoundedExponentials {
   __m512i ones = _mm512_set1_epi16(0x3f80);
 };
 
+bool transpose_pairs(const Bf16* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst,
+                     int64_t dst_stride) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);  // all ones: an infinity or NaN
+  __mmask32 special = 0;
+  const MatrixView view{src, DType::kBF16, src_stride, 1};
+  const __m256i none = _mm256_setzero_si256();
+  for (int64_t r = 0; r < dst_stride; r += 32) {
+    const int64_t left = dst_stride - r;
+    const __mmask32 mask = left >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((1u << left) - 1u);
+    for (int64_t c = 0; c < columns; c += 16) {
+      const int64_t n = columns - c < 16 ? columns - c : 16;
+      // Two rows side by side are 16 pairs, each of which stays together.
+      Float block[16];
+      for (int i = 0; i < 16; ++i) {
+        const int64_t row = r + 2 * i;
+        const __m256i even = row < rows ? load_half_row(view, row, c, n) : none;
+        const __m256i odd = row + 1 < rows ? load_half_row(view, row + 1, c, n) : none;
+        const __m512i pairs = interleave(even, odd);
+        special =
+            static_cast<__mmask32>(special | _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent));
+        block[i] = _mm512_castsi512_ps(pairs);
+      }
+      Vector::transpose(block);
+      for (int64_t i = 0; i < n; ++i) {
+        _mm512_mask_storeu_epi16(dst + (c + i) * dst_stride + r, mask, _mm512_castps_si512(block[i]));
+      }
+    }
+  }
+  return special == 0;
+}
+
+Float widen_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+bool split_pairs(const float* x, int64_t count, Bf16* high, Bf16* low) {
+  __mmask16 any = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 mask = count - i >= 16 ? __mmask16(0xffff) : Vector::first(count - i);
+    const Float whole = _mm512_maskz_loadu_ps(mask, x + i);
+    const __m256i upper = round_bf16(whole);
+    const Float rest = Vector::sub(whole, widen_bf16(upper));  // NaN where it is infinite or NaN
+    const __mmask16 kept = _mm512_cmp_ps_mask(rest, rest, _CMP_ORD_Q);
+    const __m256i lower = _mm256_maskz_mov_epi16(kept, round_bf16(rest));
+    any = static_cast<__mmask16>(any | _mm256_test_epi16_mask(lower, _mm256_set1_epi16(0x7fff)));
+    _mm256_mask_storeu_epi16(high + i, mask, upper);
+    _mm256_mask_storeu_epi16(low + i, mask, lower);
+  }
+  return any != 0;
+}
+
+__m256i round_first(const float* p, int64_t n) {
+  return round_bf16(n >= 16 ? Vector::load(p) : Vector::load_first(p, n));
+}
+
+void round_panel(const float* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst, int64_t width,
+                 int64_t depth) {
+  const __m256i none = _mm256_setzero_si256();
+  for (int64_t k = 0; k < depth; k += 2) {
+    const float* from = src + k * src_stride;
+    for (int64_t c = 0; c < width; c += 16) {
+      const int64_t n = columns - c;
+      const __m256i even = k < rows && n > 0 ? round_first(from + c, n) : none;
+      const __m256i odd = k + 1 < rows && n > 0 ? round_first(from + src_stride + c, n) : none;
+      _mm512_storeu_si512(dst + k * width + 2 * c, interleave(even, odd));
+    }
+  }
+}
+
+void round_rows(const float* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst, int64_t dst_stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < dst_stride; c += 16) {
+      const int64_t left = dst_stride - c;
+      const __mmask16 mask = left >= 16 ? __mmask16(0xffff) : Vector::first(left);
+      const __m256i x = columns > c ? round_first(src + r * src_stride + c, columns - c) : _mm256_setzero_si256();
+      _mm256_mask_storeu_epi16(dst + r * dst_stride + c, mask, x);
+    }
+  }
+}
+
 constexpr PairKernels kPairKernels = {.depth_multiple = kDepthMultiple,
                                       .convert_rows = convert_row_pairs,
                                       .pack_transposed = pack_transposed_pairs,
                                       .pack = pack_pairs,
                                       .multiply = multiply_pairs,
                                       .softmax = softmax_to<RoundedExponentials>,
+                                      .transpose = transpose_pairs,
+                                      .split = split_pairs,
+                                      .round_panel = round_panel,
+                                      .round_rows = round_rows,
                                       .begin = begin_pairs,
                                       .end = end_pairs};
 
