@@ -23,8 +23,7 @@ function(flashlift_shared_library export_name output_name)
   target_link_options(${target} PRIVATE -Wl,--no-undefined)
   set_target_properties(${target} PROPERTIES
     EXPORT_NAME ${export_name} OUTPUT_NAME ${output_name} LINKER_LANGUAGE CXX
-    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-    INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
   add_library(flashlift::${export_name} ALIAS ${target})
   install(TARGETS ${target} EXPORT flashliftTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endfunction()

@@ -15,6 +15,12 @@ if(FLASHLIFT_LLD)
   add_link_options(-fuse-ld=lld -B${lld_folder})
 endif()
 
+# Files are linked with the RUNPATH that they are installed with: the folders outside the project that they link to. A
+# build RUNPATH is padded with colons, for an installation to overwrite it in place, and the loader takes an empty entry
+# for the current folder. The Python package copies files as they are built, so it would carry that along.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
 if(FLASHLIFT_FUZZERS)
   add_compile_options(-fsanitize=fuzzer-no-link)  # coverage, for every library that a fuzzer looks into
 endif()
