@@ -107,9 +107,7 @@ void add_explain(CLI::App& app, Outcome& outcome) {
       ->required();
   command->add_flag("--code", options->code, "Of a problem: print the generated code too");
   options->device.add_to(*command);
-  command->add_option("--seed", options->seed, "Of the captured tensors")
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("INT [1]");
+  add_seed(*command, options->seed, "Of the captured tensors");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(kProblemFooter);
   command->callback([options, &outcome] {

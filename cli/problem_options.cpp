@@ -1,6 +1,20 @@
 #include "cli/problem_options.h"
 
+#include <fmt/format.h>
+
+#include <charconv>
+#include <system_error>
+
 namespace flashlift::cli {
+namespace {
+
+template <typename Number>
+bool reads_all(const std::string& text, Number& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
 
 const char* const kProblemHelp = "The problem, in one line; see below";
 
@@ -17,8 +31,30 @@ const char* const kProblemFooter =
     "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs of\n"
     "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
 
+CLI::Option* add_seconds(CLI::App& command, double& seconds, const char* meaning) {
+  static constexpr double kMost = 3600;
+  return command.add_option("--seconds", seconds, meaning)
+      ->check([](const std::string& text) {
+        double number = 0;
+        return reads_all(text, number) && number >= 0 && number <= kMost
+                   ? std::string()
+                   : fmt::format("expected a number from 0 to {}, got {}", kMost, text);
+      })
+      ->option_text("FLOAT [1]");
+}
+
+CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const char* meaning) {
+  return command.add_option("--seed", seed, meaning)
+      ->check([](const std::string& text) {
+        uint64_t number = 0;
+        return reads_all(text, number) ? std::string()
+                                       : fmt::format("expected a whole number from 0 to 2^64 - 1, got {}", text);
+      })
+      ->option_text("INT [1]");
+}
+
 void DataOptions::add_to(CLI::App& command) {
-  command.add_option("--seed", seed, "Of the random tensors")->check(CLI::NonNegativeNumber)->option_text("INT [1]");
+  add_seed(command, seed, "Of the random tensors");
   command.add_option("--layout", layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
       ->option_text("TEXT [bhsd]");

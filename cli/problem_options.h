@@ -28,6 +28,11 @@ struct DeviceOptions {
   CompileOptions compile_options() const;
 };
 
+// A number from 0 to 3600. CLI11's own ranges let "nan" through, which is neither below nor above anything.
+CLI::Option* add_seconds(CLI::App& command, double& seconds, const char* meaning);
+// A whole number from 0 to 2^64 - 1. CLI11 reads larger ones as the largest.
+CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const char* meaning);
+
 // What PROBLEM is, for --help.
 extern const char* const kProblemHelp;
 // More about problems, for the end of --help.

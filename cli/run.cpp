@@ -100,9 +100,7 @@ void add_run(CLI::App& app, Outcome& outcome) {
   options->device.add_to(*command);
   options->data.add_to(*command);
   options->data.add_backward_to(*command);
-  command->add_option("--seconds", options->seconds, "How long to time it")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->option_text("FLOAT [1]");
+  add_seconds(*command, options->seconds, "How long to time it");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(kProblemFooter);
   command->callback([options, &outcome] { outcome = run(*options); });
