@@ -5,9 +5,9 @@
 
 #include "cli/command.h"
 #include "cli/mask_picture.h"
+#include "cli/output_file.h"
 #include "cli/problem_options.h"
 #include "support/error.h"
-#include "support/files.h"
 
 namespace flashlift::cli {
 namespace {
@@ -30,12 +30,14 @@ Outcome run_draw(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--batch", options.picture.batch, problem.batch));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--head", options.picture.head, problem.q_heads));
+  FLASHLIFT_ASSIGN_OR_RETURN(const OutputFile output, OutputFile::find("-o", options.output));
   FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.seed));
   FLASHLIFT_ASSIGN_OR_RETURN(const Picture picture,
                              draw_mask(problem, options.problem, inputs.arguments().captures, options.picture));
-  FLASHLIFT_RETURN_IF_ERROR(write_file_atomically(options.output, picture.svg));
-  fmt::print("{}: {} tiles full, {} partial, {} skipped\n", options.output, picture.tiles.full, picture.tiles.partial,
-             picture.tiles.skipped);
+  const Output written[] = {{output, picture.svg}};
+  FLASHLIFT_RETURN_IF_ERROR(write_outputs(written));
+  fmt::print(output.is_standard_output() ? stderr : stdout, "{}: {} tiles full, {} partial, {} skipped\n",
+             options.output, picture.tiles.full, picture.tiles.partial, picture.tiles.skipped);
   return kSuccess;
 }
 
@@ -45,7 +47,7 @@ void add_draw(CLI::App& app, Outcome& outcome) {
   CLI::App* command = app.add_subcommand("draw", "Draw a problem's mask and its tiles as an SVG picture");
   auto options = std::make_shared<Options>();
   command->add_option("PROBLEM", options->problem, kProblemHelp)->required();
-  command->add_option("-o,--output", options->output, "Where the picture goes")->required();
+  command->add_option("-o,--output", options->output, "Where the picture goes; - is standard output")->required();
   command->add_option("--batch", options->picture.batch, "Which batch to draw")->option_text("INT [0]");
   command->add_option("--head", options->picture.head, "Which query head to draw")->option_text("INT [0]");
   command->add_option("--q-tile", options->picture.q_tile, "Queries in a tile")
@@ -54,9 +56,7 @@ void add_draw(CLI::App& app, Outcome& outcome) {
   command->add_option("--kv-tile", options->picture.kv_tile, "Keys in a tile")
       ->check(CLI::Range(1, 1 << 30))
       ->option_text("INT [128]");
-  command->add_option("--seed", options->seed, "Of the captured tensors")
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("INT [1]");
+  add_seed(*command, options->seed, "Of the captured tensors");
   command->footer(kProblemFooter);
   command->callback([options, &outcome] { outcome = run_draw(*options); });
 }

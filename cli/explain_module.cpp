@@ -18,7 +18,7 @@ Outcome explain_module(const std::string& file, bool code, bool json) {
   if (json) {
     print_json({{"candidates", Json::parse(stablehlo::report_json(fused))}});
   } else {
-    print_candidates(fused);
+    print_candidates(fused, stdout);
   }
   return kSuccess;
 }

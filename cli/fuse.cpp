@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/fuse_report.h"
 #include "cli/output.h"
+#include "cli/output_file.h"
 #include "support/error.h"
 #include "support/files.h"
 
@@ -21,13 +24,36 @@ struct Options {
   bool json = false;
 };
 
-Outcome run_fuse(const Options& options) {
-  if (!options.report.empty() && options.report == options.output) {
-    return invalid_argument("-o and --report both name {}; give the report a file of its own", options.output);
+struct Outputs {
+  OutputFile module;
+  std::optional<OutputFile> report;
+
+  bool use_standard_output() const { return module.is_standard_output() || (report && report->is_standard_output()); }
+};
+
+// Found before the module is read, so that a wrong name costs no work.
+Result<Outputs> find_outputs(const Options& options) {
+  FLASHLIFT_ASSIGN_OR_RETURN(OutputFile module, OutputFile::find("-o", options.output));
+  Outputs outputs{std::move(module), std::nullopt};
+  if (!options.report.empty()) {
+    FLASHLIFT_ASSIGN_OR_RETURN(outputs.report, OutputFile::find("--report", options.report));
+    FLASHLIFT_RETURN_IF_ERROR(check_distinct(outputs.module, *outputs.report));
+    if (outputs.report->is_same_as(options.module)) {
+      return invalid_argument("--report {} names the module itself; give the report a file of its own", options.report);
+    }
   }
+  if (options.json && outputs.use_standard_output()) {
+    return invalid_argument("--json prints the report on standard output, where {} goes; leave out one",
+                            outputs.module.is_standard_output() ? "the module" : "--report");
+  }
+  return outputs;
+}
+
+Outcome run_fuse(const Options& options) {
   if (options.gradients && options.as == "composite") {
     return invalid_argument("--gradients and --as composite: gradients are fused as custom calls only; leave out one");
   }
+  FLASHLIFT_ASSIGN_OR_RETURN(const Outputs outputs, find_outputs(options));
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
   FLASHLIFT_ASSIGN_OR_RETURN(const stablehlo::FuseResult fused,
@@ -38,15 +64,16 @@ Outcome run_fuse(const Options& options) {
                  {"as", options.as},
                  {"fused", fused.fused_count()},
                  {"candidates", candidates}};
-  FLASHLIFT_RETURN_IF_ERROR(write_file_atomically(options.output, fused.module));
-  if (!options.report.empty()) {
-    FLASHLIFT_RETURN_IF_ERROR(
-        write_file_atomically(options.report, report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"));
+  const std::string report_text = report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  std::vector<Output> written = {{outputs.module, fused.module}};
+  if (outputs.report) {
+    written.push_back({*outputs.report, report_text});
   }
+  FLASHLIFT_RETURN_IF_ERROR(write_outputs(written));
   if (options.json) {
     print_json(report);
   } else {
-    print_candidates(fused);
+    print_candidates(fused, outputs.use_standard_output() ? stderr : stdout);
   }
   return kSuccess;
 }
@@ -58,7 +85,7 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
   auto options = std::make_shared<Options>();
   command->add_option("MODULE", options->module, "File name of the module, as StableHLO or generic MLIR text")
       ->required();
-  command->add_option("-o,--output", options->output, "Where the fused module goes")->required();
+  command->add_option("-o,--output", options->output, "Where the fused module goes; - is standard output")->required();
   command
       ->add_option("--as", options->as,
                    "custom_call: runs where Flashlift's handler is registered; composite: runs anywhere, keeping the "
@@ -67,7 +94,7 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
       ->option_text("TEXT [custom_call]");
   command->add_flag("--gradients", options->gradients,
                     "Fuse attention with its gradient where the module holds both, as custom calls");
-  command->add_option("--report", options->report, "Where a JSON report of all candidates goes");
+  command->add_option("--report", options->report, "Where a JSON report of all candidates goes; - is standard output");
   command->add_flag("--json", options->json, "Print the report as one JSON object");
   command->callback([options, &outcome] { outcome = run_fuse(*options); });
 }

@@ -4,19 +4,20 @@
 
 namespace flashlift::cli {
 
-void print_candidates(const stablehlo::FuseResult& result) {
+void print_candidates(const stablehlo::FuseResult& result, std::FILE* stream) {
   if (result.candidates.empty()) {
-    fmt::print("nothing in this module looks like attention\n");
+    fmt::print(stream, "nothing in this module looks like attention\n");
     return;
   }
   for (const stablehlo::Candidate& candidate : result.candidates) {
-    fmt::print("{} in @{}: {}\n", candidate.location, candidate.function, candidate.fused ? "fused" : "left as it is");
-    fmt::print("  {}\n", candidate.reason);
+    fmt::print(stream, "{} in @{}: {}\n", candidate.location, candidate.function,
+               candidate.fused ? "fused" : "left as it is");
+    fmt::print(stream, "  {}\n", candidate.reason);
     if (candidate.fused) {
-      fmt::print("  {}\n", candidate.problem);
+      fmt::print(stream, "  {}\n", candidate.problem);
     }
   }
-  fmt::print("{} of {} fused\n", result.fused_count(), result.candidates.size());
+  fmt::print(stream, "{} of {} fused\n", result.fused_count(), result.candidates.size());
 }
 
 }  // namespace flashlift::cli

@@ -1,8 +1,12 @@
 // The command line: parses the arguments, runs one subcommand, and turns its outcome into an exit code.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <new>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/output.h"
@@ -63,16 +67,32 @@ int parse_and_run(int argc, char** argv) {
   return *outcome;
 }
 
+// Writing where no one reads or nothing fits gives errors, not signals. And no file that is opened later may take the
+// number of a standard stream that the caller closed: what is printed would go into that file.
+void prepare_process() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) < 0) {
+      // Gets the lowest free number, this one. Opened the wrong way round, so that using it stays an error.
+      open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashlift::cli
 
 int main(int argc, char** argv) {
+  flashlift::cli::prepare_process();
   int code = flashlift::cli::kBadInput;
   try {
     code = flashlift::cli::parse_and_run(argc, argv);
   } catch (const std::bad_alloc&) {
     flashlift::cli::print_error("not enough memory; give a smaller problem or module");
     return flashlift::cli::kBadInput;
+  } catch (const std::system_error&) {
+    // Of fmt, for a stream that takes nothing: if it is not the one below, there is no one to tell.
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     flashlift::cli::print_error("standard output could not be written in full; is the disk full?");

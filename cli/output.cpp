@@ -23,7 +23,10 @@ void print_error(const Error& error) {
   }
 }
 
-void print_error(std::string_view message) { fmt::print(stderr, "error: {}\n", message); }
+void print_error(std::string_view message) {
+  // Not fmt::print, which throws where standard error is closed.
+  std::fputs(fmt::format("error: {}\n", message).c_str(), stderr);
+}
 
 void print_json(const Json& object) { fmt::print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace)); }
 

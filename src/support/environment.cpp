@@ -10,8 +10,10 @@ constexpr EnvironmentEntry kTable[] = {
      "log level on standard error: debug, info, warning, error (default: off)"},
     {EnvironmentVariable::kIsa, "FLASHLIFT_ISA", "highest CPU instruction set to use: avx2, avx512, avx512_bf16, amx"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
-    {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR", "folder of the kernel cache (default: ~/.cache/flashlift)"},
-    {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC", "path of libnvrtc.so (default: the loader's search path)"},
+    {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
+     "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},
+    {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC",
+     "absolute path of libnvrtc.so (default: the loader's search path)"},
 };
 
 }  // namespace
@@ -19,7 +21,8 @@ constexpr EnvironmentEntry kTable[] = {
 std::span<const EnvironmentEntry> environment_table() { return kTable; }
 
 std::optional<std::string_view> environment_value(EnvironmentVariable variable) {
-  const char* value = std::getenv(kTable[static_cast<size_t>(variable)].name);
+  // Nothing in a program that runs with more rights than its caller (set-user-ID): files named here are loaded and run.
+  const char* value = secure_getenv(kTable[static_cast<size_t>(variable)].name);
   if (value == nullptr || *value == '\0') {
     return std::nullopt;
   }

@@ -1,16 +1,53 @@
 #include "support/files.h"
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fstream>
+#include <random>
 #include <sstream>
+#include <utility>
 
 #include "support/error.h"
 
 namespace flashlift {
+namespace {
+
+// A limit on the size of files, or a reader that is gone, ends a process by a signal unless it asked for an error. A
+// library must not ask for the whole process: the calling thread blocks both signals, and takes those that it caused.
+class SignalsOfWriting {
+ public:
+  SignalsOfWriting() {
+    sigemptyset(&ours_);
+    sigaddset(&ours_, SIGXFSZ);
+    sigaddset(&ours_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1 || sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &ours_, &before_);
+  }
+  ~SignalsOfWriting() {
+    const int error = errno;
+    const timespec at_once{};
+    while (!was_pending_ && sigtimedwait(&ours_, nullptr, &at_once) > 0) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  SignalsOfWriting(const SignalsOfWriting&) = delete;
+  SignalsOfWriting& operator=(const SignalsOfWriting&) = delete;
+
+ private:
+  sigset_t ours_;
+  sigset_t before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace
 
 Result<std::string> read_file(const std::filesystem::path& path) {
   std::error_code code;
@@ -29,29 +66,60 @@ Result<std::string> read_file(const std::filesystem::path& path) {
   return std::move(content).str();
 }
 
-Status write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  static std::atomic<unsigned> counter{0};
-  std::filesystem::path temporary = path;
-  temporary += fmt::format(".tmp.{}.{}", getpid(), counter.fetch_add(1));
-  {
-    std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-    stream.write(content.data(), static_cast<std::streamsize>(content.size()));
-    stream.close();
-    if (!stream) {
-      const std::string reason = std::strerror(errno);
-      std::error_code ignored;
-      std::filesystem::remove(temporary, ignored);
-      return invalid_argument("cannot write {}: {}", path.string(), reason);
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
+std::error_code Descriptor::close() {
+  const bool failed = is_open() && ::close(release()) != 0;
+  return failed ? last_error() : std::error_code{};
+}
+
+std::error_code write_fully(const Descriptor& file, std::string_view content) {
+  const SignalsOfWriting blocked;
+  while (!content.empty()) {
+    const ssize_t written = ::write(file.get(), content.data(), content.size());
+    if (written < 0 && errno != EINTR) {
+      return last_error();
     }
-  }
-  std::error_code code;
-  std::filesystem::rename(temporary, path, code);
-  if (code) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    return invalid_argument("cannot write {}: {}", path.string(), code.message());
+    content.remove_prefix(written < 0 ? 0 : static_cast<size_t>(written));
   }
   return {};
+}
+
+std::error_code reserve_bytes(const Descriptor& file, size_t size) {
+  const SignalsOfWriting blocked;
+  const int failed = size == 0 ? 0 : posix_fallocate(file.get(), 0, static_cast<off_t>(size));
+  // File systems that cannot reserve say so: then writing will tell.
+  return failed == EOPNOTSUPP || failed == EINVAL ? std::error_code{}
+                                                  : std::error_code(failed, std::generic_category());
+}
+
+std::error_code TemporaryFile::create(const Descriptor& folder, mode_t mode) {
+  folder_ = &folder;
+  std::random_device random;
+  do {
+    const uint64_t number = uint64_t{random()} << 32 | random();
+    name_ = fmt::format("{}{:016x}", kTemporaryPrefix, number);
+    file_ = Descriptor(openat(folder.get(), name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode));
+  } while (!file_.is_open() && (errno == EEXIST || errno == EINTR));
+  return file_.is_open() ? std::error_code{} : last_error();
+}
+
+std::error_code TemporaryFile::rename_to(const std::string& name) {
+  std::error_code failed = file_.close();
+  if (!failed && renameat(folder_->get(), name_.c_str(), folder_->get(), name.c_str()) != 0) {
+    failed = last_error();
+  }
+  if (failed) {
+    unlinkat(folder_->get(), name_.c_str(), 0);
+  }
+  return failed;
+}
+
+void TemporaryFile::remove() {
+  if (file_.is_open()) {
+    file_.close();
+    unlinkat(folder_->get(), name_.c_str(), 0);
+  }
 }
 
 }  // namespace flashlift

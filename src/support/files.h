@@ -1,16 +1,76 @@
-// Reading and writing whole files.
+// Reading whole files, and writing new ones.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "flashlift/result.h"
 
 namespace flashlift {
 
 Result<std::string> read_file(const std::filesystem::path& path);
-// Writes to a temporary file beside `path`, then renames it: readers see the old content or the new, never a part.
-Status write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+// An open file or folder, closed with the object.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+
+  bool is_open() const { return number_ >= 0; }
+  int get() const { return number_; }
+  int release() { return std::exchange(number_, -1); }
+  // Some file systems tell only when closing that there was no room.
+  std::error_code close();
+
+ private:
+  int number_ = -1;
+};
+
+// errno as an error code.
+std::error_code last_error();
+
+// All of `content`, or an error. A limit on the size of files (EFBIG) and a pipe without a reader (EPIPE) are errors
+// too, not signals.
+std::error_code write_fully(const Descriptor& file, std::string_view content);
+
+// Makes sure that the first `size` bytes of a file can be written, without changing its content (it may become longer).
+std::error_code reserve_bytes(const Descriptor& file, size_t size);
+
+inline constexpr std::string_view kTemporaryPrefix = ".flashlift-";
+
+// A file that nobody else made, under a name that nobody can foretell. It is removed again unless rename_to() gives it
+// a name: then readers of that name see the old file or the new one, never a part.
+class TemporaryFile {
+ public:
+  TemporaryFile() = default;
+  ~TemporaryFile() { remove(); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  // `folder` must stay open as long as the file is temporary.
+  std::error_code create(const Descriptor& folder, mode_t mode);
+  bool exists() const { return file_.is_open(); }
+  const Descriptor& descriptor() const { return file_; }
+  // Takes the place of `name` in the folder. Removes the temporary file where that fails.
+  std::error_code rename_to(const std::string& name);
+  void remove();
+
+ private:
+  const Descriptor* folder_ = nullptr;
+  std::string name_;
+  Descriptor file_;
+};
 
 }  // namespace flashlift

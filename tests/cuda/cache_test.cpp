@@ -1,32 +1,48 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <optional>
 
 #include "cuda/compile/cubin_cache.h"
 
 namespace flashlift::cuda {
 namespace {
 
+namespace fs = std::filesystem;
+
 class Cache : public ::testing::Test {
  protected:
   void SetUp() override {
     // Of its own, since tests may run beside each other.
     const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("flashlift_cubin_cache_" + test);
-    std::filesystem::remove_all(folder_);
+    path_ = fs::path(::testing::TempDir()) / ("flashlift_cubin_cache_" + test + std::to_string(getpid()));
+    fs::remove_all(path_);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(path_); }
 
+  CubinCache open(int64_t most_bytes = CubinCache::kMostBytes) {
+    auto folder = PrivateFolder::open(path_);
+    EXPECT_TRUE(folder.ok()) << folder.error().message;
+    return CubinCache(*std::move(folder), most_bytes);
+  }
+  fs::path path_of(const std::string& key) { return path_ / CubinCache::file_name(key); }
   void overwrite(const std::string& key, const std::string& content) {
-    std::ofstream(CubinCache(folder_).path_of(key), std::ios::binary) << content;
+    std::ofstream(path_of(key), std::ios::binary) << content;
+  }
+  void make_older(const fs::path& path, int hours) {
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours));
   }
 
-  std::filesystem::path folder_;
+  fs::path path_;
 };
 
 TEST_F(Cache, GivesBackWhatWasWritten) {
-  const CubinCache cache(folder_);
+  const CubinCache cache = open();
   const std::string cubin("\0binary\n\xff code", 14);
   EXPECT_FALSE(cache.read("a").has_value());
   cache.write("a", cubin);
@@ -36,26 +52,109 @@ TEST_F(Cache, GivesBackWhatWasWritten) {
 }
 
 TEST_F(Cache, TornCorruptAndForeignEntriesAreMisses) {
-  const CubinCache cache(folder_);
+  const CubinCache cache = open();
   cache.write("a", std::string(1000, 'x'));
-  std::ifstream file(cache.path_of("a"), std::ios::binary);
+  std::ifstream file(path_of("a"), std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  for (const size_t length : {size_t{0}, size_t{5}, size_t{40}, whole.size() - 1}) {
+  for (size_t length = 0; length < whole.size(); length += 29) {
     overwrite("a", whole.substr(0, length));
     EXPECT_FALSE(cache.read("a").has_value()) << length;
   }
-  std::string flipped = whole;
-  flipped.back() = 'y';
-  overwrite("a", flipped);
+  for (size_t i = 0; i < whole.size(); i += 13) {
+    std::string flipped = whole;
+    flipped[i] ^= 1;
+    overwrite("a", flipped);
+    EXPECT_FALSE(cache.read("a").has_value()) << i;
+  }
+  overwrite("a", whole + "x");
   EXPECT_FALSE(cache.read("a").has_value());
+  overwrite("a", whole);
+  EXPECT_TRUE(cache.read("a").has_value());
   overwrite("b", whole);  // another key's entry
   EXPECT_FALSE(cache.read("b").has_value());
+  fs::create_symlink(path_of("a"), path_of("c"));
+  EXPECT_FALSE(cache.read("c").has_value());
 }
 
-TEST_F(Cache, AnUnwritableFolderIsNoError) {
-  const CubinCache cache("/proc/flashlift_cannot_write_here");
+TEST_F(Cache, HoldsAsMuchAsItMay) {
+  const CubinCache cache = open(10 * 1100);
+  for (int i = 0; i < 20; ++i) {
+    const std::string key = "k" + std::to_string(i);
+    cache.write(key, std::string(1000, 'x'));
+    make_older(path_of(key), 100 - i);
+    if (i >= 1) {
+      EXPECT_TRUE(cache.read("k1").has_value()) << i;  // what is used stays
+      make_older(path_of("k1"), 1);
+    }
+  }
+  EXPECT_FALSE(cache.read("k0").has_value());
+  EXPECT_TRUE(cache.read("k19").has_value());
+  EXPECT_EQ(std::distance(fs::directory_iterator(path_), fs::directory_iterator()), 10);
+}
+
+TEST_F(Cache, RemovesWhatWritersLeft) {
+  const CubinCache cache = open(1);
+  for (const char* name : {".flashlift-00", "k.cubin.tmp.1.2", ".flashlift-01", "notes.txt"}) {
+    std::ofstream(path_ / name) << "left";
+    make_older(path_ / name, 2);
+  }
+  make_older(path_ / ".flashlift-01", 0);  // still being written
   cache.write("a", "x");
+  EXPECT_FALSE(fs::exists(path_ / ".flashlift-00") || fs::exists(path_ / "k.cubin.tmp.1.2"));
+  EXPECT_TRUE(fs::exists(path_ / ".flashlift-01"));
+  EXPECT_TRUE(fs::exists(path_ / "notes.txt"));  // not the cache's
+}
+
+TEST_F(Cache, FullDiskIsNoErrorAndLeavesNothing) {
+  const CubinCache cache = open();
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 100, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  cache.write("a", std::string(1000, 'x'));
+  setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_FALSE(cache.read("a").has_value());
+  EXPECT_TRUE(fs::is_empty(path_));
+}
+
+// The environment with some variables changed, as long as this exists.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, const char*>& changes) {
+    for (const auto& [name, value] : changes) {
+      const char* old = std::getenv(name.c_str());
+      before_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
+      set(name, value);
+    }
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_) {
+      set(name, value ? value->c_str() : nullptr);
+    }
+  }
+
+ private:
+  static void set(const std::string& name, const char* value) {
+    value == nullptr ? unsetenv(name.c_str()) : setenv(name.c_str(), value, 1);
+  }
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
+std::string folder_for(const char* own, const char* xdg, const char* home) {
+  const Environment environment({{"FLASHLIFT_CACHE_DIR", own}, {"XDG_CACHE_HOME", xdg}, {"HOME", home}});
+  const auto folder = cache_folder();
+  return folder.ok() ? folder->string() : "error: " + folder.error().message;
+}
+
+TEST(CacheFolder, IsNeverOneThatAllUsersShare) {
+  EXPECT_EQ(folder_for("/a/b", "/c", "/home/x"), "/a/b");
+  EXPECT_EQ(folder_for(nullptr, "/c", "/home/x"), "/c/flashlift");
+  EXPECT_EQ(folder_for("", "", "/home/x"), "/home/x/.cache/flashlift");
+  EXPECT_EQ(folder_for(nullptr, "relative", "/home/x"), "/home/x/.cache/flashlift");
+  for (const char* none : {static_cast<const char*>(nullptr), "", "relative", "."}) {
+    EXPECT_TRUE(folder_for(nullptr, nullptr, none).starts_with("error: HOME"));
+  }
+  EXPECT_NE(folder_for("relative", "/c", "/home/x").find("FLASHLIFT_CACHE_DIR is relative"), std::string::npos);
 }
 
 TEST(CubinKey, DependsOnEverything) {

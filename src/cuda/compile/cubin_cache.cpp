@@ -1,11 +1,14 @@
 #include "cuda/compile/cubin_cache.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <vector>
 
 #include "cuda/compile/nvrtc.h"
 #include "support/environment.h"
-#include "support/files.h"
+#include "support/error.h"
 #include "support/hash.h"
 #include "support/log.h"
 
@@ -20,44 +23,92 @@ std::string header(const std::string& key, std::string_view cubin) {
   return std::string(kFormat) + " " + key + " " + hash_hex(cubin) + "\n";
 }
 
+constexpr size_t kMostEntryBytes = size_t{64} << 20;
+constexpr std::chrono::hours kOldestTemporary{1};  // writing takes milliseconds
+
+bool is_entry(const std::string& name) { return name.ends_with(".cubin"); }
+
+// Also those of versions that named them after the process.
+bool is_temporary(const std::string& name) {
+  return name.starts_with(kTemporaryPrefix) || name.find(".cubin.tmp.") != std::string::npos;
+}
+
+Result<CubinCache> open_cache() {
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path path, cache_folder());
+  FLASHLIFT_ASSIGN_OR_RETURN(PrivateFolder folder, PrivateFolder::open(path));
+  return CubinCache(std::move(folder));
+}
+
+void log_once(const Error& error) {
+  static std::atomic<bool> logged{false};
+  if (!logged.exchange(true)) {
+    log(LogLevel::kWarning, "kernels are not kept on disk: {}", error.message);
+  }
+}
+
 }  // namespace
 
 std::optional<std::string> CubinCache::read(const std::string& key) const {
-  Result<std::string> content = read_file(path_of(key));
-  if (!content.ok()) {
+  const std::optional<std::string> content = folder_.read(file_name(key), kMostEntryBytes);
+  if (!content) {
     return std::nullopt;
   }
   const size_t line = content->find('\n');
-  if (line == std::string::npos) {
-    return std::nullopt;
-  }
-  std::string cubin = content->substr(line + 1);
-  if (content->substr(0, line + 1) != header(key, cubin)) {
-    log(LogLevel::kWarning, "{} is not a whole cache entry; compiling again", path_of(key).string());
+  std::string cubin = line == std::string::npos ? "" : content->substr(line + 1);
+  if (cubin.empty() || content->substr(0, line + 1) != header(key, cubin)) {
+    log(LogLevel::kWarning, "{} is not a whole cache entry; compiling again", file_name(key));
     return std::nullopt;
   }
   return cubin;
 }
 
 void CubinCache::write(const std::string& key, const std::string& cubin) const {
-  std::error_code failed;
-  std::filesystem::create_directories(folder_, failed);
-  const Status status = write_file_atomically(path_of(key), header(key, cubin) + cubin);
-  if (!status.ok()) {
-    log(LogLevel::kWarning, "the kernel cache was not written: {}", status.error().message);
+  if (const std::error_code failed = folder_.write(file_name(key), header(key, cubin) + cubin)) {
+    log(LogLevel::kWarning, "the kernel cache was not written: {}", failed.message());
+  }
+  trim();
+}
+
+void CubinCache::trim() const {
+  std::vector<PrivateFolder::Entry> entries = folder_.entries();
+  const auto now = std::chrono::system_clock::now();
+  int64_t bytes = 0;
+  for (const PrivateFolder::Entry& entry : entries) {
+    if (is_temporary(entry.name) && now - entry.used > kOldestTemporary) {
+      folder_.remove(entry.name);
+    }
+    bytes += is_entry(entry.name) ? entry.bytes : 0;
+  }
+  std::ranges::sort(entries, {}, &PrivateFolder::Entry::used);
+  for (const PrivateFolder::Entry& entry : entries) {
+    if (bytes <= most_bytes_) {
+      return;
+    }
+    if (is_entry(entry.name)) {
+      folder_.remove(entry.name);
+      bytes -= entry.bytes;
+    }
   }
 }
 
-std::filesystem::path cache_folder() {
+Result<std::filesystem::path> cache_folder() {
   if (const auto folder = environment_value(EnvironmentVariable::kCacheDir)) {
-    return *folder;
+    if (!std::filesystem::path(*folder).is_absolute()) {
+      return invalid_argument("FLASHLIFT_CACHE_DIR is {}; expected an absolute path", *folder);
+    }
+    return std::filesystem::path(*folder);
   }
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+  // The XDG base directory specification: a relative path is as good as none.
+  const char* cache = secure_getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') {
     return std::filesystem::path(cache) / "flashlift";
   }
-  const char* home = std::getenv("HOME");
-  return (home != nullptr ? std::filesystem::path(home) / ".cache" : std::filesystem::temp_directory_path()) /
-         "flashlift";
+  const char* home = secure_getenv("HOME");
+  if (home == nullptr || *home != '/') {
+    return not_found("HOME is {}; set FLASHLIFT_CACHE_DIR to a folder for them",
+                     home == nullptr ? "not set" : "no absolute path");
+  }
+  return std::filesystem::path(home) / ".cache" / "flashlift";
 }
 
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version) {
@@ -66,10 +117,13 @@ std::string cubin_key(const KernelSource& source, const std::string& compiler_ve
 
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
-  const CubinCache cache(cache_folder());
+  const Result<CubinCache> cache = open_cache();
+  if (!cache.ok()) {
+    log_once(cache.error());
+  }
   const std::string key = cubin_key(source, nvrtc->version());
-  if (std::optional<std::string> cubin = cache.read(key)) {
-    log(LogLevel::kInfo, "{}: from {}", source.name, cache.path_of(key).string());
+  if (std::optional<std::string> cubin = cache.ok() ? cache->read(key) : std::nullopt) {
+    log(LogLevel::kInfo, "{}: from {} in the cache", source.name, CubinCache::file_name(key));
     return std::make_shared<const std::string>(std::move(*cubin));
   }
   const auto start = std::chrono::steady_clock::now();
@@ -78,7 +132,9 @@ Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& sour
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
   log(LogLevel::kInfo, "{}: compiled for sm_{} in {} ms", source.name, source.architecture, milliseconds.count());
   log(LogLevel::kDebug, "{}", kernel.log);
-  cache.write(key, kernel.cubin);
+  if (cache.ok()) {
+    cache->write(key, kernel.cubin);
+  }
   return std::make_shared<const std::string>(std::move(kernel.cubin));
 }
 

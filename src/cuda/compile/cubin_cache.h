@@ -7,30 +7,41 @@
 #include <string>
 
 #include "cuda/emit/kernel_source.h"
+#include "support/private_folder.h"
 
 namespace flashlift::cuda {
 
-// A folder with one file an entry. A missing, truncated, corrupt or foreign file is a miss, never an error.
+// A folder of this user's own, with one file an entry. Whoever can write to it can run code as this user, so it is not
+// used where others can. A missing, truncated, corrupt or foreign file is a miss, never an error.
 class CubinCache {
  public:
-  explicit CubinCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  static constexpr int64_t kMostBytes = int64_t{256} << 20;  // some thousand kernels
+
+  explicit CubinCache(PrivateFolder folder, int64_t most_bytes = kMostBytes)
+      : folder_(std::move(folder)), most_bytes_(most_bytes) {}
 
   std::optional<std::string> read(const std::string& key) const;
-  // Failing to write costs the next process a compile, no more: it is logged.
+  // Then removes what was not used for longest, until all entries together fit, and what writers left that ended before
+  // they had finished. Failing costs the next process a compile, no more: it is logged.
   void write(const std::string& key, const std::string& cubin) const;
-  std::filesystem::path path_of(const std::string& key) const { return folder_ / (key + ".cubin"); }
+  static std::string file_name(const std::string& key) { return key + ".cubin"; }
 
  private:
-  std::filesystem::path folder_;
+  void trim() const;
+
+  PrivateFolder folder_;
+  int64_t most_bytes_;
 };
 
-// FLASHLIFT_CACHE_DIR, or flashlift/ in the user's cache folder.
-std::filesystem::path cache_folder();
+// FLASHLIFT_CACHE_DIR, or flashlift/ in the user's cache folder (XDG_CACHE_HOME, or .cache in HOME).
+// Errors: the variable that counts is no absolute path, or none is set.
+Result<std::filesystem::path> cache_folder();
 
 // What the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 
-// From the disk cache, or compiled and put there. Errors: those of Nvrtc.
+// From the disk cache, or compiled and put there. Where no folder can be trusted it is compiled, which is logged once.
+// Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
 
 }  // namespace flashlift::cuda

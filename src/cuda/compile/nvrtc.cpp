@@ -58,6 +58,10 @@ Result<const Nvrtc*> Nvrtc::get() {
 Result<const Nvrtc*> Nvrtc::load() {
   std::vector<std::string> candidates = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
   if (const auto path = environment_value(EnvironmentVariable::kNvrtc)) {
+    if (!std::filesystem::path(*path).is_absolute()) {
+      // A relative one would run whatever lies in the current folder.
+      return invalid_argument("FLASHLIFT_NVRTC is {}; expected an absolute path", *path);
+    }
     candidates = {std::string(*path)};
     load_builtins(std::filesystem::path(*path).parent_path());
   }
