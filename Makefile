@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak bench bench-peers build format lint asan tsan fuzz setup system lint-system clean
+.PHONY: help demo test soak bench bench-peers build format lint asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -57,6 +57,9 @@ tsan: setup ## run the tests of threads, caches and determinism under ThreadSani
 	@scripts/configure.sh tsan build-tsan $(VENV)
 	@cmake --build build-tsan --target concurrency_test -- $(NINJA_FLAGS)
 	@build-tsan/bin/concurrency_test
+
+hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
+	@$(VENV)/bin/python tests/hostile/run.py
 
 FUZZ_SECONDS ?= 60
 fuzz: setup ## run each fuzzer for FUZZ_SECONDS (60)
