@@ -7,6 +7,8 @@
  *   flashlift_error_destroy(error);
  *   flashlift_attention_destroy(attention);
  *
+ * A NULL handle is an error, or the empty answer ("", 0, -1 bytes) of a function that only tells something.
+ *
  * Every function is safe to call from any thread; one compiled attention may run on many threads at once. A function
  * that can fail returns NULL for success, or an error that the caller destroys. Structures begin with their size, so
  * that a library may learn new fields without breaking older callers; set it and leave what is not needed at zero:
@@ -97,7 +99,8 @@ const char* flashlift_attention_implementation(const FlashliftAttention* attenti
 /* One line for each implementation that was asked: "name: accepted|rejected: reason". Lives as long as the attention.
  */
 const char* flashlift_attention_considerations(const FlashliftAttention* attention);
-/* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads. */
+/* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads (1 or more; -1
+ * for fewer). */
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
 /* The same of a backward call that asks for d_q, d_k and d_v. Since version 2. */
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
@@ -111,7 +114,8 @@ typedef struct FlashliftArguments {
   const DLTensor* q;               /* [batch, q_heads, q_len, head_dim] */
   const DLTensor* k;               /* [batch, kv_heads, kv_len, head_dim] */
   const DLTensor* v;               /* [batch, kv_heads, kv_len, value_dim] */
-  const DLTensor* out;             /* [batch, q_heads, q_len, value_dim]; must not overlap the inputs */
+  const DLTensor* out;             /* [batch, q_heads, q_len, value_dim]. No output may share memory with
+                                      an input or another output. */
   const DLTensor* const* captures; /* in the order of flashlift_attention_capture_name */
   size_t capture_count;
   const DLTensor* sinks; /* f32 [q_heads, sinks], or [sinks] for all heads; NULL if the problem has none */

@@ -62,7 +62,7 @@ struct Problem {
 // The tensors of one call. Logical orders, whatever the strides:
 //   q [batch, q_heads, q_len, head_dim]     k [batch, kv_heads, kv_len, head_dim]
 //   v [batch, kv_heads, kv_len, value_dim]  out [batch, q_heads, q_len, value_dim]
-// The last dimension may have any stride too. out must not overlap the inputs.
+// The last dimension may have any stride too. No output may share memory with an input or another output.
 // Paged: k [pages, kv_heads, page_size, head_dim], v likewise, and kv_len is the page table's width times page_size.
 struct AttentionArguments {
   TensorView q;

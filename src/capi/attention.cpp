@@ -256,31 +256,36 @@ FlashliftError* flashlift_attention_compile(const char* problem, const Flashlift
 
 void flashlift_attention_destroy(FlashliftAttention* attention) { delete attention; }
 
-const char* flashlift_attention_problem(const FlashliftAttention* attention) { return attention->problem.c_str(); }
+const char* flashlift_attention_problem(const FlashliftAttention* attention) {
+  return attention == nullptr ? "" : attention->problem.c_str();
+}
 
 FlashliftError* flashlift_attention_info(const FlashliftAttention* attention, FlashliftProblemInfo* info) {
   return flashlift::capi::guarded([&] { return flashlift::capi::describe_problem(attention, info); });
 }
 
 const char* flashlift_attention_capture_name(const FlashliftAttention* attention, int32_t index) {
+  if (attention == nullptr) {
+    return nullptr;
+  }
   const auto& captures = attention->attention.problem().captures;
   return index < 0 || static_cast<size_t>(index) >= captures.size() ? nullptr : captures[index].name.c_str();
 }
 
 const char* flashlift_attention_implementation(const FlashliftAttention* attention) {
-  return attention->attention.implementation().c_str();
+  return attention == nullptr ? "" : attention->attention.implementation().c_str();
 }
 
 const char* flashlift_attention_considerations(const FlashliftAttention* attention) {
-  return attention->considerations.c_str();
+  return attention == nullptr ? "" : attention->considerations.c_str();
 }
 
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
-  return attention->attention.workspace_bytes(concurrency);
+  return attention == nullptr || concurrency < 1 ? -1 : attention->attention.workspace_bytes(concurrency);
 }
 
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
-  return attention->attention.backward_workspace_bytes(concurrency);
+  return attention == nullptr || concurrency < 1 ? -1 : attention->attention.backward_workspace_bytes(concurrency);
 }
 
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,

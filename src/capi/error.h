@@ -46,6 +46,8 @@ FlashliftError* guarded(F&& body) noexcept {
     return status.ok() ? nullptr : make_error(status.error());
   } catch (const std::exception& exception) {
     return make_error({ErrorKind::kInternal, exception.what()});
+  } catch (...) {  // of a caller's executor
+    return make_error({ErrorKind::kInternal, "an exception of an unknown type was thrown"});
   }
 }
 

@@ -34,6 +34,31 @@ Status verify_capture_gradients(const Problem& problem, const BackwardArguments&
   return {};
 }
 
+Status verify_apart(const Problem& problem, const BackwardArguments& arguments) {
+  problem::CallTensors tensors;
+  const AttentionArguments& forward = arguments.forward;
+  problem::add_inputs(forward, problem, tensors);
+  tensors.add_input("out", forward.out);
+  tensors.add_input("d_out", arguments.d_out);
+  for (const auto& [name, view] : {std::pair{"lse", &forward.lse}, std::pair{"d_lse", &arguments.d_lse}}) {
+    if (*view) {
+      tensors.add_input(name, **view);
+    }
+  }
+  for (const auto& [name, view] : {std::pair{"d_q", &arguments.d_q}, std::pair{"d_k", &arguments.d_k},
+                                   std::pair{"d_v", &arguments.d_v}, std::pair{"d_sinks", &arguments.d_sinks}}) {
+    if (*view) {
+      tensors.add_output(name, **view);
+    }
+  }
+  for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
+    if (arguments.d_captures[i]) {
+      tensors.add_output(problem.captures[i].name, *arguments.d_captures[i], "the gradient of captured tensor");
+    }
+  }
+  return tensors.verify_apart();
+}
+
 }  // namespace
 
 Status verify_backward(const Problem& problem) {
@@ -64,7 +89,10 @@ Status verify(const Problem& problem, const BackwardArguments& arguments) {
   if (arguments.d_sinks && problem.sinks == 0) {
     return invalid_argument("the call gives d_sinks, but the problem has no sinks");
   }
-  return arguments.d_sinks ? verify_gradient("d_sinks", arguments.d_sinks, DType::kF32, *forward.sinks) : Status();
+  if (arguments.d_sinks) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_gradient("d_sinks", arguments.d_sinks, DType::kF32, *forward.sinks));
+  }
+  return verify_apart(problem, arguments);
 }
 
 }  // namespace flashlift

@@ -253,7 +253,17 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   }
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));
-  return verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape);
+  FLASHLIFT_RETURN_IF_ERROR(verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape));
+  problem::CallTensors tensors;
+  problem::add_inputs(arguments, problem, tensors);
+  tensors.add_output("out", arguments.out);
+  if (arguments.lse) {
+    tensors.add_output("lse", *arguments.lse);
+  }
+  if (arguments.row_max) {
+    tensors.add_output("row_max", *arguments.row_max);
+  }
+  return tensors.verify_apart();
 }
 
 }  // namespace flashlift

@@ -48,7 +48,26 @@ Status verify_output(const WantedTensor& wanted) {
       return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", title(wanted), i);
     }
   }
+  if (overlaps_itself(wanted.view)) {
+    return invalid_argument("{}: the strides of a {} output let its elements overlap", title(wanted),
+                            describe(wanted.view));
+  }
   return {};
+}
+
+void add_inputs(const AttentionArguments& arguments, const Problem& problem, CallTensors& tensors) {
+  tensors.add_input("q", arguments.q);
+  tensors.add_input("k", arguments.k);
+  tensors.add_input("v", arguments.v);
+  for (size_t i = 0; i < problem.captures.size(); ++i) {
+    tensors.add_input(problem.captures[i].name, arguments.captures[i], "captured tensor");
+  }
+  if (arguments.sinks) {
+    tensors.add_input("sinks", *arguments.sinks);
+  }
+  if (arguments.page_table) {
+    tensors.add_input("page_table", *arguments.page_table);
+  }
 }
 
 std::vector<int64_t> capture_shape(const Capture& capture, const Problem& problem, int64_t any, int64_t same) {

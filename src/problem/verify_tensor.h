@@ -9,6 +9,7 @@
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
+#include "problem/overlap.h"
 
 namespace flashlift::problem {
 
@@ -25,6 +26,9 @@ struct WantedTensor {
 Status verify_tensor(const WantedTensor& wanted);
 // The same for one that is written, whose elements must not overlap.
 Status verify_output(const WantedTensor& wanted);
+
+// What a forward call reads: what no call may write.
+void add_inputs(const AttentionArguments& arguments, const Problem& problem, CallTensors& tensors);
 
 // The shape of a captured tensor for a call of the problem's own lengths. `any` is the size of `?`, `same` that of `n`.
 std::vector<int64_t> capture_shape(const Capture& capture, const Problem& problem, int64_t any, int64_t same);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -173,6 +174,88 @@ TEST_F(CApi, ReportsErrorsOfTheTensors) {
   EXPECT_EQ(out.data, std::vector<float>(64, -1.0f));  // nothing was written by any of these
 }
 
+TEST_F(CApi, AnswersForHandlesThatAreNull) {
+  EXPECT_STREQ(flashlift_error_message(nullptr), "");
+  flashlift_error_destroy(nullptr);
+  flashlift_attention_destroy(nullptr);
+  EXPECT_STREQ(flashlift_attention_problem(nullptr), "");
+  EXPECT_STREQ(flashlift_attention_implementation(nullptr), "");
+  EXPECT_STREQ(flashlift_attention_considerations(nullptr), "");
+  EXPECT_EQ(flashlift_attention_capture_name(nullptr, 0), nullptr);
+  EXPECT_EQ(flashlift_attention_workspace_bytes(nullptr, 1), -1);
+  EXPECT_EQ(flashlift_attention_backward_workspace_bytes(nullptr, 1), -1);
+  FlashliftProblemInfo info = {};
+  info.struct_size = sizeof(info);
+  EXPECT_NE(take(flashlift_attention_info(nullptr, &info), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_info(attention, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_run(nullptr, &arguments, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_run(attention, nullptr, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
+TEST_F(CApi, RefusesPointersInTheArgumentsThatAreNull) {
+  for (const DLTensor* FlashliftArguments::* tensor :
+       {&FlashliftArguments::q, &FlashliftArguments::k, &FlashliftArguments::v, &FlashliftArguments::out}) {
+    FlashliftArguments without = arguments;
+    without.*tensor = nullptr;
+    EXPECT_NE(take(flashlift_attention_run(attention, &without, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  }
+  for (Array<float>* array : {&q, &k, &v, &out}) {
+    const DLTensor before = array->tensor;
+    array->tensor.data = nullptr;
+    EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("null"), std::string::npos);
+    array->tensor.byte_offset = 64;
+    EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("null"), std::string::npos);
+    array->tensor = before;
+    array->tensor.shape = nullptr;
+    EXPECT_NE(run(FLASHLIFT_INVALID_ARGUMENT).find("no shape"), std::string::npos);
+    array->tensor = before;
+  }
+  EXPECT_EQ(run(), "");
+}
+
+TEST_F(CApi, CountsThreadsFromOne) {
+  const int64_t one = flashlift_attention_workspace_bytes(attention, 1);
+  EXPECT_GT(one, 0);
+  for (const int32_t none : {0, -1, std::numeric_limits<int32_t>::min()}) {
+    EXPECT_EQ(flashlift_attention_workspace_bytes(attention, none), -1);
+    EXPECT_EQ(flashlift_attention_backward_workspace_bytes(attention, none), -1);
+    FlashliftExecutor executor = {.struct_size = sizeof(FlashliftExecutor),
+                                  .context = nullptr,
+                                  .concurrency = none,
+                                  .parallel_for = [](void*, int64_t, void (*)(void*, int64_t), void*) {}};
+    const FlashliftRunOptions options = {
+        .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr, .cancelled = nullptr};
+    EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INVALID_ARGUMENT), "");
+  }
+  EXPECT_GE(flashlift_attention_workspace_bytes(attention, std::numeric_limits<int32_t>::max()), one);
+}
+
+TEST_F(CApi, RefusesOutputsThatShareMemory) {
+  const std::vector<float> before = q.data;
+  arguments.out = &q.tensor;  // in place
+  EXPECT_EQ(run(FLASHLIFT_INVALID_ARGUMENT), "out shares memory with q: give an output memory of its own");
+  EXPECT_EQ(q.data, before);
+  arguments.out = &out.tensor;
+  out.tensor.data = v.data.data() + 60;  // the last four elements
+  EXPECT_EQ(run(FLASHLIFT_INVALID_ARGUMENT), "out shares memory with v: give an output memory of its own");
+}
+
+TEST_F(CApi, ReportsWhatACallersExecutorThrows) {
+  Array<float> large_q{{1, 2, 256, 8}, kF32, 0.0f}, large_v{{1, 2, 256, 8}, kF32, 3.0f};
+  Array<float> large_out{{1, 2, 256, 8}, kF32, -1.0f};
+  arguments.q = arguments.k = &large_q.tensor;
+  arguments.v = &large_v.tensor;
+  arguments.out = &large_out.tensor;
+  FlashliftExecutor executor = {.struct_size = sizeof(FlashliftExecutor),
+                                .context = nullptr,
+                                .concurrency = 2,
+                                .parallel_for = [](void*, int64_t, void (*)(void*, int64_t), void*) { throw 1; }};
+  const FlashliftRunOptions options = {
+      .struct_size = sizeof(FlashliftRunOptions), .executor = &executor, .stream = nullptr, .cancelled = nullptr};
+  EXPECT_NE(take(flashlift_attention_run(attention, &arguments, &options), FLASHLIFT_INTERNAL), "");
+  EXPECT_EQ(run(), "");  // nothing is left locked
+}
+
 class CApiBackward : public CApi {
  protected:
   std::string run_backward(int expected_code = 0) {
@@ -216,8 +299,16 @@ TEST_F(CApiBackward, ReportsErrors) {
   EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("d_out is NULL"), std::string::npos);
   backward.forward = nullptr;
   EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("forward is NULL"), std::string::npos);
-  EXPECT_EQ(d_v.data, std::vector<float>(64, -1.0f));
   EXPECT_NE(take(flashlift_attention_run_backward(attention, nullptr, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_run_backward(nullptr, &backward, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  backward.forward = &arguments;
+  backward.d_out = &d_out.tensor;
+  backward.d_q = &q.tensor;
+  d_k.shape[2] = 4;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("d_q shares memory with q"), std::string::npos);
+  backward.d_q = &d_v.tensor;
+  EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("d_v shares memory with d_q"), std::string::npos);
+  EXPECT_EQ(d_v.data, std::vector<float>(64, -1.0f));
 }
 
 // Runs half of the bodies on a thread of its own, and counts them.

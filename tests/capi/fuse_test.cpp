@@ -49,6 +49,22 @@ TEST(CApiFuse, ReplacesAttention) {
   }
 }
 
+TEST(CApiFuse, AnswersForNull) {
+  size_t size = 7;
+  EXPECT_STREQ(flashlift_fused_module(nullptr, &size), "");
+  EXPECT_EQ(size, 0u);
+  EXPECT_STREQ(flashlift_fused_module(nullptr, nullptr), "");
+  EXPECT_EQ(flashlift_fused_count(nullptr), 0u);
+  EXPECT_STREQ(flashlift_fused_report(nullptr), "[]");
+  flashlift_fused_destroy(nullptr);
+  FlashliftFused* fused = nullptr;
+  for (FlashliftError* error : {flashlift_stablehlo_fuse(nullptr, 1, nullptr, &fused),
+                                flashlift_stablehlo_fuse(kNoAttention, 1, nullptr, nullptr)}) {
+    EXPECT_EQ(flashlift_error_code(error), FLASHLIFT_INVALID_ARGUMENT);
+    flashlift_error_destroy(error);
+  }
+}
+
 TEST(CApiFuse, LeavesTheRestByteForByte) {
   FlashliftFused* fused = nullptr;
   ASSERT_EQ(flashlift_stablehlo_fuse(kNoAttention, std::strlen(kNoAttention), nullptr, &fused), nullptr);

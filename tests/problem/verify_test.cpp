@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashlift/backward.h"
 #include "flashlift/problem.h"
 
 namespace flashlift {
@@ -8,10 +9,14 @@ namespace {
 struct Call {
   Problem problem = *parse_problem("attn b2 hq4 hkv2 sq3 skv5 d8");
   std::vector<float> memory = std::vector<float>(4096);
+  size_t used = 0;
   AttentionArguments arguments;
 
+  // Each in memory of its own.
   TensorView tensor(std::vector<int64_t> shape, DType dtype = DType::kF32) {
-    return dense_view(memory.data(), dtype, shape);
+    const TensorView view = dense_view(memory.data() + used, dtype, shape);
+    used += static_cast<size_t>(view.element_count());
+    return view;
   }
   Call() {
     arguments.q = tensor({2, 4, 3, 8});
@@ -56,6 +61,55 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   Call surplus_capture;
   surplus_capture.arguments.captures = {surplus_capture.tensor({1})};
   EXPECT_EQ(surplus_capture.error(), "expected 0 captured tensors, got 1");
+}
+
+TEST(VerifyArguments, OutputsHaveMemoryOfTheirOwn) {
+  const auto error_with = [](const auto& change) {
+    Call call;
+    call.problem = *parse_problem(
+        "attn b2 hq4 hkv2 sq3 skv5 d8 lse sinks=1 "
+        "score_mod(bias: f32[5]) { %0 = load bias[kv]; %1 = add score, %0; return %1 }");
+    call.arguments.captures = {call.tensor({5})};
+    call.arguments.sinks = call.tensor({4, 1});
+    call.arguments.lse = call.tensor({2, 4, 3});
+    change(call.arguments);
+    return call.error();
+  };
+  EXPECT_EQ(error_with([](AttentionArguments&) {}), "");
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.k = a.v; }), "");
+  const std::string advice = ": give an output memory of its own";
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.out.data = a.q.data; }), "out shares memory with q" + advice);
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.out.data = static_cast<float*>(a.k.data) + 7; }),
+            "out shares memory with k" + advice);
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.lse->data = a.captures[0].data; }),
+            "lse shares memory with captured tensor `bias`" + advice);
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.lse->data = a.sinks->data; }),
+            "lse shares memory with sinks" + advice);
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.lse->data = a.out.data; }), "lse shares memory with out" + advice);
+  EXPECT_EQ(error_with([](AttentionArguments& a) { a.out.strides[0] = 1; }),
+            "out: the strides of a f32[2,4,3,8] output let its elements overlap");
+}
+
+TEST(VerifyArguments, GradientsHaveMemoryOfTheirOwn) {
+  const auto error_with = [](const auto& change) {
+    Call call;
+    BackwardArguments backward{.forward = call.arguments, .d_out = call.tensor({2, 4, 3, 8})};
+    backward.d_q = call.tensor({2, 4, 3, 8});
+    backward.d_k = call.tensor({2, 2, 5, 8});
+    backward.d_v = call.tensor({2, 2, 5, 8});
+    change(backward);
+    const Status status = verify(call.problem, backward);
+    return status.ok() ? "" : status.error().message;
+  };
+  EXPECT_EQ(error_with([](BackwardArguments&) {}), "");
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_out = b.forward.q; }), "");
+  const std::string advice = ": give an output memory of its own";
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_q = b.forward.q; }), "d_q shares memory with q" + advice);
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_q = b.d_out; }), "d_q shares memory with d_out" + advice);
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_k = b.forward.v; }), "d_k shares memory with v" + advice);
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_v = b.d_k; }), "d_v shares memory with d_k" + advice);
+  EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_q->data = b.forward.out.data; }),
+            "d_q shares memory with out" + advice);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // flashlift_stablehlo.h. In a folder of its own, since it goes into the library that carries MLIR.
 #include <memory>
+#include <string_view>
 
 #include "capi/error.h"
 #include "flashlift/flashlift_stablehlo.h"
@@ -59,14 +60,17 @@ FlashliftError* flashlift_stablehlo_fuse(const char* module, size_t size, const 
 void flashlift_fused_destroy(FlashliftFused* fused) { delete fused; }
 
 const char* flashlift_fused_module(const FlashliftFused* fused, size_t* size) {
+  const std::string_view module = fused == nullptr ? std::string_view("") : fused->result.module;
   if (size != nullptr) {
-    *size = fused->result.module.size();
+    *size = module.size();
   }
-  return fused->result.module.c_str();
+  return module.data();
 }
 
-size_t flashlift_fused_count(const FlashliftFused* fused) { return fused->result.fused_count(); }
+size_t flashlift_fused_count(const FlashliftFused* fused) { return fused == nullptr ? 0 : fused->result.fused_count(); }
 
-const char* flashlift_fused_report(const FlashliftFused* fused) { return fused->report.c_str(); }
+const char* flashlift_fused_report(const FlashliftFused* fused) {
+  return fused == nullptr ? "[]" : fused->report.c_str();
+}
 
 }  // extern "C"
