@@ -37,6 +37,7 @@ Program canonicalize(const Program& program, std::vector<std::string>* names) {
     for (ValueId& operand : copy.operands) {
       operand = renamed[operand];
     }
+    order_operands(copy, result.nodes);  // by their new numbers: simplify ordered them by the old ones
     if (reads_capture(copy.op)) {
       int64_t& index = capture_index[copy.payload];
       if (index < 0) {

@@ -117,7 +117,8 @@ class Simplifier {
     if (const auto folded = fold(made)) {
       return *folded;
     }
-    order_operands(made);
+    spell_comparison(made);
+    order_operands(made, result_.nodes);
     if (const auto simpler = apply_identity(made)) {
       return *simpler;
     }
@@ -144,38 +145,11 @@ class Simplifier {
     return constant(made.type, made.type == Type::kF32 ? float_payload(value.f) : value.i);
   }
 
-  // Commutative operands in one order, constants last, so that equal programs become the same program.
-  void order_operands(Node& made) {
-    if (made.operands.size() != 2) {
-      return;
-    }
-    switch (made.op) {
-      case Op::k_add:
-      case Op::k_mul:
-      case Op::k_min:
-      case Op::k_max:
-      case Op::k_and:
-      case Op::k_or:
-      case Op::k_xor:
-      case Op::k_eq:
-      case Op::k_ne: {
-        const auto rank = [&](ValueId id) { return std::make_pair(is_constant(id), id); };
-        if (rank(made.operands[1]) < rank(made.operands[0])) {
-          std::swap(made.operands[0], made.operands[1]);
-        }
-        return;
-      }
-      // x > y is y < x: one spelling for intervals and backends to see.
-      case Op::k_gt:
-        made.op = Op::k_lt;
-        std::swap(made.operands[0], made.operands[1]);
-        return;
-      case Op::k_ge:
-        made.op = Op::k_le;
-        std::swap(made.operands[0], made.operands[1]);
-        return;
-      default:
-        return;
+  // x > y is y < x: one spelling for intervals and backends to see.
+  static void spell_comparison(Node& made) {
+    if (made.op == Op::k_gt || made.op == Op::k_ge) {
+      made.op = made.op == Op::k_gt ? Op::k_lt : Op::k_le;
+      std::swap(made.operands[0], made.operands[1]);
     }
   }
 
@@ -378,6 +352,28 @@ class Simplifier {
 };
 
 }  // namespace
+
+void order_operands(Node& node, std::span<const Node> nodes) {
+  switch (node.op) {
+    case Op::k_add:
+    case Op::k_mul:
+    case Op::k_min:
+    case Op::k_max:
+    case Op::k_and:
+    case Op::k_or:
+    case Op::k_xor:
+    case Op::k_eq:
+    case Op::k_ne: {
+      const auto rank = [&](ValueId id) { return std::make_pair(nodes[id].op == Op::k_constant, id); };
+      if (rank(node.operands[1]) < rank(node.operands[0])) {
+        std::swap(node.operands[0], node.operands[1]);
+      }
+      return;
+    }
+    default:
+      return;
+  }
+}
 
 Program simplify(const Program& program) { return simplify(program, {}); }
 

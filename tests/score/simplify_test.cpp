@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "score/canonical.h"
+#include "score/random_program.h"
 
 namespace flashlift::score {
 namespace {
@@ -49,6 +50,30 @@ TEST(Canonical, ForgetsNamesAndOrder) {
   EXPECT_EQ(canonical_hash(*one), canonical_hash(*two));
   const auto other = parse_program("score_mod(bias: f32[4]) { %1 = load bias[kv]; %2 = add %1, score; return %2 }");
   EXPECT_NE(canonical_hash(*one), canonical_hash(*other));
+}
+
+// The walk meets q before kv here, so that the sum's operands change places when they are numbered anew.
+TEST(Canonical, OrdersOperandsByTheirNewNumbers) {
+  const auto program = parse_program("mask_mod() { %0 = add kv, q; %1 = sub q, %0; %2 = lt %1, kv; return %2 }");
+  ASSERT_TRUE(program.ok());
+  const Program canonical = canonicalize(*program);
+  EXPECT_EQ(print_one_line(canonicalize(canonical)), print_one_line(canonical));
+}
+
+TEST(Canonical, IsItsOwnCanonicalForm) {
+  std::mt19937 random(7);
+  const std::vector<Capture> captures = {{"x", DType::kF32, {kAnySize}},
+                                         {"y", DType::kF32, {kAnySize}},
+                                         {"ids", DType::kI32, {kAnySize}},
+                                         {"flags", DType::kBool, {kAnySize, kAnySize}}};
+  for (int trial = 0; trial < 6000; ++trial) {
+    const auto kind = trial % 2 == 0 ? ProgramKind::kMaskMod : ProgramKind::kScoreMod;
+    const Program program = random_program(random, {.kind = kind, .nodes = 5 + trial % 40, .captures = captures});
+    const Program simple = simplify(program);
+    ASSERT_EQ(print_one_line(simplify(simple)), print_one_line(simple)) << print(program);
+    const Program canonical = canonicalize(program);
+    ASSERT_EQ(print_one_line(canonicalize(canonical)), print_one_line(canonical)) << print(program);
+  }
 }
 
 }  // namespace
