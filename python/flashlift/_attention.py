@@ -1,6 +1,7 @@
 """Compiled attention on arrays: flashlift.compile and what it returns."""
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from flashlift._library import (
     DLTensor,
     ProblemInfo,
     RunOptions,
+    c_text,
     check,
     core,
 )
@@ -48,17 +50,19 @@ class Attention:
     def __init__(self, problem: str, device: str = "cpu", implementation: str | None = None) -> None:
         self._library = core()
         self._handle = ctypes.c_void_p()
-        kind, _, ordinal = device.partition(":")
-        if kind not in _DEVICES or not (ordinal or "0").isdigit():
+        match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,9}))?", device, re.ASCII)
+        if match is None:
             raise InvalidArgumentError(f'device is "{device}"; expected "cpu", "cuda" or "cuda:N"')
         options = CompileOptions(
             ctypes.sizeof(CompileOptions),
-            DLDevice(_DEVICES[kind], int(ordinal or 0)),
-            implementation.encode() if implementation else None,
+            DLDevice(_DEVICES[match[1]], int(match[2] or 0)),
+            c_text(implementation, "implementation") if implementation else None,
         )
         check(
             self._library,
-            self._library.flashlift_attention_compile(problem.encode(), options, ctypes.byref(self._handle)),
+            self._library.flashlift_attention_compile(
+                c_text(problem, "problem"), options, ctypes.byref(self._handle)
+            ),
         )
         self._info = ProblemInfo(ctypes.sizeof(ProblemInfo))
         check(self._library, self._library.flashlift_attention_info(self._handle, self._info))
@@ -155,9 +159,8 @@ class Attention:
         dropout_seed: int = 0,
     ) -> "BoundAttention":
         """Prepares a call that writes into `out` (and `lse`, `row_max`), to be run any number of times."""
-        _check_writable({"out": out, "lse": lse, "row_max": row_max})
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table}
-        return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
+        return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed, writes=True)
 
     def backward(
         self,
@@ -260,10 +263,14 @@ class BoundAttention:
         captures: Sequence[Any],
         more: Mapping[str, Any],
         dropout_seed: int,
+        writes: bool = False,
     ) -> None:
         self._attention = attention
         given = {"q": q, "k": k, "v": v, "out": out, **more}
-        self._tensors = {name: Tensor(array, name) for name, array in given.items() if array is not None}
+        results = ("out", "lse", "row_max") if writes else ()  # a backward call reads them
+        self._tensors = {
+            name: Tensor(array, name, name in results) for name, array in given.items() if array is not None
+        }
         self._captures = [Tensor(array, f"captures[{i}]") for i, array in enumerate(captures)]
         pointers = (ctypes.POINTER(DLTensor) * len(captures))(*(ctypes.pointer(one.dl) for one in self._captures))
         self._arguments = Arguments(
@@ -296,12 +303,12 @@ class BoundBackward:
         unknown = set(d_captures) - set(names)
         if unknown:
             raise InvalidArgumentError(f"d_captures names {sorted(unknown)}; the captured tensors are {names}")
-        _check_writable(gradients)
-        _check_writable({f"the gradient of {name}": array for name, array in d_captures.items()})
         given = {"d_out": d_out, "d_lse": d_lse, **gradients}
-        self._tensors = {name: Tensor(array, name) for name, array in given.items() if array is not None}
+        self._tensors = {
+            name: Tensor(array, name, name in gradients) for name, array in given.items() if array is not None
+        }
         self._captures = [
-            None if d_captures.get(name) is None else Tensor(d_captures[name], f"the gradient of {name}")
+            None if d_captures.get(name) is None else Tensor(d_captures[name], f"the gradient of {name}", True)
             for name in names
         ]
         pointer = ctypes.POINTER(DLTensor)
@@ -325,12 +332,6 @@ class BoundBackward:
 
 def _options(stream: int | None) -> RunOptions | None:
     return RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
-
-
-def _check_writable(arrays: Mapping[str, Any]) -> None:
-    for name, array in arrays.items():
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise InvalidArgumentError(f"{name} is an array that must not be written")
 
 
 def compile(problem: str, *, device: str = "cpu", implementation: str | None = None) -> Attention:

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from pathlib import Path
 
-from flashlift._errors import BY_CODE, InternalError
+from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
 _API_VERSION = 2
@@ -182,6 +182,18 @@ def core() -> ctypes.CDLL:
 @functools.cache
 def stablehlo() -> ctypes.CDLL:
     return _declare(load("flashlift_stablehlo"), _STABLEHLO)
+
+
+def c_text(text: str, name: str) -> bytes:
+    """A text for C, which ends it at the first zero byte."""
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"{name} is a {type(text).__name__}; expected a str")
+    if "\0" in text:
+        raise InvalidArgumentError(f"{name} has a zero character at position {text.index(chr(0))}; expected text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{name} is no text that UTF-8 can hold: {error}") from None
 
 
 def check(library: ctypes.CDLL, error: int | None) -> None:

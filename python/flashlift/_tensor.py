@@ -36,6 +36,24 @@ def numpy_type(dtype: DLDataType) -> np.dtype:
     return np.dtype(name)
 
 
+class _ManagedTensor(ctypes.Structure):
+    """The beginning of DLPack's DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", DLTensor),
+    ]
+
+
+_READ_ONLY = 1
+
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype = ctypes.c_char_p
+_capsule_name.argtypes = [ctypes.py_object]
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -44,11 +62,13 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 class Tensor:
     """A DLTensor and whatever keeps its memory alive."""
 
-    def __init__(self, array: Any, name: str) -> None:
+    def __init__(self, array: Any, name: str, is_written: bool = False) -> None:
         if isinstance(array, np.ndarray):
             self._from_numpy(array, name)
+            if is_written and not array.flags.writeable:
+                raise InvalidArgumentError(f"{name} is an array that must not be written")
         elif hasattr(array, "__dlpack__"):
-            self._from_dlpack(array)
+            self._from_dlpack(array, name, is_written)
         else:
             raise InvalidArgumentError(
                 f"{name} is a {type(array).__name__}; expected a numpy array or one that speaks DLPack (torch, JAX)"
@@ -56,9 +76,19 @@ class Tensor:
 
     def _from_numpy(self, array: np.ndarray, name: str) -> None:
         # Not through numpy's own DLPack: that knows neither bfloat16 nor arrays that must not be written.
+        if isinstance(array, np.ma.MaskedArray):
+            raise InvalidArgumentError(
+                f"{name} is a masked array, whose mask would be ignored; give its filled() form, and a mask= or a "
+                "mask_mod in the problem"
+            )
         code = _TYPES.get(array.dtype.name)
         if code is None:
             raise InvalidArgumentError(f"{name} has element type {array.dtype}; expected one of {', '.join(_TYPES)}")
+        if not array.dtype.isnative:
+            raise InvalidArgumentError(
+                f"{name} has elements in the other byte order ({array.dtype.str}); give "
+                f"{name}.astype({name}.dtype.newbyteorder('='))"
+            )
         sizes = ctypes.c_int64 * array.ndim
         if any(stride % array.itemsize for stride in array.strides):
             raise InvalidArgumentError(f"{name} has strides {array.strides}, no multiples of its element size")
@@ -71,8 +101,31 @@ class Tensor:
             array.ctypes.data, DLDevice(CPU, 0), array.ndim, DLDataType(*code, 1), self._keep[1], self._keep[2], 0
         )
 
-    def _from_dlpack(self, array: Any) -> None:
+    def _from_dlpack(self, array: Any, name: str, is_written: bool) -> None:
+        if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack forgets
+            if is_written:
+                raise InvalidArgumentError(f"{name} is an array that must not be written: a negated view of another")
+            array = array.resolve_neg()
+        # JAX does not tell with DLPack that its arrays never change.
+        if is_written and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+            raise InvalidArgumentError(f"{name} is an array that must not be written")
         # The capsule's own destructor frees what it exports, so it is kept for as long as the structure is used.
-        capsule = array.__dlpack__()
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a library from before DLPack had versions
+            capsule = array.__dlpack__()
         self._keep = (array, capsule)
-        self.dl = DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        kind = _capsule_name(capsule) if type(capsule).__name__ == "PyCapsule" else None
+        if kind == b"dltensor_versioned":
+            managed = _ManagedTensor.from_address(_capsule_pointer(capsule, kind))
+            if managed.major != 1:
+                raise InvalidArgumentError(f"{name} speaks DLPack {managed.major}.{managed.minor}; expected version 1")
+            if is_written and managed.flags & _READ_ONLY:
+                raise InvalidArgumentError(f"{name} is an array that must not be written")
+            self.dl = managed.tensor
+        elif kind == b"dltensor":
+            self.dl = DLTensor.from_address(_capsule_pointer(capsule, kind))
+        else:
+            raise InvalidArgumentError(
+                f"{name}.__dlpack__() gave {capsule!r}; expected a capsule named dltensor or dltensor_versioned"
+            )

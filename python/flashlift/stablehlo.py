@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashlift._errors import InvalidArgumentError
-from flashlift._library import FuseOptions, check, stablehlo
+from flashlift._library import FuseOptions, c_text, check, stablehlo
 
 FuseAs = Literal["custom_call", "composite"]
 _AS = {"custom_call": 0, "composite": 1}
@@ -62,8 +62,8 @@ def fuse(
     if gradients and fuse_as == "composite":
         raise InvalidArgumentError('gradients=True with fuse_as="composite": gradients are fused as custom calls only')
     library = stablehlo()
-    text = module.encode()
-    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], name.encode(), gradients)
+    text = c_text(module, "module")
+    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], c_text(name, "name"), gradients)
     fused = ctypes.c_void_p()
     check(library, library.flashlift_stablehlo_fuse(text, len(text), options, ctypes.byref(fused)))
     try:

@@ -1,6 +1,7 @@
 """flashlift.compile: arrays of every library in, attention out, errors as exceptions."""
 
 import flashlift
+import flashlift.stablehlo
 import ml_dtypes
 import numpy as np
 import pytest
@@ -110,11 +111,122 @@ def test_errors_of_a_call(change, words):
         flashlift.compile(PROBLEM)(**({"q": Q, "k": K, "v": V} | change))
 
 
+class Exports:
+    """Speaks DLPack with whatever capsule it is given."""
+
+    shape = Q.shape
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+
+def used_capsule():
+    capsule = torch.zeros(Q.shape).__dlpack__()
+    torch.utils.dlpack.from_dlpack(capsule)  # takes the tensor out of it
+    return capsule
+
+
+def unaligned():
+    memory = np.zeros(Q.nbytes + 1, np.uint8)
+    return memory[1:].view(np.float32).reshape(Q.shape)
+
+
+def negated():
+    return torch.view_as_complex(torch.zeros(*Q.shape, 2)).conj().imag
+
+
+STRUCTURED = np.dtype([("re", np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("q", "words"),
+    [
+        (Q.astype(">f4"), "byte order"),
+        (Q.view(">f4"), "byte order"),
+        (Q.astype(STRUCTURED), "element type"),
+        (Q.astype(object), "element type object"),
+        (Q.astype("U8"), "element type"),
+        (Q.astype(np.int64).view("datetime64[s]"), "element type datetime64"),
+        (Q.astype(ml_dtypes.float8_e4m3fn), "element type float8_e4m3fn"),
+        (Q.astype(np.longdouble), "element type"),
+        (Q.astype(bool), "q: expected f32"),
+        (np.ma.masked_array(Q, Q > 0), "masked array"),
+        (unaligned(), "multiple"),
+        (np.lib.stride_tricks.as_strided(Q, strides=(1, 2, 3, 4)), "strides"),
+        (Exports(object()), "expected a capsule"),
+        (Exports(None), "expected a capsule"),
+        (Exports(used_capsule()), "expected a capsule"),
+        (torch.zeros(Q.shape, dtype=torch.complex64), "code 5"),
+        (torch.zeros(Q.shape, dtype=torch.float8_e4m3fn), "element type|bits"),
+        (None, "4 dimensions"),
+        (3.0, "4 dimensions"),
+        (list(Q), "4 dimensions"),
+    ],
+)
+def test_refuses_arrays_that_it_would_misread(q, words):
+    with pytest.raises(flashlift.InvalidArgumentError, match=words):
+        flashlift.compile(PROBLEM)(q, K, V)
+
+
+def test_reads_arrays_of_no_elements_and_of_unusual_kinds():
+    attention = flashlift.compile(PROBLEM)
+    expected = attention(Q, K, V)
+    assert attention(Q[:, :, :0], K, V).shape == (2, 4, 0, 16)
+    assert attention(Q[:0], K[:0], V[:0]).shape == (0, 4, 33, 16)
+    assert np.array_equal(attention(Q[:, :, ::-1][:, :, ::-1], K, V), expected)
+    assert np.array_equal(attention(np.broadcast_to(Q[:1], Q.shape), K, V)[0], expected[0])
+    shown = Q.view()
+    shown.flags.writeable = False
+    assert np.array_equal(attention(shown, K, V), expected)
+    negative = torch.complex(torch.zeros(Q.shape), torch.tensor(-Q)).conj().imag  # which torch's DLPack forgets
+    assert negative.is_neg()
+    assert np.array_equal(attention(negative, K, V), expected)
+
+
+@pytest.mark.parametrize("text", ["attn h1 s8 d8\0 causal", "\0", "attn h1 s8 d8 causal\0"])
+def test_refuses_texts_that_c_would_cut(text):
+    with pytest.raises(flashlift.InvalidArgumentError, match="zero character"):
+        flashlift.compile(text)
+    with pytest.raises(flashlift.InvalidArgumentError, match="zero character"):
+        flashlift.compile("attn h1 s8 d8", implementation=text)
+    with pytest.raises(flashlift.InvalidArgumentError, match="zero character"):
+        flashlift.stablehlo.fuse(text)
+    with pytest.raises(flashlift.InvalidArgumentError, match="zero character"):
+        flashlift.stablehlo.fuse("module {}", name=text)
+
+
+@pytest.mark.parametrize("text", [b"attn h1 s8 d8", None, 3, "attn h1 s8 d8 \ud800"])
+def test_refuses_what_is_no_text(text):
+    with pytest.raises(flashlift.InvalidArgumentError, match="expected a str|no text"):
+        flashlift.compile(text)
+
+
+@pytest.mark.parametrize("device", ["", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:\u00b2", "CPU", "cpu\n", "cuda:0:0"])
+def test_refuses_devices_that_do_not_exist(device):
+    with pytest.raises(flashlift.InvalidArgumentError, match="expected \"cpu\""):
+        flashlift.compile("attn h1 s8 d8", device=device)
+
+
 def test_refuses_to_write_where_it_must_not():
-    out = np.zeros_like(Q)
-    out.flags.writeable = False
+    import jax.numpy as jnp
+
+    frozen = np.zeros_like(Q)
+    frozen.flags.writeable = False
+    attention = flashlift.compile(PROBLEM)
+    for out in (frozen, jnp.zeros_like(Q)):
+        with pytest.raises(flashlift.InvalidArgumentError, match="must not be written"):
+            attention.bind(Q, K, V, out)
+        with pytest.raises(flashlift.InvalidArgumentError, match="must not be written"):
+            attention.bind_backward(Q, K, V, Q, Q, d_q=out)
     with pytest.raises(flashlift.InvalidArgumentError, match="must not be written"):
-        flashlift.compile(PROBLEM).bind(Q, K, V, out)
+        attention.bind(Q, K, V, torch.complex(torch.zeros(Q.shape), torch.zeros(Q.shape)).conj().imag)
+    for strides in ((*Q.strides[:3], 0), (*Q.strides[:2], 4, 4), (*Q.strides[:2], 60, 4)):
+        folded = np.lib.stride_tricks.as_strided(np.zeros_like(Q), Q.shape, strides)
+        with pytest.raises(flashlift.InvalidArgumentError, match="overlap"):
+            attention.bind(Q, K, V, folded)()
 
 
 def test_errors_are_what_python_users_expect():

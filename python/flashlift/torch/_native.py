@@ -27,7 +27,7 @@ class _Views:
         self._capsules: list[object] = []
 
     def of(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
-        capsule = torch._C._to_dlpack(tensor)
+        capsule = torch._C._to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
         self._capsules.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 
