@@ -7,6 +7,9 @@ whatever its tensors hold.
 Numbers become part of the program at first: a compiler makes more of a window of 256 than of a window that a call brings.
 A number that turns out to differ from call to call is then made an argument, so that the hundredth window compiles
 nothing. Where a mod needs it as a number, to count a loop or to shape a tensor, it stays what it was.
+
+A function whose numbers were met before gets the trace that it got then. torch.utils.checkpoint runs a forward pass again
+in the backward pass, and it has to save the same tensors: those that the program reads.
 """
 
 import contextvars
@@ -28,6 +31,7 @@ from flashlift.torch._trace import Trace, as_tensor, trace
 
 _CAPACITY = 1024  # structures
 _VARIANTS = 64  # traces of one structure that differ in numbers
+_CHOICES = 4096  # numbers of one structure whose trace is remembered
 _MAX_ITEMS = 1024  # of one captured list or dictionary
 
 _EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -43,6 +47,16 @@ class _Family:
         self.fixed: frozenset[int] = frozenset()  # places of numbers that cannot be
         self.latest: tuple[Hashable, ...] | None = None
         self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
+        # By all numbers of a function: its trace, and which of its numbers are arguments of that.
+        self.choices: OrderedDict[Hashable, tuple[Trace, frozenset[int]]] = OrderedDict()
+
+    def choose(self, values: Hashable, found: Trace, varying: frozenset[int]) -> tuple[Trace, frozenset[int]]:
+        """Remembers the trace for these numbers. Where another thread was first, its trace is the one."""
+        chosen = self.choices.setdefault(values, (found, varying))
+        self.choices.move_to_end(values)
+        if len(self.choices) > _CHOICES:
+            self.choices.popitem(last=False)
+        return chosen
 
 
 _families: OrderedDict[Hashable, _Family] = OrderedDict()
@@ -99,8 +113,10 @@ def _traced(mod: Callable, kind: str, walk: "_Walk", key: Hashable) -> tuple[Tra
         else:
             _families.move_to_end(key)
         varying = family.varying
-        found = family.traces.get(_variant(values, varying))
+        chosen = family.choices.get(values)
+        found = chosen[0] if chosen else family.traces.get(_variant(values, varying))
         if found is not None:
+            found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
         if family.latest is not None and values:
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
@@ -120,6 +136,7 @@ def _traced(mod: Callable, kind: str, walk: "_Walk", key: Hashable) -> tuple[Tra
         family.traces[_variant(values, varying)] = made
         if len(family.traces) > _VARIANTS:
             family.traces.popitem(last=False)
+        made, varying = family.choose(values, made, varying)
     return made, _leaves(walk, varying)
 
 
