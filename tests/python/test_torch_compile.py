@@ -100,12 +100,102 @@ def test_sdpa_masks(shape, kind):
     torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask), expected, atol=2e-6, rtol=1e-5)
 
 
-def test_sdpa_misuse():
+# Shapes of query, key and value, each of which broadcasts by itself, and whether heads are grouped.
+BROADCAST = {
+    "one_key_head": ((2, 4, 6, 8), (2, 1, 7, 8), (2, 1, 7, 8), False),
+    "batch_of_one_key": ((2, 4, 6, 8), (1, 4, 7, 8), (1, 4, 7, 8), False),
+    "one_of_each": ((2, 4, 6, 8), (1, 1, 7, 8), (1, 1, 7, 8), False),
+    "one_query": ((1, 1, 6, 8), (2, 4, 7, 8), (2, 4, 7, 8), False),
+    "only_values": ((2, 1, 6, 8), (1, 1, 7, 8), (2, 4, 7, 5), False),
+    "fewer_dimensions": ((2, 4, 6, 8), (4, 7, 8), (7, 8), False),
+    "no_heads": ((6, 8), (4, 7, 8), (7, 8), False),
+    "two_batches": ((3, 1, 4, 6, 8), (2, 1, 7, 8), (3, 2, 4, 7, 8), False),
+    "grouped": ((2, 4, 6, 8), (1, 2, 7, 8), (2, 2, 7, 8), True),
+    "grouped_unequally": ((2, 4, 6, 8), (2, 2, 7, 8), (2, 1, 7, 8), True),
+    "no_keys": ((2, 4, 6, 8), (2, 4, 0, 8), (2, 4, 0, 8), False),
+    "no_queries": ((2, 4, 0, 8), (2, 4, 7, 8), (2, 4, 7, 8), False),
+    "no_batch": ((0, 4, 6, 8), (0, 4, 7, 8), (0, 4, 7, 8), False),
+}
+
+
+def drawn(*shapes):
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_sdpa_broadcasts(name):
+    *shapes, enable_gqa = BROADCAST[name]
+    given = drawn(*shapes)
+    results = []
+    for attend in (scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+        for is_causal in (False, True):
+            out = attend(*given, is_causal=is_causal, enable_gqa=enable_gqa)
+            results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+    for ours, theirs in zip(results[:2], results[2:], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (2, 1, 1, 6), (1, 4, 6, 1), (6,), ()], ids=str)
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_sdpa_mask_beside_is_causal(shape, kind):
+    """PyTorch's kernel for the CPU takes both, and its plain maths a mask of fewer than two dimensions."""
+    mask = torch.randn(shape)
+    mask = mask > -0.5 if kind == torch.bool else mask.to(kind)
+    dtype = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
+    q, k, v = (one.to(dtype) for one in drawn(*[(2, 4, 6, 8)] * 3))
+    both = mask.expand(6, 6) if mask.dim() < 2 else mask
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, both, is_causal=True)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-6
+    out = scaled_dot_product_attention(q, k, v, mask, is_causal=True)
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_sdpa_drops_everything():
+    q, k, v = drawn(*[(2, 4, 6, 8)] * 3)
+    out = scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+    assert torch.equal(out, torch.zeros_like(out))
+    assert all(torch.equal(one, torch.zeros_like(one)) for one in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@torch.no_grad()
+def test_sdpa_autocast():
     q, k, v = tensors()
-    with pytest.raises(RuntimeError, match="is_causal"):
-        scaled_dot_product_attention(q, k, v, torch.ones(60, 60, dtype=torch.bool), is_causal=True)
-    with pytest.raises(ValueError, match="dropout"):
-        scaled_dot_product_attention(q, k, v, dropout_p=1.5)
+    mask = torch.randn(60, 60)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = scaled_dot_product_attention(q, k.bfloat16(), v, mask)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k.bfloat16(), v, mask)
+    torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+MISUSES = {
+    "heads": ("enable_gqa=True", lambda q: ((q, q[:, :2], q[:, :2]), {})),
+    "batch": ("do not broadcast", lambda q: ((q, q.repeat(2, 1, 1, 1)[:3], q), {})),
+    "groups": ("must divide the number of heads", lambda q: ((q[:, :3], q[:, :2], q[:, :2]), {"enable_gqa": True})),
+    "groups_of_none": ("must divide the number of heads", lambda q: ((q[0, 0], q[0, 0], q[0, 0]), {"enable_gqa": True})),
+    "types": ("same dtype", lambda q: ((q, q.bfloat16(), q), {})),
+    "dimensions": ("at least 2 dimensional", lambda q: ((q[0, 0, 0], q, q), {})),
+    "integers": ("torch.int32", lambda q: ((q.int(), q.int(), q.int()), {})),
+    "depth": ("embedding dimension", lambda q: ((q, q[..., :4], q), {})),
+    "length": ("key and value", lambda q: ((q, q, q[:, :, :5]), {})),
+    "mask_of_integers": ("attn_mask dtype", lambda q: ((q, q, q, torch.ones(6, 6, dtype=torch.int32)), {})),
+    "mask_of_doubles": ("attn_mask dtype", lambda q: ((q, q, q, torch.ones(6, 6, dtype=torch.float64)), {})),
+    "mask_of_another_length": ("does not broadcast to", lambda q: ((q, q, q, torch.ones(6, 5)), {})),
+    "mask_of_more_batches": ("does not broadcast to", lambda q: ((q[:1], q[:1], q[:1], torch.ones(2, 4, 6, 6)), {})),
+    "dropout": ("dropout", lambda q: ((q, q, q), {"dropout_p": 1.5})),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_sdpa_misuse(name):
+    """What each of PyTorch's ways refuses, but for lengths that differ, past which its CPU kernel reads."""
+    words, call = MISUSES[name]
+    arguments, options = call(torch.randn(2, 4, 6, 8))
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=words):
+        scaled_dot_product_attention(*arguments, **options)
+    if name != "length":
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            torch.nn.functional.scaled_dot_product_attention(*arguments, **options)
 
 
 @torch.no_grad()

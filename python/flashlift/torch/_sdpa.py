@@ -1,5 +1,7 @@
 """scaled_dot_product_attention in PyTorch's signature."""
 
+import math
+
 import torch
 
 from flashlift.torch._flex_attention import flex_attention
@@ -21,33 +23,101 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention as one fused kernel.
 
-    query, key, value: [..., heads, length, depth] with any number of leading dimensions. attn_mask: bool (True is kept)
-    or floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. A query with
-    no key left gives 0.
-    Raises RuntimeError for attn_mask beside is_causal, as PyTorch does. Dropout draws its seed from torch's generator;
-    which keys it leaves out is not what PyTorch's own leaves out.
+    query, key, value: [..., length, depth] of one type, with any dimensions before these that broadcast together. The
+    last of them are the heads, of which enable_gqa lets keys and values have fewer. attn_mask: bool (True is kept) or
+    floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. Beside is_causal
+    both count, as in those kernels of PyTorch's that take both. A query with no key left gives 0.
+    Raises what PyTorch raises where none of its kernels takes the arguments. Dropout draws its seed from torch's
+    generator; which keys it leaves out is not what PyTorch's own leaves out.
     """
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
-    lead = query.shape[:-3]
-    given = query.dim()
-    if given < 3:  # no heads
-        query, key, value = (one.unsqueeze(0) for one in (query, key, value))
-    batch = query.shape[:-3].numel()
-    flat = [one.reshape(batch, *one.shape[-3:]) for one in (query, key, value)]
-    score_mod = mask_mod = None
+    _check(query, key, value, attn_mask)
+    lead, kv_heads = _broadcast(query, key, value, enable_gqa)
+    if enable_gqa and key.size(-3) != value.size(-3):
+        key, value = (one.repeat_interleave(kv_heads // one.size(-3), -3) for one in (key, value))
+    batch, heads = lead[:-1], lead[-1] if lead else 1
+    score_mod, mask_mod = None, _causal if is_causal else None
     if attn_mask is not None:
-        full = (*query.shape[:-1], key.shape[-2])
-        mask = attn_mask.expand(full).reshape(batch, *full[-3:])
-        if mask.dtype == torch.bool:
+        score_mod, mask_mod = _mods_of(attn_mask, (*lead, query.size(-2), key.size(-2)), is_causal)
+    drops_all = dropout_p == 1.0
+    out = flex_attention(
+        _flattened(query, batch, heads),
+        _flattened(key, batch, kv_heads),
+        _flattened(value, batch, kv_heads),
+        score_mod,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+        mask_mod=mask_mod,
+        dropout_p=0 if drops_all else dropout_p,
+    )
+    out = out.reshape(*lead, *out.shape[2:])
+    return out * 0.0 if drops_all else out
 
-            def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
-                return mask[b, h, q, kv]
-        else:
 
-            def score_mod(score, b, h, q, kv):  # noqa: ANN001, ANN202
-                return score + mask[b, h, q, kv]
-    elif is_causal:
-        mask_mod = _causal
-    out = flex_attention(*flat, score_mod, scale=scale, enable_gqa=enable_gqa, mask_mod=mask_mod, dropout_p=dropout_p)
-    return out.squeeze(0).squeeze(0) if given < 3 else out.reshape(*lead, *out.shape[1:])
+def _mods_of(attn_mask: torch.Tensor, full: tuple[int, ...], is_causal: bool) -> tuple:
+    """attn_mask, which broadcasts to `full`, as a score_mod or a mask_mod."""
+    try:
+        mask = attn_mask.expand(full)
+    except RuntimeError as error:
+        raise RuntimeError(f"attn_mask is {list(attn_mask.shape)}, which does not broadcast to {list(full)}") from error
+    heads = full[-3] if len(full) > 2 else 1
+    mask = mask.reshape(math.prod(full[:-3]), heads, *full[-2:])
+    if mask.dtype == torch.bool:
+
+        def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+            return mask[b, h, q, kv] & (q >= kv) if is_causal else mask[b, h, q, kv]
+
+        return None, mask_mod
+
+    def score_mod(score, b, h, q, kv):  # noqa: ANN001, ANN202
+        return score + mask[b, h, q, kv]
+
+    return score_mod, _causal if is_causal else None
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None) -> None:
+    """What PyTorch checks before it chooses a kernel. Under autocast, types become one."""
+    has_one_type = torch.is_autocast_enabled(query.device.type)
+    if not has_one_type and not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype} "
+            f"key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if any(one.dim() < 2 for one in (query, key, value)):
+        raise RuntimeError(
+            "Expected query, key, and value to all be at least 2 dimensional, but got query.dim: "
+            f"{query.dim()} key.dim: {key.dim()} and value.dim: {value.dim()} instead."
+        )
+    if attn_mask is not None and not has_one_type and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+            f"{attn_mask.dtype} and query.dtype: {query.dtype} instead."
+        )
+
+
+def _broadcast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> tuple[tuple[int, ...], int]:
+    """The dimensions before the last two, broadcast, and how many heads the kernel gets keys and values of."""
+    of_query, of_key, of_value = (one.shape[:-2] for one in (query, key, value))
+    kv_heads = 1
+    if enable_gqa:
+        if not of_query or not of_key or not of_value or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:
+            raise RuntimeError(
+                "Number of heads in key and value must divide the number of heads in query, but got shapes "
+                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
+            )
+        kv_heads = of_key[-1] if of_key[-1] == of_value[-1] else of_query[-1]
+        of_key, of_value = (*of_key[:-1], 1), (*of_value[:-1], 1)
+    try:
+        lead = tuple(torch.broadcast_shapes(of_query, of_key, of_value))
+    except RuntimeError as error:
+        raise RuntimeError(
+            "The dimensions of query, key and value before the last two do not broadcast together: "
+            f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}; fewer heads need enable_gqa=True"
+        ) from error
+    shares_one_head = all(not one or one[-1] == 1 for one in (of_key, of_value))
+    return lead, kv_heads if shares_one_head or not lead else lead[-1]
+
+
+def _flattened(tensor: torch.Tensor, batch: tuple[int, ...], heads: int) -> torch.Tensor:
+    return tensor.expand(*batch, heads, *tensor.shape[-2:]).reshape(math.prod(batch), heads, *tensor.shape[-2:])
