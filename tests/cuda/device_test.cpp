@@ -32,14 +32,18 @@ void expect_right(const Problem& problem, OwnedArguments& host, const std::strin
   const Result<Attention> attention =
       Attention::compile(problem, {.device = DeviceKind::kCuda, .implementation = implementation});
   ASSERT_TRUE(attention.ok()) << attention.error().message;
-  // Twice: the second call meets what the first one left behind.
+  // Twice: the second call meets what the first one left behind, and gives the same bits.
+  std::vector<std::byte> first;
   for (int call = 0; call < 2; ++call) {
     const Status status = attention->run(device->views());
     ASSERT_TRUE(status.ok()) << status.error().message;
+    const Status fetched = device->fetch(host.views);
+    ASSERT_TRUE(fetched.ok()) << fetched.error().message;
+    std::vector<std::byte> bits = testing::bits_of(host.views.out);
+    EXPECT_TRUE(call == 0 || bits == first) << attention->implementation() << ": two calls differ";
+    first = std::move(bits);
   }
-  const Status fetched = device->fetch(host.views);
-  ASSERT_TRUE(fetched.ok()) << fetched.error().message;
-  const Result<problem::CheckReport> report = problem::check_output(problem, host.views);
+  const Result<problem::Judgement> report = problem::check_output(problem, host.views);
   ASSERT_TRUE(report.ok()) << report.error().message;
   EXPECT_TRUE(report->ok) << attention->implementation() << ": " << report->reason;
 }
