@@ -1,8 +1,9 @@
-# cmake -D OUT=file.cpp -D FILES="a;b" -P EmbedSources.cmake: writes the files as string literals into a C++ source
-# that defines flashlift::cuda::embedded_sources(). Literals are cut into pieces: compilers limit their length.
+# cmake -D OUT=file.cpp -D FILES="a;b" -D ROOT=folder -P EmbedSources.cmake: writes the files as string literals into a
+# C++ source that defines flashlift::cuda::embedded_sources(), named by their paths from ROOT. Literals are cut into
+# pieces: compilers limit their length.
 set(body "")
 foreach(file ${FILES})
-  get_filename_component(name ${file} NAME)
+  file(RELATIVE_PATH name ${ROOT} ${file})
   file(READ ${file} text)
   string(LENGTH "${text}" length)
   set(pieces "")

@@ -7,7 +7,7 @@
 namespace flashlift::cuda {
 
 struct EmbeddedSource {
-  std::string_view name;
+  std::string_view name;  // its path from src/, as it is included
   std::string_view text;
 };
 std::span<const EmbeddedSource> embedded_sources();

@@ -45,7 +45,7 @@ struct ForwardConfig {
 
   bool has_score_mod = false;
   bool has_mask_mod = false;
-  bool redo_all = false;  // keys of any tile may take no part: see kernels/redo.cuh
+  bool redo_all = false;  // keys of any tile may take no part: see kernels/common/redo.cuh
   bool has_sinks = false;
   bool want_lse = false;
   bool want_row_max = false;

@@ -48,13 +48,13 @@ KernelSource source_of(std::string name, std::string program, std::vector<std::s
 const char* forward_file(KernelKind kind) {
   switch (kind) {
     case KernelKind::kBulkDecode:
-      return "sm90_decode.cu";
+      return "cuda/kernels/sm90/decode.cu";
     case KernelKind::kDecode:
-      return "sm80_decode.cu";
+      return "cuda/kernels/sm80/decode.cu";
     case KernelKind::kHopper:
-      return "sm90_forward.cu";
+      return "cuda/kernels/sm90/forward.cu";
     case KernelKind::kPortable:
-      return "sm80_forward.cu";
+      return "cuda/kernels/sm80/forward.cu";
   }
   return "?";
 }
@@ -78,8 +78,8 @@ BackwardSources backward_sources(const Problem& problem, const BackwardConfig& c
     made.headers.emplace_back("gradient.cuh", emit_gradient(problem, wanted));
     return made;
   };
-  return {.queries = source("sm80_backward_queries.cu", query_definitions(config), wants_gradient),
-          .keys = source("sm80_backward_keys.cu", key_definitions(config), {})};
+  return {.queries = source("cuda/kernels/sm80/backward_queries.cu", query_definitions(config), wants_gradient),
+          .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config), {})};
 }
 
 }  // namespace flashlift::cuda

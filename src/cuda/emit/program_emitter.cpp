@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cuda/emit/statements.h"
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "problem/differentiate.h"
 #include "support/error.h"
 
@@ -116,7 +116,7 @@ std::string emit_searches(const Problem& problem, const Program& program, const 
   return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
 }
 
-// <name>Mod: the program with all that applying it to a tile takes (kernels/mods.cuh), by names that the two kinds of
+// <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two kinds of
 // program share.
 std::string emit_mod(const Names& names, bool straight) {
   const char* raw = *names.before != '\0' ? "raw, " : "";
@@ -188,7 +188,8 @@ std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
 
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient) {
   const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient);
-  std::string text = "#pragma once\n#include \"capture_gradients.cuh\"\n#include \"program.cuh\"\n\n";
+  std::string text =
+      "#pragma once\n#include \"cuda/kernels/common/capture_gradients.cuh\"\n#include \"program.cuh\"\n\n";
   const auto searches = [](const Program& program) {
     return std::ranges::any_of(program.nodes, [](const Node& node) { return node.op == Op::k_search; });
   };
@@ -233,7 +234,9 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
 }
 
 std::string emit_programs(const Problem& problem) {
-  std::string text = "#pragma once\n#include \"capture_bounds.cuh\"\n#include \"interval.cuh\"\n\n";
+  std::string text =
+      "#pragma once\n#include \"cuda/kernels/common/capture_bounds.cuh\"\n"
+      "#include \"cuda/kernels/common/interval.cuh\"\n\n";
   text += "namespace flashlift::cuda {\n\n";
   if (problem.score_mod) {
     text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));

@@ -11,7 +11,7 @@
 
 namespace flashlift::cuda {
 
-const char* element_name(DType dtype);  // the type of kernels/captures.cuh
+const char* element_name(DType dtype);  // the type of kernels/common/captures.cuh
 std::string float_text(float value);    // a constant, by its bits
 
 // A last multiplication by a positive constant, which the softmax can take over: it multiplies anyway. 16-bit problems

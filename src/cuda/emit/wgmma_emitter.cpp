@@ -50,8 +50,9 @@ std::string emit_pv(int n, const char* type) {
 
 std::string emit_wgmma(const ForwardConfig& config) {
   const char* type = config.dtype == DType::kBF16 ? "bf16" : "f16";
-  return "#pragma once\n#include \"ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" + emit_qk(config.kv_tile, type) +
-         "\n" + emit_pv(config.value_dim_padded, type) + "\n}  // namespace flashlift::cuda\n";
+  return "#pragma once\n#include \"cuda/kernels/common/ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" +
+         emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.value_dim_padded, type) +
+         "\n}  // namespace flashlift::cuda\n";
 }
 
 }  // namespace flashlift::cuda

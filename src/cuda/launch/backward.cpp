@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/emit/kernel_source.h"
-#include "cuda/kernels/backward_params.h"
+#include "cuda/kernels/common/backward_params.h"
 #include "cuda/launch/bounds_pass.h"
 #include "cuda/launch/params.h"
 #include "problem/sinks.h"

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kEntryBytes = 2 * sizeof(int64_t);
 
-// Blocks of a tensor that share bounds: those of kernels/capture_bounds.cuh.
+// Blocks of a tensor that share bounds: those of kernels/common/capture_bounds.cuh.
 int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
   int64_t blocks = 1;
   for (int d = 0; d < rank; ++d) {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cuda/emit/program_emitter.h"
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/loaded_kernel.h"
 
 namespace flashlift::cuda {

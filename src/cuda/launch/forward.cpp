@@ -5,7 +5,7 @@
 
 #include "cuda/emit/kernel_source.h"
 #include "cuda/emit/program_emitter.h"
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/bounds_pass.h"
 #include "cuda/launch/loaded_kernel.h"
 #include "cuda/launch/params.h"
@@ -171,7 +171,7 @@ Status Forward::State::encode_key_maps(const AttentionArguments& arguments, Forw
 }
 
 int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
-  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/decode.cuh
+  constexpr int64_t kPadding = 8;  // floats of a row: see kernels/sm80/decode.cuh
   const bool split = config.decodes() && params.splits > 1;
   return split ? int64_t{params.total_tiles} * config.q_tile * (config.value_dim_padded + kPadding) * kFloatBytes : 0;
 }

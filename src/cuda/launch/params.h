@@ -1,7 +1,7 @@
 // What the parameters of all kernels have in common.
 #pragma once
 
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cuda {

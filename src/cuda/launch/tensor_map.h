@@ -1,7 +1,7 @@
 // Descriptors by which the bulk copy engine reads a strided tensor tile by tile.
 #pragma once
 
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/driver.h"
 #include "flashlift/tensor.h"
 

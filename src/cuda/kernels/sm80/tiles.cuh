@@ -1,8 +1,8 @@
 // Shared memory of the portable kernels and those for few queries, and how tiles get there.
 #pragma once
 
-#include "keys.cuh"
-#include "sm80_ptx.cuh"
+#include "cuda/kernels/common/keys.cuh"
+#include "cuda/kernels/sm80/ptx.cuh"
 
 namespace flashlift::cuda {
 
@@ -17,7 +17,7 @@ constexpr int kChunk = 16 / sizeof(InputElement);  // elements of one 16-byte co
 constexpr int kQkRow = FL_QK_DIM + kChunk;
 constexpr int kVRow = FL_V_DIM + kChunk;
 constexpr int kQElements = FL_BLOCK_M * kQkRow;
-#if FL_BULK_COPIES  // of boxes: see sm90_copies.cuh
+#if FL_BULK_COPIES  // of boxes: see sm90/copies.cuh
 constexpr int kKElements = FL_BLOCK_N * ((FL_QK_DIM + 63) / 64 * 64);
 constexpr int kVElements = FL_BLOCK_N * ((FL_V_DIM + 63) / 64 * 64);
 #else

@@ -1,10 +1,10 @@
 // Applies the problem's programs to a tile of scores in registers (layout: softmax.cuh).
 #pragma once
 
-#include "forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/ptx.cuh"
+#include "cuda/kernels/common/softmax.cuh"
 #include "program.cuh"
-#include "ptx.cuh"
-#include "softmax.cuh"
 
 namespace flashlift::cuda {
 

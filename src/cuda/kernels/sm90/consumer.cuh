@@ -5,10 +5,10 @@
 // so that one's softmax falls under the other's products. From one query tile to the next the pipeline is not drained.
 #pragma once
 
-#include "epilogue.cuh"
-#include "redo.cuh"
-#include "sm90_pipeline.cuh"
-#include "softmax.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/redo.cuh"
+#include "cuda/kernels/common/softmax.cuh"
+#include "cuda/kernels/sm90/pipeline.cuh"
 #include "wgmma.cuh"
 
 namespace flashlift::cuda {

@@ -4,7 +4,7 @@
 // columns the two at 2*(lane%4). Element [4*j + 2*r + c] is row r, column 8*j + c.
 #pragma once
 
-#include "ptx.cuh"
+#include "cuda/kernels/common/ptx.cuh"
 
 namespace flashlift::cuda {
 

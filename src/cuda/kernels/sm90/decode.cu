@@ -2,8 +2,8 @@
 //
 // A warp beside those that multiply keeps the copies running ahead of them. To issue a tile's copies 16 bytes at a time
 // took the multiplying warps longer than the memory takes to bring it (docs/lessons.md).
-#include "decode.cuh"
-#include "sm90_copies.cuh"
+#include "cuda/kernels/sm80/decode.cuh"
+#include "cuda/kernels/sm90/copies.cuh"
 
 namespace flashlift::cuda {
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ u32 swizzled_row(u32 box, int row, int half) {
   return box + row * 128 + ((half ^ row % 8) << 4);
 }
 
-// As sm80_products.cuh has them, over boxes: the warp's 16 keys.
+// As sm80/products.cuh has them, over boxes: the warp's 16 keys.
 __device__ __forceinline__ void multiply_boxed_scores(float (&s)[kWarpKeys / 2], const InputElement* q, u32 k) {
   const int lane = threadIdx.x % 32;
   const u32 q_address = shared_address(q + lane % 16 * kQkRow + lane / 16 * 8);

@@ -1,7 +1,7 @@
 // Arguments of the backward kernels beside those of the forward pass, read by the host compiler and by NVRTC.
 #pragma once
 
-#include "forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 
 namespace flashlift::cuda {
 

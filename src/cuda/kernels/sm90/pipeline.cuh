@@ -1,8 +1,8 @@
 // Shared memory and barriers of the Hopper forward kernel: one Q tile and a ring of K and V tiles.
 #pragma once
 
-#include "scheduler.cuh"
-#include "sm90_copies.cuh"
+#include "cuda/kernels/common/scheduler.cuh"
+#include "cuda/kernels/sm90/copies.cuh"
 
 namespace flashlift::cuda {
 

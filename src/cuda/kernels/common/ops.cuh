@@ -2,7 +2,7 @@
 // Generated code calls nothing else. i1 is bool, i32 int, i64 long long, f32 float.
 #pragma once
 
-#include "ptx.cuh"
+#include "cuda/kernels/common/ptx.cuh"
 
 namespace flashlift::cuda {
 

@@ -1,9 +1,9 @@
 // The portable forward kernel: any GPU from sm_80 on, any strides, f32 too. One block a query tile, 16 rows a warp,
 // keys and values double-buffered by asynchronous copies.
-#include "epilogue.cuh"
-#include "redo.cuh"
-#include "scheduler.cuh"
-#include "sm80_products.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/redo.cuh"
+#include "cuda/kernels/common/scheduler.cuh"
+#include "cuda/kernels/sm80/products.cuh"
 
 namespace flashlift::cuda {
 

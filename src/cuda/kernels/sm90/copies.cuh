@@ -1,8 +1,8 @@
 // Bulk copies of tiles of keys and values, paged or not.
 #pragma once
 
-#include "keys.cuh"
-#include "sm90_ptx.cuh"
+#include "cuda/kernels/common/keys.cuh"
+#include "cuda/kernels/sm90/ptx.cuh"
 
 namespace flashlift::cuda {
 

@@ -4,11 +4,11 @@
 // layout is softmax.cuh's for both. A thread has at most 32 elements: a bit each says which are kept.
 #pragma once
 
-#include "backward_params.h"
-#include "dropout.cuh"
+#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/dropout.cuh"
+#include "cuda/kernels/common/scheduler.cuh"
+#include "cuda/kernels/sm80/products.cuh"
 #include "gradient.cuh"
-#include "scheduler.cuh"
-#include "sm80_products.cuh"
 
 namespace flashlift::cuda {
 

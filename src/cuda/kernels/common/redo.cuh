@@ -7,10 +7,10 @@
 // tiles mask too, by score_mod or dropout: there it is all tiles, after the last one.
 #pragma once
 
-#include "dropout.cuh"
-#include "keys.cuh"
-#include "mods.cuh"
-#include "scheduler.cuh"
+#include "cuda/kernels/common/dropout.cuh"
+#include "cuda/kernels/common/keys.cuh"
+#include "cuda/kernels/common/mods.cuh"
+#include "cuda/kernels/common/scheduler.cuh"
 
 namespace flashlift::cuda {
 

@@ -1,8 +1,8 @@
 // Reading captured tensors.
 #pragma once
 
-#include "forward_params.h"
-#include "ops.cuh"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/ops.cuh"
 
 namespace flashlift::cuda {
 

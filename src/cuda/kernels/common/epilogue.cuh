@@ -4,9 +4,9 @@
 // contiguous bytes, any strides will do, and Q's shared memory is free for the next tile while this one is written.
 #pragma once
 
-#include "dropout.cuh"
-#include "keys.cuh"
-#include "mods.cuh"
+#include "cuda/kernels/common/dropout.cuh"
+#include "cuda/kernels/common/keys.cuh"
+#include "cuda/kernels/common/mods.cuh"
 
 namespace flashlift::cuda {
 

@@ -1,8 +1,8 @@
 // Wrappers over the instructions that Hopper brought: mbarrier transactions, bulk tensor copies, warpgroup products.
 #pragma once
 
-#include "forward_params.h"
-#include "ptx.cuh"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/ptx.cuh"
 
 namespace flashlift::cuda {
 

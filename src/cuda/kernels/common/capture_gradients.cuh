@@ -2,9 +2,9 @@
 // clamped alike. Atomic additions, so that their order, and the last bits of sums of many, change from run to run.
 #pragma once
 
-#include "backward_params.h"
-#include "captures.cuh"
-#include "softmax.cuh"
+#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/captures.cuh"
+#include "cuda/kernels/common/softmax.cuh"
 
 namespace flashlift::cuda {
 

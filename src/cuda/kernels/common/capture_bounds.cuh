@@ -2,7 +2,7 @@
 // a tile at once. One pass over the tensor.
 #pragma once
 
-#include "captures.cuh"
+#include "cuda/kernels/common/captures.cuh"
 
 namespace flashlift::cuda {
 

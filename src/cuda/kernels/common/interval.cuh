@@ -4,7 +4,7 @@
 // Sound, not exact: a result holds every value that the operation gives for operands from its operands' intervals.
 #pragma once
 
-#include "captures.cuh"
+#include "cuda/kernels/common/captures.cuh"
 
 namespace flashlift::cuda {
 

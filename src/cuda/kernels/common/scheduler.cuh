@@ -1,9 +1,9 @@
 // Which query tile a block works on next, and which key tiles that one visits.
 #pragma once
 
-#include "forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/ptx.cuh"
 #include "program.cuh"
-#include "ptx.cuh"
 
 namespace flashlift::cuda {
 

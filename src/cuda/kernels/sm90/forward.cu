@@ -1,6 +1,6 @@
 // The Hopper forward kernel: one producer warp and two or three consumer warpgroups in a persistent block.
-#include "sm90_consumer.cuh"
-#include "sm90_producer.cuh"
+#include "cuda/kernels/sm90/consumer.cuh"
+#include "cuda/kernels/sm90/producer.cuh"
 
 namespace flashlift::cuda {
 

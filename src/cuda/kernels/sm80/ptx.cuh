@@ -1,7 +1,7 @@
 // Wrappers over the instructions of sm_80: asynchronous copies, matrix loads, warp-wide products.
 #pragma once
 
-#include "ptx.cuh"
+#include "cuda/kernels/common/ptx.cuh"
 
 namespace flashlift::cuda {
 

@@ -1,7 +1,7 @@
 // The portable backward kernel for keys: d_k and d_v. One block a tile of keys and some of their columns, 16 keys a warp;
 // the queries that see it come one tile after the other, those of all heads that share the keys, and in an order that is
 // always the same.
-#include "backward_tiles.cuh"
+#include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
 namespace {

@@ -3,8 +3,8 @@
 // written; kRow: elements from row to row.
 #pragma once
 
-#include "sm80_tiles.cuh"
-#include "softmax.cuh"
+#include "cuda/kernels/common/softmax.cuh"
+#include "cuda/kernels/sm80/tiles.cuh"
 
 namespace flashlift::cuda {
 

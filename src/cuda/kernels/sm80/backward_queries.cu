@@ -1,6 +1,6 @@
 // The portable backward kernels that work on queries, 16 rows a warp: what each row's softmax came to, d_q, and the
 // gradients of captured tensors; and small ones for what is left.
-#include "backward_tiles.cuh"
+#include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
 namespace {

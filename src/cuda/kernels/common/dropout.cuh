@@ -1,8 +1,8 @@
 // Dropout: which probabilities stay. docs/problem.md defines it.
 #pragma once
 
-#include "forward_params.h"
-#include "softmax.cuh"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/softmax.cuh"
 
 namespace flashlift::cuda {
 

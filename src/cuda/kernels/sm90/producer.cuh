@@ -2,7 +2,7 @@
 // scout, which under a mask finds out meanwhile what the next query tile visits.
 #pragma once
 
-#include "sm90_pipeline.cuh"
+#include "cuda/kernels/sm90/pipeline.cuh"
 
 namespace flashlift::cuda {
 

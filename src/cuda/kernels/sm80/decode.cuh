@@ -6,9 +6,9 @@
 // read. Each warp takes 16 keys of every tile. The block that comes last puts the shares together.
 #pragma once
 
-#include "epilogue.cuh"
-#include "redo.cuh"
-#include "sm80_products.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/redo.cuh"
+#include "cuda/kernels/sm80/products.cuh"
 
 namespace flashlift::cuda {
 

@@ -1,8 +1,8 @@
 // Where a query's row of Q, and a key's rows of K and V lie.
 #pragma once
 
-#include "forward_params.h"
-#include "ptx.cuh"
+#include "cuda/kernels/common/forward_params.h"
+#include "cuda/kernels/common/ptx.cuh"
 
 namespace flashlift::cuda {
 
