@@ -13,6 +13,18 @@ struct alignas(16) RowGradient {
   int empty;     // has the row no key and no sink
 };
 
+// The same for kernels that copy whole tiles of rows at once: p = e^score / e^lse. Every query head has q_len / rows
+// tiles, rounded up, and one more that stands for no rows at all. Of a tile come first the rows' lse, in the unit of
+// exponentials (kExponentUnit: powers of two for 16-bit problems), then their deltas. A row without keys, and one beyond
+// the end, has an lse of +inf and a delta of 0, so that its p are 0.
+struct RowTiles {
+  float* statistics;  // [batch * q_heads][tiles][2][rows]
+  // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
+  const void* out_residual;
+  int rows;   // of a tile
+  int tiles;  // of a query head, the one for no rows included
+};
+
 struct BackwardParams {
   // Of the inputs' type. Where out is of another, and 16 bits may not hold it: its upper half, and what that leaves;
   // *d_out_has_low says whether anything was left.
