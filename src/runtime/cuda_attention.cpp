@@ -3,12 +3,13 @@
 #include <array>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <span>
 
 #include "cuda/compile/cubin_cache.h"
 #include "cuda/emit/program_emitter.h"
 #include "cuda/launch/backward.h"
+#include "cuda/launch/forward.h"
+#include "runtime/compiled_once.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/simplified.h"
 #include "support/error.h"
@@ -26,17 +27,29 @@ Result<std::shared_ptr<const std::string>> compile_kernel(const cuda::KernelSour
   return cache->get(hash_hex(source.fingerprint()), [&] { return cuda::cached_cubin(source); });
 }
 
+constexpr int kPortable = 80;
+constexpr int kHopper = 90;
+
+// Why the device, which is not `architecture` (or newer), cannot run a kernel.
+std::string wrong_device(const cuda::Device& device, int architecture, bool or_newer) {
+  return fmt::format("{} has compute capability {}.{}, expected {}.{}{}", device.name, device.architecture / 10,
+                     device.architecture % 10, architecture / 10, architecture % 10, or_newer ? " or newer" : "");
+}
+
 // Why the device cannot run this kind of kernel; empty if it can.
 std::string device_reason(const cuda::Device& device, cuda::KernelKind kind) {
-  constexpr int kPortable = 80;
-  constexpr int kHopper = 90;
   const bool hopper = kind == cuda::KernelKind::kHopper;  // no newer one has its instructions
   const int oldest = hopper || kind == cuda::KernelKind::kBulkDecode ? kHopper : kPortable;
-  if (hopper ? device.architecture == kHopper : device.architecture >= oldest) {
-    return {};
+  const bool fits = hopper ? device.architecture == kHopper : device.architecture >= oldest;
+  return fits ? std::string() : wrong_device(device, oldest, !hopper);
+}
+
+std::string device_reason(const cuda::Device& device, cuda::BackwardKind kind) {
+  switch (kind) {
+    case cuda::BackwardKind::kPortable:
+      break;
   }
-  return fmt::format("{} has compute capability {}.{}, expected {}.{}{}", device.name, device.architecture / 10,
-                     device.architecture % 10, oldest / 10, oldest % 10, hopper ? "" : " or newer");
+  return device.architecture >= kPortable ? std::string() : wrong_device(device, kPortable, true);
 }
 
 // Rows that share keys and values, up to which reading these is what a call costs.
@@ -52,6 +65,10 @@ std::span<const cuda::KernelKind> kinds_for(bool few_rows) {
   static constexpr std::array kAll{kBulkDecode, kDecode, kHopper, kPortable};
   return std::span(kAll).subspan(few_rows ? 0 : 2);
 }
+
+// The backward pass's kinds in the order of preference.
+constexpr std::array kBackwardKinds{cuda::BackwardKind::kPortable};
+static_assert(kBackwardKinds.size() == cuda::kBackwardKinds);
 
 // One kernel of each kind that was asked for. Which one suits, and which one can read the strides, is known when a call
 // comes: the one for the problem's own lengths is compiled at once, others by the first call that needs them.
@@ -77,16 +94,37 @@ class CudaAttention : public Attention::Implementation {
   }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    auto* const stream = static_cast<cuda::CuStream>(options.stream);
     std::vector<bool> wants_gradient(compiled_.captures.size());
     for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
       wants_gradient[i] = arguments.d_captures[i].has_value();
     }
-    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Backward* backward, get_backward(wants_gradient));
-    return backward->run(arguments, static_cast<cuda::CuStream>(options.stream));
+    std::string reasons;
+    for (const cuda::BackwardKind kind : kBackwardKinds) {
+      const Result<const cuda::Backward*> kernel = get_backward(kind, wants_gradient);
+      Status status = kernel.ok() ? (*kernel)->run(arguments, stream) : Status(kernel.error());
+      if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
+        return status;
+      }
+      reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", to_string(kind), status.error().message);
+    }
+    return unsupported("no CUDA implementation gives the gradients of this call: {}", reasons);
   }
 
-  // Counters, bounds of captured tensors and what parts of a row give only; they stay with the kernel.
-  int64_t workspace_bytes(int /*concurrency*/) const override { return 0; }
+  // Of the kernel that calls of the problem's own lengths take.
+  int64_t workspace_bytes(int /*concurrency*/) const override { return chosen->workspace_bytes(); }
+
+  int64_t backward_workspace_bytes(int /*concurrency*/) const override {
+    for (const cuda::BackwardKind kind : kBackwardKinds) {
+      if (refusal(kind).empty()) {
+        if (const Result<int64_t> bytes = cuda::Backward::workspace_bytes(compiled_, device_, kind); bytes.ok()) {
+          return *bytes;
+        }
+      }
+    }
+    return 0;
+  }
+
   Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
 
   // Those to try for calls with so many queries.
@@ -96,51 +134,53 @@ class CudaAttention : public Attention::Implementation {
 
   // The kernel of a kind; compiled if it has not been. Errors: kUnsupported with the reason why it takes no call.
   Result<const cuda::Forward*> get(cuda::KernelKind kind) const {
-    const std::lock_guard lock(mutex_);
-    std::optional<Result<cuda::Forward>>& kernel = kernels_[static_cast<size_t>(kind)];
-    if (!kernel) {
+    return kernels_[static_cast<size_t>(kind)].get([&] {
       const std::string reason = refusal(kind);
-      kernel.emplace(reason.empty() ? cuda::Forward::compile(compiled_, device_, kind, compile_kernel)
-                                    : unsupported("{}", reason));
+      Result<cuda::Forward> kernel = reason.empty() ? cuda::Forward::compile(compiled_, device_, kind, compile_kernel)
+                                                    : unsupported("{}", reason);
       log(LogLevel::kInfo, "{}: {}", to_string(kind),
-          kernel->ok() ? cuda::describe((*kernel)->config()) : kernel->error().message);
-    }
-    if (!kernel->ok()) {
-      return kernel->error();
-    }
-    return &**kernel;
+          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
+      return kernel;
+    });
   }
+
+  const cuda::Forward* chosen = nullptr;  // for the problem's own lengths
 
  private:
+  using Backwards = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
+
   // The backward kernels for a set of captured tensors whose gradients are wanted; compiled by the first call.
-  Result<const cuda::Backward*> get_backward(const std::vector<bool>& wants_gradient) const {
-    const std::lock_guard lock(mutex_);
-    auto [found, is_new] = backwards_.try_emplace(wants_gradient);
-    std::optional<Result<cuda::Backward>>& backward = found->second;
-    if (is_new) {
-      const std::string reason = device_reason(device_, cuda::KernelKind::kPortable);
-      backward.emplace(reason.empty() ? cuda::Backward::compile(compiled_, device_, wants_gradient, compile_kernel)
-                                      : unsupported("{}", reason));
-      log(LogLevel::kInfo, "{}", backward->ok() ? cuda::describe((*backward)->config()) : backward->error().message);
-    }
-    if (!backward->ok()) {
-      return backward->error();
-    }
-    return &**backward;
+  Result<const cuda::Backward*> get_backward(cuda::BackwardKind kind, const std::vector<bool>& wants_gradient) const {
+    return backwards(wants_gradient)[static_cast<size_t>(kind)].get([&] {
+      const std::string reason = refusal(kind);
+      Result<cuda::Backward> kernel =
+          reason.empty() ? cuda::Backward::compile(compiled_, device_, kind, wants_gradient, compile_kernel)
+                         : unsupported("{}", reason);
+      log(LogLevel::kInfo, "backward {}: {}", to_string(kind),
+          kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
+      return kernel;
+    });
   }
 
-  std::string refusal(cuda::KernelKind kind) const {
-    return only_.empty() || only_ == to_string(kind) ? device_reason(device_, kind)
-                                                     : "another implementation was asked for by name";
+  const Backwards& backwards(const std::vector<bool>& wants_gradient) const {
+    const std::lock_guard lock(mutex_);
+    return backwards_[wants_gradient];
+  }
+
+  template <typename Kind>
+  std::string refusal(Kind kind) const {
+    return only_.empty() || only_ == to_string(kind)
+               ? device_reason(device_, kind)
+               : fmt::format("another implementation, {}, was asked for by name", only_);
   }
 
   Problem given_;
   Problem compiled_;
   cuda::Device device_;
   std::string only_;  // the implementation that was asked for by name, or nothing
-  mutable std::mutex mutex_;
-  mutable std::array<std::optional<Result<cuda::Forward>>, cuda::kKernelKinds> kernels_;
-  mutable std::map<std::vector<bool>, std::optional<Result<cuda::Backward>>> backwards_;
+  std::array<CompiledOnce<cuda::Forward>, cuda::kKernelKinds> kernels_;
+  mutable std::mutex mutex_;  // of the map, not of its kernels: they stay where they are
+  mutable std::map<std::vector<bool>, Backwards> backwards_;
 };
 
 }  // namespace
@@ -156,6 +196,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cuda(const Prob
     if (kernel.ok()) {
       attention->considerations.push_back({name, true, cuda::describe((*kernel)->config())});
       attention->name = name;
+      attention->chosen = *kernel;
       return std::shared_ptr<const Attention::Implementation>(std::move(attention));
     }
     if (kernel.error().kind != ErrorKind::kUnsupported) {

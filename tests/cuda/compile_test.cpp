@@ -129,9 +129,9 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   // those of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
-    const Result<BackwardConfig> config = choose_backward_config(problem, architecture);
+    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
-    const BackwardSources sources = backward_sources(problem, *config, wants_gradient);
+    const Sm80BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
     for (const KernelSource* source : {&sources.queries, &sources.keys}) {
       const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
       ASSERT_TRUE(kernel.ok()) << kernel.error().message;
@@ -149,6 +149,27 @@ INSTANTIATE_TEST_SUITE_P(
                       "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
                       "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
                       "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
+
+// What runs before and behind a main part, with the rows' statistics in either form.
+TEST(BackwardFrame, CompilesAroundAnyMainPart) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  for (const char* features :
+       {"d64 bf16 lse", "d128 bf16 lse out=f32 sinks=2", "d256 f16 lse sinks=1", "d40 f16 lse out=bf16", "d72 f32 lse",
+        "dqk192 dv320 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[kv]; %1 = eq %0, q; return %1 }"}) {
+    const Problem problem = problem_of(std::string("attn h2 s512 ") + features);
+    for (const bool row_tiles : {false, true}) {
+      for (const int architecture : {80, 90}) {
+        for (const KernelSource& source : {preprocess_source(problem, architecture, row_tiles),
+                                           postprocess_source(problem, architecture, row_tiles)}) {
+          const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
+          ASSERT_TRUE(kernel.ok()) << features << ": " << kernel.error().message;
+          EXPECT_EQ(spilled_bytes(kernel->log), 0) << features << "\n" << kernel->log;
+        }
+      }
+    }
+  }
+}
 
 class BulkDecodeCompiles : public ::testing::TestWithParam<std::string> {};
 

@@ -58,19 +58,22 @@ int64_t available_bytes(const ForwardConfig& config, bool wide) {
   return wide ? kHopperSharedBytes : kHopperSharedBytes / 2 - kReservedBytes;
 }
 
-std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig& config, int chunks) {
-  const bool converts = config.out_dtype != config.dtype;
+// How d_out reaches the products.
+void define_d_out(DType dtype, DType out_dtype, std::vector<std::string>& list) {
+  const bool converts = out_dtype != dtype;
   list.push_back(fmt::format("-DFL_D_OUT_CONVERTED={:d}", converts));
-  list.push_back(fmt::format("-DFL_D_OUT_HALVES={:d}", converts && config.dtype != DType::kF32));
+  list.push_back(fmt::format("-DFL_D_OUT_HALVES={:d}", converts && dtype != DType::kF32));
+}
+
+std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig& config, int chunks) {
+  define_d_out(config.dtype, config.out_dtype, list);
   list.push_back(fmt::format("-DFL_D_CHUNK={}", config.head_dim_padded / chunks));
   list.push_back(fmt::format("-DFL_V_CHUNK={}", config.value_dim_padded / chunks));
   return list;
 }
 
-}  // namespace
-
-Result<BackwardConfig> choose_backward_config(const Problem& problem, int architecture) {
-  BackwardConfig config;
+Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architecture) {
+  Sm80Backward config;
   config.queries = common_config(problem);
   config.queries.kind = KernelKind::kPortable;
   config.queries.architecture = architecture;
@@ -92,17 +95,71 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, int archit
   return config;
 }
 
-std::string describe(const BackwardConfig& config) {
-  return fmt::format("backward: queries {}; keys {}, columns in {} parts", describe(config.queries),
-                     describe(config.keys), config.chunks);
+std::string describe_family(const Sm80Backward& config) {
+  return fmt::format("queries {}; keys {}, columns in {} parts", describe(config.queries), describe(config.keys),
+                     config.chunks);
 }
 
-std::vector<std::string> query_definitions(const BackwardConfig& config) {
+}  // namespace
+
+const char* to_string(BackwardKind kind) {
+  switch (kind) {
+    case BackwardKind::kPortable:
+      return "cuda_sm80";
+  }
+  return "?";
+}
+
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture) {
+  switch (kind) {
+    case BackwardKind::kPortable:
+      break;
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture));
+  return BackwardConfig(std::move(config));
+}
+
+std::string describe(const BackwardConfig& config) {
+  return std::visit([](const auto& family) { return describe_family(family); }, config);
+}
+
+std::vector<std::string> query_definitions(const Sm80Backward& config) {
   return with(definitions(config.queries), config.queries, 1);
 }
 
-std::vector<std::string> key_definitions(const BackwardConfig& config) {
+std::vector<std::string> key_definitions(const Sm80Backward& config) {
   return with(definitions(config.keys), config.keys, config.chunks);
+}
+
+int row_threads(const Problem& problem) {
+  constexpr int64_t kPieceBytes = 16;  // that a thread reads at once
+  constexpr int kWarp = 32;
+  const int64_t pieces = divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes);
+  int threads = 1;
+  while (threads < kWarp && threads < pieces) {
+    threads *= 2;
+  }
+  return threads;
+}
+
+// No more than the kernels read, so that problems share them. They read no captured tensors as arguments.
+std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles) {
+  std::vector<std::string> list = postprocess_definitions(problem, row_tiles);
+  list.push_back(fmt::format("-DFL_OUT_F32={:d}", problem.out_dtype == DType::kF32));
+  list.push_back(fmt::format("-DFL_OUT_BF16={:d}", problem.out_dtype == DType::kBF16));
+  list.push_back(fmt::format("-DFL_VALUE_DIM={}", problem.value_dim));
+  list.push_back(fmt::format("-DFL_ROW_THREADS={}", row_threads(problem)));
+  define_d_out(problem.dtype, problem.out_dtype, list);
+  return list;
+}
+
+std::vector<std::string> postprocess_definitions(const Problem& problem, bool row_tiles) {
+  return {fmt::format("-DFL_INPUT_F32={:d}", problem.dtype == DType::kF32),
+          fmt::format("-DFL_BF16={:d}", problem.dtype == DType::kBF16),
+          fmt::format("-DFL_HAS_SINKS={:d}", problem.sinks > 0),
+          fmt::format("-DFL_ROW_TILES={:d}", row_tiles),
+          "-DFL_MAXIMUM_LAG=0",
+          "-DFL_CAPTURE_COUNT=0"};
 }
 
 }  // namespace flashlift::cuda

@@ -1,23 +1,39 @@
 // What the backward kernels are specialised for, and how their tiles are chosen.
 #pragma once
 
+#include <variant>
+
 #include "cuda/emit/forward_config.h"
 
 namespace flashlift::cuda {
 
-struct BackwardConfig {
-  ForwardConfig queries;  // of the kernels that work on queries
-  ForwardConfig keys;     // of the one that works on keys: it has q_tile keys a block, and kv_tile queries at a time
-  int chunks = 1;         // blocks among which the columns of d_k and d_v are divided
+// The families of main parts (launch/backward/main.h).
+enum class BackwardKind : uint8_t { kPortable };
+inline constexpr size_t kBackwardKinds = 1;
+const char* to_string(BackwardKind kind);  // "cuda_sm80": the name of the forward kernel that it goes with
+
+// The portable kernels: one works on queries, the other on keys, and each multiplies the scores.
+struct Sm80Backward {
+  ForwardConfig queries;
+  ForwardConfig keys;  // it has q_tile keys a block, and kv_tile queries at a time
+  int chunks = 1;      // blocks among which the columns of d_k and d_v are divided
 };
 
-// The portable kernels', for an architecture of at least 80. Errors: kUnsupported with the reason.
-Result<BackwardConfig> choose_backward_config(const Problem& problem, int architecture);
+using BackwardConfig = std::variant<Sm80Backward>;
+
+// For an architecture of at least 80. Errors: kUnsupported with the reason.
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture);
 
 std::string describe(const BackwardConfig& config);
 
 // Preprocessor definitions, one -D option each.
-std::vector<std::string> query_definitions(const BackwardConfig& config);
-std::vector<std::string> key_definitions(const BackwardConfig& config);
+std::vector<std::string> query_definitions(const Sm80Backward& config);
+std::vector<std::string> key_definitions(const Sm80Backward& config);
+// How many threads share a row of the output where the preprocess multiplies it.
+int row_threads(const Problem& problem);
+// Of the kernels before and behind the main part. row_tiles: are rows' statistics in tiles (kernels/common/
+// backward_params.h).
+std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles);
+std::vector<std::string> postprocess_definitions(const Problem& problem, bool row_tiles);
 
 }  // namespace flashlift::cuda

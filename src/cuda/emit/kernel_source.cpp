@@ -1,5 +1,8 @@
 #include "cuda/emit/kernel_source.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "cuda/emit/embedded_sources.h"
 #include "cuda/emit/program_emitter.h"
 #include "cuda/emit/wgmma_emitter.h"
@@ -28,8 +31,10 @@ std::string KernelSource::fingerprint() const {
 
 namespace {
 
-// A kernel's main file with all headers, and `program` as program.cuh.
-KernelSource source_of(std::string name, std::string program, std::vector<std::string> options, int architecture) {
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
+// A kernel's main file with all headers, and generated ones.
+KernelSource source_of(std::string name, Headers generated, std::vector<std::string> options, int architecture) {
   KernelSource source;
   source.name = std::move(name);
   for (const EmbeddedSource& file : embedded_sources()) {
@@ -39,7 +44,7 @@ KernelSource source_of(std::string name, std::string program, std::vector<std::s
       source.headers.emplace_back(file.name, file.text);
     }
   }
-  source.headers.emplace_back("program.cuh", std::move(program));
+  std::ranges::move(generated, std::back_inserter(source.headers));
   source.options = std::move(options);
   source.architecture = architecture;
   return source;
@@ -62,24 +67,35 @@ const char* forward_file(KernelKind kind) {
 }  // namespace
 
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config) {
-  KernelSource source =
-      source_of(forward_file(config.kind), emit_programs(problem), definitions(config), config.architecture);
-  if (config.kind == KernelKind::kHopper) {
-    source.headers.emplace_back("wgmma.cuh", emit_wgmma(config));
-    source.architecture_specific = true;
+  Headers generated = {{"program.cuh", emit_programs(problem)}, {"bounds.cuh", emit_bounds(problem)}};
+  const bool hopper = config.kind == KernelKind::kHopper;
+  if (hopper) {
+    generated.emplace_back("wgmma.cuh", emit_wgmma(config));
   }
+  KernelSource source =
+      source_of(forward_file(config.kind), std::move(generated), definitions(config), config.architecture);
+  source.architecture_specific = hopper;
   return source;
 }
 
-BackwardSources backward_sources(const Problem& problem, const BackwardConfig& config,
-                                 const std::vector<bool>& wants_gradient) {
+Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
+                                     const std::vector<bool>& wants_gradient) {
   const auto source = [&](const char* name, std::vector<std::string> options, const std::vector<bool>& wanted) {
-    KernelSource made = source_of(name, emit_programs(problem), std::move(options), config.queries.architecture);
-    made.headers.emplace_back("gradient.cuh", emit_gradient(problem, wanted));
-    return made;
+    Headers generated = {{"program.cuh", emit_programs(problem)}, {"gradient.cuh", emit_gradient(problem, wanted)}};
+    return source_of(name, std::move(generated), std::move(options), config.queries.architecture);
   };
   return {.queries = source("cuda/kernels/sm80/backward_queries.cu", query_definitions(config), wants_gradient),
           .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config), {})};
+}
+
+KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles) {
+  return source_of("cuda/kernels/common/backward_preprocess.cu", {{"bounds.cuh", emit_bounds(problem)}},
+                   preprocess_definitions(problem, row_tiles), architecture);
+}
+
+KernelSource postprocess_source(const Problem& problem, int architecture, bool row_tiles) {
+  return source_of("cuda/kernels/common/backward_postprocess.cu", {}, postprocess_definitions(problem, row_tiles),
+                   architecture);
 }
 
 }  // namespace flashlift::cuda

@@ -234,9 +234,7 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
 }
 
 std::string emit_programs(const Problem& problem) {
-  std::string text =
-      "#pragma once\n#include \"cuda/kernels/common/capture_bounds.cuh\"\n"
-      "#include \"cuda/kernels/common/interval.cuh\"\n\n";
+  std::string text = "#pragma once\n#include \"cuda/kernels/common/interval.cuh\"\n\n";
   text += "namespace flashlift::cuda {\n\n";
   if (problem.score_mod) {
     text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));
@@ -267,6 +265,12 @@ std::string emit_programs(const Problem& problem) {
     text += fmt::format("{} int mask_interval({}) {{\n", kFunction, tile_parameters);
     text += Emitter(problem, *problem.mask_mod, Part::kInterval).body() + "}\n\n";
   }
+  return text + "}  // namespace flashlift::cuda\n";
+}
+
+std::string emit_bounds(const Problem& problem) {
+  std::string text = "#pragma once\n#include \"cuda/kernels/common/capture_bounds.cuh\"\n\n";
+  text += "namespace flashlift::cuda {\n\n";
   for (const BoundedCapture& bounded : bounded_captures(problem)) {
     const Capture& capture = problem.captures[bounded.index];
     text += fmt::format(

@@ -25,8 +25,11 @@ namespace flashlift::cuda {
 //   kMayBeFalse | kMayBeTrue,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
 //   score_tile(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, or are all masks that
-//   it adds surely 0 there, and kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
+//   it adds surely 0 there.
 std::string emit_programs(const Problem& problem);
+
+// Text of the header bounds.cuh: kernels flashlift_bounds_<capture> for the captured tensors of bounded_captures().
+std::string emit_bounds(const Problem& problem);
 
 // Text of the header gradient.cuh for the backward kernels:
 //   score_gradient(raw, row, column, b, h, q, kv_first, key, params, derivative): the score of key kv_first + key from

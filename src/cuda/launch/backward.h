@@ -5,22 +5,29 @@
 #include <vector>
 
 #include "cuda/emit/backward_config.h"
-#include "cuda/launch/forward.h"
+#include "cuda/launch/loaded_kernel.h"
 #include "flashlift/backward.h"
 
 namespace flashlift::cuda {
 
-// Compiled for a set of captured tensors whose gradients are wanted. Immutable and safe to call from any thread.
+// Preprocess, a main part of one family, and postprocess (launch/backward/), compiled for a set of captured tensors whose
+// gradients are wanted. Immutable and safe to call from any thread.
 class Backward {
  public:
-  // `problem` is verified and simplified. Errors: kUnsupported with the reason; what the compiler says.
-  static Result<Backward> compile(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
-                                  const Forward::KernelCompiler& compile_kernel);
+  // `problem` is verified and simplified. Its kernels compile side by side. Errors: kUnsupported with the reason why this
+  // family does not take the problem; what the compiler says.
+  static Result<Backward> compile(const Problem& problem, const Device& device, BackwardKind kind,
+                                  const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel);
 
-  // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides, 16 bytes a
-  // row as a rule, comes from the driver's memory pool and goes back to it in the order of the stream. Gradients of
-  // captured tensors are the only ones whose last bits may change from run to run.
+  // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides comes from the
+  // driver's memory pool and goes back to it in the order of the stream; where the stream is being captured, it stays
+  // with the graph. Gradients of captured tensors are the only ones whose last bits may change from run to run.
+  // Errors: kUnsupported where this family cannot read the arguments' strides: nothing was launched then.
   Status run(const BackwardArguments& arguments, CuStream stream) const;
+
+  // Bytes that a call of the problem's own lengths needs besides, without the sums of captured tensors' gradients.
+  // Compiles nothing. Errors: as compile().
+  static Result<int64_t> workspace_bytes(const Problem& problem, const Device& device, BackwardKind kind);
 
   const BackwardConfig& config() const;
 

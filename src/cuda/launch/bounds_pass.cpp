@@ -23,16 +23,19 @@ int64_t block_count(const CaptureArgument& capture, int rank, int block_rows) {
 
 }  // namespace
 
-Result<BoundsPasses> BoundsPasses::load(const Problem& problem, const LoadedLibrary& library, const Device& device) {
-  BoundsPasses passes;
-  passes.products_per_score_ = problem.head_dim + problem.value_dim;
-  passes.multiprocessors_ = device.multiprocessors;
+BoundsPasses::BoundsPasses(const Problem& problem, const Device& device)
+    : products_per_score_(problem.head_dim + problem.value_dim), device_(device) {
   for (const BoundedCapture& capture : bounded_captures(problem)) {
-    const std::string name = fmt::format("flashlift_bounds_{}", capture.index);
-    FLASHLIFT_ASSIGN_OR_RETURN(CuKernel kernel, library.kernel(name, device.handle, 0));
-    passes.passes_.push_back({capture, problem.captures[capture.index], kernel});
+    passes_.push_back({capture, problem.captures[capture.index]});
   }
-  return passes;
+}
+
+Status BoundsPasses::load(const LoadedLibrary& library) {
+  for (Pass& pass : passes_) {
+    const std::string name = fmt::format("flashlift_bounds_{}", pass.capture.index);
+    FLASHLIFT_ASSIGN_OR_RETURN(pass.kernel, library.kernel(name, device_.handle, 0));
+  }
+  return {};
 }
 
 // 0 where they are not worth computing: of a tensor with an element for each score, or for those of few heads only, the
@@ -73,7 +76,7 @@ Status BoundsPasses::launch(const Driver& driver, ForwardParams& params, CuPoint
     CaptureArgument& capture = params.captures[pass.capture.index];
     void* parameters[] = {&capture, &bounds, &count};
     const auto grid =
-        static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{multiprocessors_}));
+        static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{device_.multiprocessors}));
     FLASHLIFT_RETURN_IF_ERROR(
         driver.check(driver.cuLaunchKernel(pass.kernel, grid, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
                      "cuLaunchKernel"));

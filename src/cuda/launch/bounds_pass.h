@@ -11,10 +11,12 @@ namespace flashlift::cuda {
 
 class BoundsPasses {
  public:
-  BoundsPasses() = default;
-  // Those of the problem's bounded_captures(), from a library compiled for it.
-  static Result<BoundsPasses> load(const Problem& problem, const LoadedLibrary& library, const Device& device);
+  // Those of the problem's bounded_captures().
+  BoundsPasses(const Problem& problem, const Device& device);
+  // Takes their kernels from a library compiled for the problem. Before that they can only be asked for their bytes.
+  Status load(const LoadedLibrary& library);
 
+  bool empty() const { return passes_.empty(); }
   // Device memory that launch() needs for a call.
   int64_t bytes(const ForwardParams& params) const;
   // Launches them, and lets the captures of `params` know where their bounds will be.
@@ -29,8 +31,8 @@ class BoundsPasses {
   int64_t blocks(const Pass& pass, const ForwardParams& params) const;
 
   std::vector<Pass> passes_;
-  int64_t products_per_score_ = 0;
-  int multiprocessors_ = 0;
+  int64_t products_per_score_;
+  Device device_;
 };
 
 }  // namespace flashlift::cuda

@@ -7,7 +7,6 @@
 #include "cuda/emit/program_emitter.h"
 #include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/bounds_pass.h"
-#include "cuda/launch/loaded_kernel.h"
 #include "cuda/launch/params.h"
 #include "cuda/launch/stream_memory.h"
 #include "cuda/launch/tensor_map.h"
@@ -81,11 +80,14 @@ int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
 }  // namespace
 
 struct Forward::State {
-  State(const Driver& d, const Device& on) : driver(d), device(on), memory(d) {}
+  State(const Driver& d, const Problem& of, const Device& on)
+      : driver(d), device(on), problem(of), bounds(of, on), memory(d) {}
 
   Status prepare(const AttentionArguments& arguments, ForwardParams& params) const;
+  Status divide(ForwardParams& params) const;
   Status encode_query_map(const AttentionArguments& arguments, ForwardParams& params) const;
   Status encode_key_maps(const AttentionArguments& arguments, ForwardParams& params) const;
+  int64_t counter_bytes(const ForwardParams& params) const;
   int64_t partial_bytes(const ForwardParams& params) const;
 
   const Driver& driver;
@@ -105,22 +107,30 @@ const std::string& Forward::code() const { return state_->code; }
 Result<Forward> Forward::compile(const Problem& problem, const Device& device, KernelKind kind,
                                  const KernelCompiler& compile_kernel) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
-  auto state = std::make_shared<State>(*driver, device);
-  state->problem = problem;
+  auto state = std::make_shared<State>(*driver, problem, device);
   FLASHLIFT_ASSIGN_OR_RETURN(state->config, choose_config(problem, kind, device.architecture));
   const KernelSource source = forward_source(problem, state->config);
   state->code = emit_programs(problem);
-  FLASHLIFT_ASSIGN_OR_RETURN(const auto cubin, compile_kernel(source));
-  FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::load(*driver, *cubin));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::compile(source, compile_kernel));
   FLASHLIFT_ASSIGN_OR_RETURN(CuKernel kernel,
                              state->library->kernel("flashlift_forward", device.handle, state->config.shared_bytes));
   state->functions = std::make_unique<ContextFunctions>(*driver, kernel);
-  FLASHLIFT_ASSIGN_OR_RETURN(state->bounds, BoundsPasses::load(problem, *state->library, device));
+  FLASHLIFT_RETURN_IF_ERROR(state->bounds.load(*state->library));
   return Forward(std::move(state));
 }
 
 Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParams& params) const {
   FLASHLIFT_RETURN_IF_ERROR(fill_params(problem, arguments, params));
+  FLASHLIFT_RETURN_IF_ERROR(divide(params));
+  if (config.kind == KernelKind::kHopper) {
+    FLASHLIFT_RETURN_IF_ERROR(encode_query_map(arguments, params));
+  }
+  const bool bulk = config.kind == KernelKind::kHopper || config.kind == KernelKind::kBulkDecode;
+  return bulk ? encode_key_maps(arguments, params) : Status();
+}
+
+// Into tiles, and these into blocks' work, by the lengths.
+Status Forward::State::divide(ForwardParams& params) const {
   const bool decode = config.decodes();
   const int64_t rows = int64_t{params.q_len} * (decode ? params.group : 1);
   params.q_tiles = static_cast<int>(divide_up(rows, config.q_tile));
@@ -135,11 +145,7 @@ Status Forward::State::prepare(const AttentionArguments& arguments, ForwardParam
   }
   params.total_tiles = static_cast<int>(total);
   params.heads_per_section = heads_per_section(params, config, device);
-  if (config.kind == KernelKind::kHopper) {
-    FLASHLIFT_RETURN_IF_ERROR(encode_query_map(arguments, params));
-  }
-  const bool bulk = config.kind == KernelKind::kHopper || config.kind == KernelKind::kBulkDecode;
-  return bulk ? encode_key_maps(arguments, params) : Status();
+  return {};
 }
 
 Status Forward::State::encode_query_map(const AttentionArguments& arguments, ForwardParams& params) const {
@@ -170,6 +176,11 @@ Status Forward::State::encode_key_maps(const AttentionArguments& arguments, Forw
   return {};
 }
 
+int64_t Forward::State::counter_bytes(const ForwardParams& params) const {
+  const int64_t counters = config.decodes() ? params.total_tiles / params.splits : kHopperCounters;
+  return counters * static_cast<int64_t>(sizeof(int32_t));
+}
+
 int64_t Forward::State::partial_bytes(const ForwardParams& params) const {
   constexpr int64_t kPadding = 8;  // floats of a row: see kernels/sm80/decode.cuh
   const bool split = config.decodes() && params.splits > 1;
@@ -187,9 +198,8 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
   FLASHLIFT_RETURN_IF_ERROR(state.prepare(arguments, params));
   const ForwardConfig& config = state.config;
   const int64_t partial_bytes = state.partial_bytes(params);
-  const int64_t counters = config.decodes() ? params.total_tiles / params.splits : kHopperCounters;
   FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
-                             state.memory.get(context, stream, counters * static_cast<int64_t>(sizeof(int32_t)),
+                             state.memory.get(context, stream, state.counter_bytes(params),
                                               partial_bytes + state.bounds.bytes(params)));
   params.counters = reinterpret_cast<int*>(memory.counters);
   params.partials = reinterpret_cast<float*>(memory.scratch);
@@ -203,6 +213,14 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
       state.driver.cuLaunchKernel(function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(config.threads), 1,
                                   1, static_cast<unsigned>(config.shared_bytes), stream, parameters, nullptr),
       "cuLaunchKernel");
+}
+
+int64_t Forward::workspace_bytes() const {
+  const State& state = *state_;
+  ForwardParams params;
+  fill_lengths(state.problem, params);
+  // Lengths that no launch numbers take no memory.
+  return state.divide(params).ok() ? state.counter_bytes(params) + state.partial_bytes(params) + state.bounds.bytes(params) : 0;
 }
 
 }  // namespace flashlift::cuda

@@ -1,12 +1,11 @@
 // Fused attention, forward, on a GPU.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "cuda/emit/forward_config.h"
-#include "cuda/launch/driver.h"
+#include "cuda/launch/loaded_kernel.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cuda {
@@ -14,9 +13,6 @@ namespace flashlift::cuda {
 // Immutable and safe to call from any thread.
 class Forward {
  public:
-  // Gives the machine code of a source: from a cache, or compiled. Shared by all problems of one text.
-  using KernelCompiler = std::function<Result<std::shared_ptr<const std::string>>(const struct KernelSource&)>;
-
   // `problem` is verified and simplified. Errors: kUnsupported with the reason why this kind of kernel does not take
   // the problem; what the compiler says.
   static Result<Forward> compile(const Problem& problem, const Device& device, KernelKind kind,
@@ -25,6 +21,9 @@ class Forward {
   // Launches on `stream`; `arguments` are verified and their memory is the device's. Errors: kUnsupported where this
   // kind of kernel cannot read the arguments' strides: nothing was launched then.
   Status run(const AttentionArguments& arguments, CuStream stream) const;
+
+  // Bytes of device memory that a call of the problem's own lengths uses besides.
+  int64_t workspace_bytes() const;
 
   const ForwardConfig& config() const;
   const std::string& code() const;  // the generated CUDA C++

@@ -4,11 +4,15 @@
 
 namespace flashlift::cuda {
 
-Result<std::shared_ptr<const LoadedLibrary>> LoadedLibrary::load(const Driver& driver, const std::string& cubin) {
+Result<std::shared_ptr<const LoadedLibrary>> LoadedLibrary::compile(const KernelSource& source,
+                                                                    const KernelCompiler& compile_kernel) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
+  FLASHLIFT_ASSIGN_OR_RETURN(const auto cubin, compile_kernel(source));
   CuLibrary library = nullptr;
-  FLASHLIFT_RETURN_IF_ERROR(driver.check(
-      driver.cuLibraryLoadData(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData"));
-  return std::shared_ptr<const LoadedLibrary>(new LoadedLibrary(driver, library));
+  FLASHLIFT_RETURN_IF_ERROR(
+      driver->check(driver->cuLibraryLoadData(&library, cubin->data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+                    "cuLibraryLoadData"));
+  return std::shared_ptr<const LoadedLibrary>(new LoadedLibrary(*driver, library));
 }
 
 LoadedLibrary::~LoadedLibrary() { driver_.cuLibraryUnload(library_); }

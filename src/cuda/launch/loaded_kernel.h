@@ -2,19 +2,25 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "cuda/emit/kernel_source.h"
 #include "cuda/launch/driver.h"
 
 namespace flashlift::cuda {
 
+// Gives the machine code of a source: from a cache, or compiled. Called from any thread.
+using KernelCompiler = std::function<Result<std::shared_ptr<const std::string>>(const KernelSource&)>;
+
 // Independent of contexts: the driver puts the code into a context when it first runs there.
 class LoadedLibrary {
  public:
-  static Result<std::shared_ptr<const LoadedLibrary>> load(const Driver& driver, const std::string& cubin);
+  static Result<std::shared_ptr<const LoadedLibrary>> compile(const KernelSource& source,
+                                                              const KernelCompiler& compile_kernel);
   ~LoadedLibrary();
   LoadedLibrary(const LoadedLibrary&) = delete;
   LoadedLibrary& operator=(const LoadedLibrary&) = delete;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "problem/sinks.h"
+#include "problem/verify_tensor.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -91,6 +92,20 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.vector_k = has_vector_rows(arguments.k);
   params.vector_v = has_vector_rows(arguments.v);
   return fill_captures(arguments.captures, params);
+}
+
+void fill_lengths(const Problem& problem, ForwardParams& params) {
+  params.batch = static_cast<int>(problem.batch);
+  params.q_heads = static_cast<int>(problem.q_heads);
+  params.kv_heads = static_cast<int>(problem.kv_heads);
+  params.group = params.q_heads / params.kv_heads;
+  params.q_len = static_cast<int>(problem.q_len);
+  params.kv_len = static_cast<int>(problem.kv_len);
+  const int64_t longest = std::max(problem.q_len, problem.kv_len);
+  for (size_t i = 0; i < problem.captures.size(); ++i) {
+    const std::vector<int64_t> shape = problem::capture_shape(problem.captures[i], problem, longest, longest);
+    std::ranges::transform(shape, params.captures[i].sizes, [](int64_t size) { return static_cast<int>(size); });
+  }
 }
 
 }  // namespace flashlift::cuda

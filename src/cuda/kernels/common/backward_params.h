@@ -19,10 +19,14 @@ struct alignas(16) RowGradient {
 // the end, has an lse of +inf and a delta of 0, so that its p are 0.
 struct RowTiles {
   float* statistics;  // [batch * q_heads][tiles][2][rows]
+  // Becomes 1 if the lse of some row is so large (kLargestOffset, in that unit) that its rounding shows in the row's p.
+  // Such rows are nearly always ones of equal, huge scores: they need their maximum and their sum apart.
+  int* any_large;
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
-  int rows;   // of a tile
-  int tiles;  // of a query head, the one for no rows included
+  int rows;        // of a tile
+  int tiles;       // of a query head, the one for no rows included
+  int vector_out;  // rows of out and d_out are contiguous and begin at multiples of 16 bytes
 };
 
 struct BackwardParams {

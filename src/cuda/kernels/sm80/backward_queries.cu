@@ -1,17 +1,9 @@
 // The portable backward kernels that work on queries, 16 rows a warp: what each row's softmax came to, d_q, and the
-// gradients of captured tensors; and small ones for what is left.
+// gradients of captured tensors.
 #include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
 namespace {
-
-#if FL_OUT_F32
-using OutElement = ElementF32;
-#elif FL_OUT_BF16
-using OutElement = ElementBF16;
-#else
-using OutElement = ElementF16;
-#endif
 
 using QueryPlace = Place<false>;
 using TileValues = float[FL_BLOCK_N / 2];  // a thread's
@@ -145,16 +137,6 @@ __device__ __forceinline__ void sum_tile(float (&s)[kCount], const float (&dp)[k
     // A masked key takes no part, whatever its value.
     sums.weighted[r] += p != 0.0f && (undropped >> i & 1) != 0 ? p * (dp[i] * params.dropout_factor) : 0.0f;
   }
-}
-
-__device__ __forceinline__ float d_lse_at(const BackwardParams& backward, int b, int h, int q) {
-  return backward.d_lse == nullptr ? 0.0f
-                                   : backward.d_lse[b * backward.d_lse_strides[0] + h * backward.d_lse_strides[1] +
-                                                    q * backward.d_lse_strides[2]];
-}
-
-__device__ __forceinline__ float sink_at(const ForwardParams& params, int h, int i) {
-  return params.sinks[h * params.sink_strides[0] + i * params.sink_strides[1]];
 }
 
 // What follows from the sums over all columns.
@@ -367,115 +349,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
                          static_cast<InputElement*>(backward.d_q) + tile.b * strides.batch + tile.h * strides.head +
                              q * strides.row,
                          strides.column, backward.paired_d_q, 0, FL_HEAD_DIM);
-    }
-  }
-}
-
-// ---- What is left ----
-
-#if FL_D_OUT_CONVERTED
-// d_out in the inputs' type, which the products take. As the sum of two numbers where one would be rounded: an error that
-// the output's type was chosen to avoid. One element a thread.
-extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ ForwardParams params,
-                                                   const __grid_constant__ BackwardParams backward) {
-  const long long count = static_cast<long long>(params.batch) * params.q_heads * params.q_len * FL_VALUE_DIM;
-  const Strides& from = backward.given_d_out_strides;
-  const Strides& to = backward.d_out_strides;
-  InputElement* const converted = static_cast<InputElement*>(const_cast<void*>(backward.d_out));
-  bool any_low = false;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<long long>(gridDim.x) * blockDim.x) {
-    const int column = static_cast<int>(i % FL_VALUE_DIM);
-    const long long row_index = i / FL_VALUE_DIM;
-    const int row = static_cast<int>(row_index % params.q_len);
-    const long long head_index = row_index / params.q_len;
-    const int h = static_cast<int>(head_index % params.q_heads);
-    const long long b = head_index / params.q_heads;
-    const float x =
-        OutElement::scalar(static_cast<const OutElement::Bits*>(backward.given_d_out)[b * from.batch + h * from.head +
-                                                                                      row * from.row +
-                                                                                      column * from.column]);
-    const long long at = b * to.batch + h * to.head + row * to.row + column;
-#if FL_D_OUT_HALVES
-    const auto half = [](float value) { return static_cast<InputElement>(pack_half(value, 0.0f)); };
-    const InputElement high = half(x);
-    const float rest = x - to_float(high);
-    // What is not finite has no rest.
-    const InputElement low = fabsf(rest) < FL_INFINITY ? half(rest) : InputElement(0);
-    converted[at] = high;
-    static_cast<InputElement*>(backward.d_out_low)[at] = low;
-    any_low |= (low & 0x7fff) != 0;
-#else
-    converted[at] = x;
-#endif
-  }
-  if (__syncthreads_or(any_low) && threadIdx.x == 0) {
-    atomicOr(backward.d_out_has_low, 1);
-  }
-}
-#endif
-
-#if FL_HAS_SINKS
-// One block a sink, summed over batches, queries and the heads that share it, always in the same order.
-extern "C" __global__ void __launch_bounds__(256)
-    flashlift_backward_sinks(const __grid_constant__ ForwardParams params,
-                             const __grid_constant__ BackwardParams backward) {
-  const int sink = static_cast<int>(blockIdx.x) % params.sinks_per_head;
-  const int first_head = static_cast<int>(blockIdx.x) / params.sinks_per_head;
-  const int heads = gridDim.x == params.sinks_per_head ? params.q_heads : 1;
-  double sum = 0.0;
-  for (int b = 0; b < params.batch; ++b) {
-    for (int h = first_head; h < first_head + heads; ++h) {
-      const float value = sink_at(params, h, sink);
-      const RowGradient* const rows = row_gradients(params, backward, b, h);
-      for (int q = threadIdx.x; q < params.q_len; q += 256) {
-        const RowGradient row = rows[q];
-        if (row.empty == 0) {
-          sum -= static_cast<double>(exponential((value - row.shift) * kExponentUnit) * row.factor * row.delta);
-        }
-      }
-    }
-  }
-  __shared__ double sums[256];
-  sums[threadIdx.x] = sum;
-  for (int half = 128; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-  }
-  if (threadIdx.x == 0) {
-    backward.d_sinks[first_head * backward.d_sink_strides[0] + sink * backward.d_sink_strides[1]] =
-        static_cast<float>(sums[0]);
-  }
-}
-#endif
-
-// A captured tensor's gradient from f32 sums, which are dense, into a tensor of any strides; element_type: 0 f32, 1 bf16,
-// 2 f16.
-extern "C" __global__ void flashlift_store_capture(const float* from, const __grid_constant__ CaptureArgument to, int rank,
-                                                   int element_type, long long count) {
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<long long>(gridDim.x) * blockDim.x) {
-    long long rest = i;
-    long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-      offset += rest % to.sizes[d] * to.strides[d];
-      rest /= to.sizes[d];
-    }
-    void* const data = const_cast<void*>(to.data);
-    u32 packed;
-    switch (element_type) {
-      case 0:
-        static_cast<float*>(data)[offset] = from[i];
-        break;
-      case 1:
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(from[i]));
-        static_cast<unsigned short*>(data)[offset] = static_cast<unsigned short>(packed);
-        break;
-      default:
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(from[i]));
-        static_cast<unsigned short*>(data)[offset] = static_cast<unsigned short>(packed);
     }
   }
 }

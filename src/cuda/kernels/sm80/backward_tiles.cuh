@@ -4,8 +4,8 @@
 // layout is softmax.cuh's for both. A thread has at most 32 elements: a bit each says which are kept.
 #pragma once
 
-#include "cuda/kernels/common/backward_params.h"
 #include "cuda/kernels/common/dropout.cuh"
+#include "cuda/kernels/common/rows.cuh"
 #include "cuda/kernels/common/scheduler.cuh"
 #include "cuda/kernels/sm80/products.cuh"
 #include "gradient.cuh"
@@ -104,11 +104,6 @@ __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCou
     dp[i] = p != 0.0f ? ds * derivative : 0.0f;
     add(i, ds, product);
   }
-}
-
-__device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& params, const BackwardParams& backward, int b,
-                                                      int h) {
-  return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
 }
 
 // Rows [row, ...) of d_out, or of what its upper half leaves.

@@ -1,4 +1,5 @@
 // The forward kernel for few queries and many keys: any GPU from sm_80 on, any strides, f32 too.
+#include "bounds.cuh"
 #include "cuda/kernels/sm80/decode.cuh"
 
 namespace flashlift::cuda {

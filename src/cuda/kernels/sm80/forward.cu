@@ -1,5 +1,6 @@
 // The portable forward kernel: any GPU from sm_80 on, any strides, f32 too. One block a query tile, 16 rows a warp,
 // keys and values double-buffered by asynchronous copies.
+#include "bounds.cuh"
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/redo.cuh"
 #include "cuda/kernels/common/scheduler.cuh"

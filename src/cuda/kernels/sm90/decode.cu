@@ -2,6 +2,7 @@
 //
 // A warp beside those that multiply keeps the copies running ahead of them. To issue a tile's copies 16 bytes at a time
 // took the multiplying warps longer than the memory takes to bring it (docs/lessons.md).
+#include "bounds.cuh"
 #include "cuda/kernels/sm80/decode.cuh"
 #include "cuda/kernels/sm90/copies.cuh"
 

@@ -1,4 +1,5 @@
 // The Hopper forward kernel: one producer warp and two or three consumer warpgroups in a persistent block.
+#include "bounds.cuh"
 #include "cuda/kernels/sm90/consumer.cuh"
 #include "cuda/kernels/sm90/producer.cuh"
 

@@ -1,23 +1,18 @@
 // The main part of the backward pass: the kernels with the matrix products, one implementation for each kernel family.
 //
 // A call runs preprocess, main and postprocess on one stream (launch/backward.cpp). A new family needs an alternative of
-// BackwardConfig, a BackwardMain and its row in compile_main(); preprocess and postprocess do not know the families.
+// BackwardConfig, a BackwardMain and its overloads in main.cpp; preprocess and postprocess do not know the families.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cuda/emit/kernel_source.h"
 #include "cuda/kernels/common/backward_params.h"
-#include "cuda/launch/driver.h"
+#include "cuda/launch/loaded_kernel.h"
 #include "flashlift/backward.h"
 
 namespace flashlift::cuda {
-
-// Gives the machine code of a source: from a cache, or compiled. Safe to call from any thread.
-using KernelCompiler = std::function<Result<std::shared_ptr<const std::string>>(const KernelSource&)>;
 
 // What a main part wants to know of each row of scores, and who finds it out.
 struct RowStatistics {
@@ -27,6 +22,9 @@ struct RowStatistics {
   // writes them, before the postprocess reads them.
   bool from_output = false;
 };
+RowStatistics row_statistics(const BackwardConfig& config);
+// Device memory of its own that BackwardMain::launch() gets, which may hold anything. Reads shapes and lengths only.
+int64_t main_workspace_bytes(const BackwardConfig& config, const Device& device, const ForwardParams& params);
 
 // One call, as preprocess, main and postprocess see it.
 struct BackwardCall {
@@ -48,12 +46,9 @@ class BackwardMain {
  public:
   virtual ~BackwardMain() = default;
 
-  virtual RowStatistics row_statistics() const = 0;
   // Why the kernels cannot run a call: a layout that they cannot read, more tiles than one launch numbers. Asked before
   // anything is launched. Errors: kUnsupported with the reason.
   virtual Status accepts(const BackwardCall& call) const = 0;
-  // Device memory of its own that launch() gets, which may hold anything. Reads shapes and lengths only.
-  virtual int64_t workspace_bytes(const ForwardParams& params) const = 0;
   // Launches all that gives d_q, d_k, d_v and the sums of captured tensors' gradients (which the preprocess cleared). What
   // it accumulates elsewhere, such as f32 sums of d_q, it also clears and converts: no one else knows their layout.
   virtual Status launch(BackwardCall& call, CuPointer workspace) const = 0;

@@ -1,0 +1,160 @@
+// What comes before the backward pass's products, whatever kernels they are: the bounds of captured tensors' blocks, d_out
+// in the inputs' type, and what the forward pass's output says of each row.
+#include "bounds.cuh"
+#include "cuda/kernels/common/captures.cuh"
+#include "cuda/kernels/common/rows.cuh"
+
+namespace flashlift::cuda {
+namespace {
+
+#if FL_OUT_F32
+using OutElement = ElementF32;
+#elif FL_OUT_BF16
+using OutElement = ElementBF16;
+#else
+using OutElement = ElementF16;
+#endif
+
+}  // namespace
+
+#if FL_D_OUT_CONVERTED
+// d_out in the inputs' type, which the products take. As the sum of two numbers where one would be rounded: an error that
+// the output's type was chosen to avoid. One element a thread.
+extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ ForwardParams params,
+                                                   const __grid_constant__ BackwardParams backward) {
+  const long long count = static_cast<long long>(params.batch) * params.q_heads * params.q_len * FL_VALUE_DIM;
+  const Strides& from = backward.given_d_out_strides;
+  const Strides& to = backward.d_out_strides;
+  InputElement* const converted = static_cast<InputElement*>(const_cast<void*>(backward.d_out));
+  bool any_low = false;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<long long>(gridDim.x) * blockDim.x) {
+    const int column = static_cast<int>(i % FL_VALUE_DIM);
+    const long long row_index = i / FL_VALUE_DIM;
+    const int row = static_cast<int>(row_index % params.q_len);
+    const long long head_index = row_index / params.q_len;
+    const int h = static_cast<int>(head_index % params.q_heads);
+    const long long b = head_index / params.q_heads;
+    const float x =
+        OutElement::scalar(static_cast<const OutElement::Bits*>(backward.given_d_out)[b * from.batch + h * from.head +
+                                                                                      row * from.row +
+                                                                                      column * from.column]);
+    const long long at = b * to.batch + h * to.head + row * to.row + column;
+#if FL_D_OUT_HALVES
+    const auto half = [](float value) { return static_cast<InputElement>(pack_half(value, 0.0f)); };
+    const InputElement high = half(x);
+    const float rest = x - to_float(high);
+    // What is not finite has no rest.
+    const InputElement low = fabsf(rest) < FL_INFINITY ? half(rest) : InputElement(0);
+    converted[at] = high;
+    static_cast<InputElement*>(backward.d_out_low)[at] = low;
+    any_low |= (low & 0x7fff) != 0;
+#else
+    converted[at] = x;
+#endif
+  }
+  if (__syncthreads_or(any_low) && threadIdx.x == 0) {
+    atomicOr(backward.d_out_has_low, 1);
+  }
+}
+#endif
+
+#if FL_ROW_TILES
+namespace {
+
+// Elements that a thread reads at once. FL_ROW_THREADS threads share a row: a power of two, at most a warp.
+constexpr int kPiece = 16 / static_cast<int>(sizeof(OutElement::Bits));
+
+union Piece {
+  uint4 bits;
+  OutElement::Bits elements[kPiece];
+};
+
+// Of one row of out, of its residual or of d_out; `vector`: its pieces are there as 16 aligned bytes.
+__device__ __forceinline__ Piece load_piece(const OutElement::Bits* row, long long stride, int column, bool vector) {
+  Piece piece;
+  piece.bits = make_uint4(0, 0, 0, 0);
+  if (vector) {
+    piece.bits = __ldg(reinterpret_cast<const uint4*>(row + column));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      if (column + i < FL_VALUE_DIM) {
+        piece.elements[i] = row[(column + i) * stride];
+      }
+    }
+  }
+  return piece;
+}
+
+__device__ __forceinline__ const OutElement::Bits* row_of(const void* tensor, const Strides& strides, int b, int h,
+                                                          int q) {
+  return static_cast<const OutElement::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
+}
+
+// This thread's share of <d_out, out>.
+__device__ __forceinline__ float row_product(const ForwardParams& params, const BackwardParams& backward,
+                                             const RowTiles& tiles, int b, int h, int q) {
+  const OutElement::Bits* const out = row_of(params.out, params.out_strides, b, h, q);
+  const OutElement::Bits* const residual = row_of(tiles.out_residual, params.out_strides, b, h, q);
+  const OutElement::Bits* const d_out = row_of(backward.given_d_out, backward.given_d_out_strides, b, h, q);
+  float sum = 0.0f;
+#pragma unroll
+  for (int column = static_cast<int>(threadIdx.x) % FL_ROW_THREADS * kPiece; column < FL_VALUE_DIM;
+       column += FL_ROW_THREADS * kPiece) {
+    const Piece x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
+    const Piece y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      sum = fmaf(OutElement::scalar(x.elements[i]), OutElement::scalar(y.elements[i]), sum);
+    }
+    if (tiles.out_residual != nullptr) {
+      const Piece rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        sum = fmaf(OutElement::scalar(rest.elements[i]), OutElement::scalar(y.elements[i]), sum);
+      }
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+// Fills RowTiles::statistics.
+extern "C" __global__ void __launch_bounds__(256)
+    flashlift_row_tiles(const __grid_constant__ ForwardParams params, const __grid_constant__ BackwardParams backward,
+                        const __grid_constant__ RowTiles tiles) {
+  const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / FL_ROW_THREADS;
+  const long long head_rows = static_cast<long long>(tiles.tiles) * tiles.rows;
+  const int q = static_cast<int>(index % head_rows);
+  const int head = static_cast<int>(index / head_rows);
+  const bool exists = head < params.batch * params.q_heads;
+  const int b = head / params.q_heads;
+  const int h = head % params.q_heads;
+  float lse = FL_INFINITY;
+  float delta = 0.0f;
+  if (exists && q < params.q_len) {
+    const float given = params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]];
+    if (given != -FL_INFINITY) {
+      lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
+      delta = row_product(params, backward, tiles, b, h, q);
+    }
+  }
+#pragma unroll
+  for (int step = FL_ROW_THREADS / 2; step > 0; step /= 2) {
+    delta += __shfl_xor_sync(0xffffffff, delta, step, FL_ROW_THREADS);
+  }
+  if (exists && threadIdx.x % FL_ROW_THREADS == 0) {
+    float* const tile =
+        tiles.statistics + (static_cast<long long>(head) * tiles.tiles + q / tiles.rows) * 2 * tiles.rows;
+    tile[q % tiles.rows] = lse;
+    tile[tiles.rows + q % tiles.rows] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
+    if (lse < FL_INFINITY && fabsf(lse) > kLargestOffset) {
+      *tiles.any_large = 1;
+    }
+  }
+}
+#endif
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,24 @@
+// What the backward kernels know of a row before its products.
+#pragma once
+
+#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/softmax.cuh"
+
+namespace flashlift::cuda {
+
+__device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& params, const BackwardParams& backward, int b,
+                                                      int h) {
+  return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
+}
+
+__device__ __forceinline__ float d_lse_at(const BackwardParams& backward, int b, int h, int q) {
+  return backward.d_lse == nullptr ? 0.0f
+                                   : backward.d_lse[b * backward.d_lse_strides[0] + h * backward.d_lse_strides[1] +
+                                                    q * backward.d_lse_strides[2]];
+}
+
+__device__ __forceinline__ float sink_at(const ForwardParams& params, int h, int i) {
+  return params.sinks[h * params.sink_strides[0] + i * params.sink_strides[1]];
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,54 @@
+// Device memory of one backward call.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "cuda/launch/stream_memory.h"
+#include "support/rounding.h"
+
+namespace flashlift::cuda {
+
+// Where the pieces of one allocation lie.
+class Layout {
+ public:
+  // The offset of a piece of so many bytes.
+  int64_t take(int64_t bytes) {
+    constexpr int64_t kPieceAlignment = 256;
+    const int64_t at = bytes_;
+    bytes_ += round_up(bytes, kPieceAlignment);
+    return at;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+// Memory of the stream-ordered allocator, given back behind what is launched while this lives. Where the stream is being
+// captured it is the pool's and stays with the graph: a graph with memory nodes cannot be part of another one, as XLA
+// makes them.
+class CallMemory {
+ public:
+  static Result<CallMemory> of(const Driver& driver, StreamMemoryPool& pool, const CurrentContext& context,
+                               CuStream stream, int64_t bytes);
+  ~CallMemory();
+  CallMemory(CallMemory&& other) noexcept
+      : driver_(other.driver_), stream_(other.stream_), pointer_(other.pointer_), owned_(std::exchange(other.owned_, false)) {}
+  CallMemory& operator=(CallMemory&&) = delete;
+
+  CuPointer pointer() const { return pointer_; }
+
+ private:
+  CallMemory(const Driver& driver, CuStream stream) : driver_(driver), stream_(stream) {}
+
+  const Driver& driver_;
+  CuStream stream_;
+  CuPointer pointer_ = 0;
+  bool owned_ = false;
+};
+
+// Zeroes device memory in the order of the stream.
+Status clear(const Driver& driver, CuPointer pointer, int64_t bytes, CuStream stream);
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,41 @@
+#include "cuda/launch/backward/main.h"
+
+#include "cuda/launch/backward/main_sm80.h"
+
+namespace flashlift::cuda {
+namespace {
+
+// One overload of each for a family.
+RowStatistics statistics_of(const Sm80Backward& /*config*/) {
+  return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
+}
+
+int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
+  return 0;  // all sums stay in registers
+}
+
+auto compile_family(const Sm80Backward& config, const Problem& problem, const Device& device,
+                    const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
+  return compile_main_sm80(problem, device, config, wants_gradient, compile_kernel);
+}
+
+}  // namespace
+
+RowStatistics row_statistics(const BackwardConfig& config) {
+  return std::visit([](const auto& family) { return statistics_of(family); }, config);
+}
+
+int64_t main_workspace_bytes(const BackwardConfig& config, const Device& device, const ForwardParams& params) {
+  return std::visit([&](const auto& family) { return bytes_of(family, device, params); }, config);
+}
+
+Result<std::unique_ptr<const BackwardMain>> compile_main(const Problem& problem, const Device& device,
+                                                         const BackwardConfig& config,
+                                                         const std::vector<bool>& wants_gradient,
+                                                         const KernelCompiler& compile_kernel) {
+  return std::visit(
+      [&](const auto& family) { return compile_family(family, problem, device, wants_gradient, compile_kernel); },
+      config);
+}
+
+}  // namespace flashlift::cuda

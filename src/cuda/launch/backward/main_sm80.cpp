@@ -1,0 +1,89 @@
+#include "cuda/launch/backward/main_sm80.h"
+
+#include <algorithm>
+#include <future>
+
+#include "cuda/launch/backward/launch.h"
+#include "cuda/launch/loaded_kernel.h"
+#include "support/error.h"
+
+namespace flashlift::cuda {
+namespace {
+
+class MainSm80 : public BackwardMain {
+ public:
+  explicit MainSm80(const Sm80Backward& config) : config_(config) {}
+
+  Status compile(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
+                 const KernelCompiler& compile_kernel) {
+    captures_ = std::ranges::find(wants_gradient, true) != wants_gradient.end();
+    const Sm80BackwardSources sources = backward_sources(problem, config_, wants_gradient);
+    auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
+    Result<std::shared_ptr<const LoadedLibrary>> queries = LoadedLibrary::compile(sources.queries, compile_kernel);
+    FLASHLIFT_ASSIGN_OR_RETURN(key_library_, keys.get());
+    FLASHLIFT_ASSIGN_OR_RETURN(query_library_, std::move(queries));
+    const int64_t shared = config_.queries.shared_bytes;
+    FLASHLIFT_ASSIGN_OR_RETURN(rows_, query_library_->kernel("flashlift_backward_rows", device.handle, shared));
+    FLASHLIFT_ASSIGN_OR_RETURN(queries_, query_library_->kernel("flashlift_backward_queries", device.handle, shared));
+    FLASHLIFT_ASSIGN_OR_RETURN(
+        keys_, key_library_->kernel("flashlift_backward_keys", device.handle, config_.keys.shared_bytes));
+    return {};
+  }
+
+  Status accepts(const BackwardCall& call) const override {
+    const int64_t blocks = std::max(query_blocks(call.forward), key_blocks(call.forward));
+    return blocks > INT32_MAX / 2 ? unsupported("{} tiles are more than one launch numbers; split the batch", blocks)
+                                  : Status();
+  }
+
+  Status launch(BackwardCall& call, CuPointer /*workspace*/) const override {
+    ForwardParams& params = call.forward;
+    params.q_tiles = static_cast<int>(divide_up(params.q_len, config_.queries.q_tile));
+    params.total_tiles = static_cast<int>(query_blocks(params));
+    params.heads_per_section = params.group;  // heads that share keys stay together
+    call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.keys.q_tile));
+    void* parameters[] = {&call.forward, &call.backward};
+    const Grid queries{.x = static_cast<unsigned>(query_blocks(params)),
+                       .threads = config_.queries.threads,
+                       .shared_bytes = config_.queries.shared_bytes};
+    const Grid keys{.x = static_cast<unsigned>(key_blocks(params)),
+                    .y = static_cast<unsigned>(config_.chunks),
+                    .threads = config_.keys.threads,
+                    .shared_bytes = config_.keys.shared_bytes};
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, rows_, queries, parameters));
+    if (call.arguments.d_q || captures_) {
+      FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, queries_, queries, parameters));
+    }
+    const bool wants_keys = call.arguments.d_k || call.arguments.d_v;
+    return wants_keys ? cuda::launch(call, keys_, keys, parameters) : Status();
+  }
+
+ private:
+  int64_t query_blocks(const ForwardParams& params) const {
+    return divide_up(params.q_len, config_.queries.q_tile) * params.batch * params.q_heads;
+  }
+  int64_t key_blocks(const ForwardParams& params) const {
+    return divide_up(params.kv_len, config_.keys.q_tile) * params.batch * params.kv_heads;
+  }
+
+  Sm80Backward config_;
+  bool captures_ = false;  // are gradients of captured tensors wanted
+  std::shared_ptr<const LoadedLibrary> query_library_;
+  std::shared_ptr<const LoadedLibrary> key_library_;
+  CuKernel rows_ = nullptr;
+  CuKernel queries_ = nullptr;
+  CuKernel keys_ = nullptr;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<const BackwardMain>> compile_main_sm80(const Problem& problem, const Device& device,
+                                                              const Sm80Backward& config,
+                                                              const std::vector<bool>& wants_gradient,
+                                                              const KernelCompiler& compile_kernel) {
+  auto main = std::make_unique<MainSm80>(config);
+  FLASHLIFT_RETURN_IF_ERROR(main->compile(problem, device, wants_gradient, compile_kernel));
+  return std::unique_ptr<const BackwardMain>(std::move(main));
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,13 @@
+// The portable main part: kernels for rows' statistics, for d_q and for d_k and d_v, each of which multiplies the scores.
+#pragma once
+
+#include "cuda/launch/backward/main.h"
+
+namespace flashlift::cuda {
+
+Result<std::unique_ptr<const BackwardMain>> compile_main_sm80(const Problem& problem, const Device& device,
+                                                              const Sm80Backward& config,
+                                                              const std::vector<bool>& wants_gradient,
+                                                              const KernelCompiler& compile_kernel);
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,136 @@
+#include "cuda/launch/backward/preprocess.h"
+
+#include <algorithm>
+
+#include "cuda/launch/backward/launch.h"
+#include "cuda/launch/params.h"
+#include "support/error.h"
+
+namespace flashlift::cuda {
+namespace {
+
+template <typename T>
+T* at(CuPointer memory, int64_t offset) {
+  return reinterpret_cast<T*>(memory + static_cast<CuPointer>(offset));
+}
+
+int64_t row_count(const ForwardParams& params) { return int64_t{params.batch} * params.q_heads * params.q_len; }
+
+// Tiles of a query head, with the one for no rows.
+int64_t tile_count(const ForwardParams& params, int rows) { return divide_up(params.q_len, rows) + 1; }
+
+}  // namespace
+
+Preprocess::Preprocess(const Problem& problem, const Device& device, const RowStatistics& statistics)
+    : problem_(problem),
+      device_(device),
+      statistics_(statistics),
+      converts_d_out_(problem.out_dtype != problem.dtype),  // the products take the inputs' type only
+      bounds_(problem, device) {}
+
+Status Preprocess::compile(const KernelCompiler& compile_kernel) {
+  if (!converts_d_out_ && !statistics_.from_output && bounds_.empty()) {
+    return {};
+  }
+  const KernelSource source = preprocess_source(problem_, device_.architecture, statistics_.tile > 0);
+  FLASHLIFT_ASSIGN_OR_RETURN(library_, LoadedLibrary::compile(source, compile_kernel));
+  if (converts_d_out_) {
+    FLASHLIFT_ASSIGN_OR_RETURN(convert_d_out_, library_->kernel("flashlift_convert_d_out", device_.handle, 0));
+  }
+  if (statistics_.from_output) {
+    FLASHLIFT_ASSIGN_OR_RETURN(row_tiles_, library_->kernel("flashlift_row_tiles", device_.handle, 0));
+  }
+  return bounds_.load(*library_);
+}
+
+// d_out in the inputs' type has rows of whole 16 bytes.
+int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
+  const auto element = static_cast<int64_t>(size_in_bytes(problem_.dtype));
+  return row_count(params) * round_up(problem_.value_dim * element, 16);
+}
+
+Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layout) const {
+  Places places;
+  if (statistics_.tile > 0) {
+    const int64_t heads = int64_t{params.batch} * params.q_heads;
+    const int64_t rows = heads * tile_count(params, statistics_.tile) * statistics_.tile;
+    places.rows = layout.take(2 * rows * static_cast<int64_t>(sizeof(float)));
+    places.any_large = layout.take(sizeof(int));
+  } else {
+    places.rows = layout.take(row_count(params) * static_cast<int64_t>(sizeof(RowGradient)));
+  }
+  if (converts_d_out_) {
+    places.low_flag = layout.take(sizeof(int));
+    places.high = layout.take(d_out_bytes(params));
+    places.low = layout.take(d_out_bytes(params));
+  }
+  places.bounds = layout.take(bounds_.bytes(params));
+  return places;
+}
+
+void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& call) const {
+  const BackwardArguments& arguments = call.arguments;
+  call.backward.rows = nullptr;
+  call.row_tiles = {};
+  if (statistics_.tile > 0) {
+    call.row_tiles = {.statistics = at<float>(memory, places.rows),
+                      .any_large = at<int>(memory, places.any_large),
+                      .out_residual = nullptr,
+                      .rows = statistics_.tile,
+                      .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
+                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out)};
+  } else {
+    call.backward.rows = at<RowGradient>(memory, places.rows);
+  }
+  place_d_out(places, memory, call);
+}
+
+void Preprocess::place_d_out(const Places& places, CuPointer memory, BackwardCall& call) const {
+  const TensorView& d_out = call.arguments.d_out;
+  BackwardParams& backward = call.backward;
+  backward.given_d_out = d_out.data;
+  backward.given_d_out_strides = strides_of(d_out);
+  if (!converts_d_out_) {
+    backward.d_out = d_out.data;
+    backward.d_out_low = nullptr;
+    backward.d_out_has_low = nullptr;
+    backward.d_out_strides = strides_of(d_out);
+    backward.vector_d_out = has_vector_rows(d_out);
+    return;
+  }
+  backward.d_out = at<void>(memory, places.high);
+  backward.d_out_low = at<void>(memory, places.low);
+  backward.d_out_has_low = at<int>(memory, places.low_flag);
+  const auto element = static_cast<int64_t>(size_in_bytes(problem_.dtype));
+  const long long row = round_up(problem_.value_dim * element, 16) / element;
+  const ForwardParams& forward = call.forward;
+  backward.d_out_strides = {row * forward.q_len * forward.q_heads, row * forward.q_len, row, 1};
+  backward.vector_d_out = problem_.value_dim == row;
+}
+
+Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& call) const {
+  FLASHLIFT_RETURN_IF_ERROR(
+      bounds_.launch(call.driver, call.forward, memory + static_cast<CuPointer>(places.bounds), call.stream));
+  if (converts_d_out_) {
+    FLASHLIFT_RETURN_IF_ERROR(
+        clear(call.driver, memory + static_cast<CuPointer>(places.low_flag), sizeof(int), call.stream));
+    void* parameters[] = {&call.forward, &call.backward};
+    const Grid grid{.x = element_blocks(row_count(call.forward) * problem_.value_dim), .threads = kElementThreads};
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, convert_d_out_, grid, parameters));
+  }
+  return statistics_.from_output ? fill_row_tiles(call) : Status();
+}
+
+Status Preprocess::fill_row_tiles(BackwardCall& call) const {
+  FLASHLIFT_RETURN_IF_ERROR(
+      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large), sizeof(int), call.stream));
+  const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
+  const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
+  if (blocks > INT32_MAX) {
+    return unsupported("{} rows are more than one launch numbers; split the batch", rows);
+  }
+  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+  return cuda::launch(call, row_tiles_, {.x = static_cast<unsigned>(blocks), .threads = kElementThreads}, parameters);
+}
+
+}  // namespace flashlift::cuda
