@@ -241,6 +241,9 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
   }
+  if (batch > kMaxLength) {
+    return invalid_argument("the batch is at most {}, got {}", kMaxLength, batch);
+  }
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, arguments.captures, {batch, q_len, kv_len}));
   if (arguments.sinks.has_value() != (p.sinks > 0)) {
     return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,

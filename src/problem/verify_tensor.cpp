@@ -1,6 +1,11 @@
 #include "problem/verify_tensor.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "score/sizes.h"
@@ -21,13 +26,51 @@ std::string sizes_text(std::span<const int64_t> shape) {
   return "[" + text + "]";
 }
 
+// A view that no memory can have, whatever the problem: offsets of its elements are computed in 64 bits everywhere.
+Status verify_view(const WantedTensor& wanted) {
+  const TensorView& view = wanted.view;
+  if (view.rank < 0 || view.rank > kMaxRank) {
+    return invalid_argument("{} has {} dimensions; expected 0 to {}", title(wanted), view.rank, kMaxRank);
+  }
+  const auto dims = static_cast<size_t>(view.rank);
+  const auto item = static_cast<int64_t>(size_in_bytes(view.dtype));
+  int64_t count = item;
+  int64_t reach = item;
+  bool fits = true;
+  for (size_t i = 0; i < dims; ++i) {
+    const int64_t size = view.sizes[i];
+    if (size < 0) {
+      return invalid_argument("{} has size {} in dimension {}; sizes are 0 or more", title(wanted), size, i);
+    }
+    if (size <= 1) {
+      continue;  // its stride is never used
+    }
+    int64_t step = 0;
+    fits = fits && view.strides[i] != std::numeric_limits<int64_t>::min() &&
+           !__builtin_mul_overflow(count, size, &count) &&
+           !__builtin_mul_overflow(std::abs(view.strides[i]), item, &step) &&
+           !__builtin_mul_overflow(size - 1, step, &step) && !__builtin_add_overflow(reach, step, &reach);
+  }
+  if (!fits) {
+    return invalid_argument("{}: sizes [{}] and strides [{}] reach beyond what 64 bits address", title(wanted),
+                            fmt::join(view.shape(), ","),
+                            fmt::join(view.strides.begin(), view.strides.begin() + dims, ","));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(item) != 0) {
+    return invalid_argument("{}: the data pointer is no multiple of the {} bytes of an element; copy the tensor first",
+                            title(wanted), item);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status verify_tensor(const WantedTensor& wanted) {
+  FLASHLIFT_RETURN_IF_ERROR(verify_view(wanted));
   const TensorView& view = wanted.view;
   const bool shape_fits = view.rank == static_cast<int>(wanted.shape.size()) &&
                           std::equal(wanted.shape.begin(), wanted.shape.end(), view.sizes.begin(),
-                                     [](int64_t want, int64_t got) { return want == got || (want < 0 && got >= 0); });
+                                     [](int64_t want, int64_t got) { return want < 0 || want == got; });
   if (view.dtype != wanted.dtype || !shape_fits) {
     const bool has_names =
         std::any_of(wanted.declared.begin(), wanted.declared.end(), [](int64_t size) { return size < kAnySize; });
@@ -43,11 +86,6 @@ Status verify_tensor(const WantedTensor& wanted) {
 
 Status verify_output(const WantedTensor& wanted) {
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
-  for (int i = 0; i < wanted.view.rank; ++i) {
-    if (wanted.view.sizes[i] > 1 && wanted.view.strides[i] == 0 && wanted.view.element_count() > 0) {
-      return invalid_argument("{}: dimension {} of an output has stride 0, so its elements overlap", title(wanted), i);
-    }
-  }
   if (overlaps_itself(wanted.view)) {
     return invalid_argument("{}: the strides of a {} output let its elements overlap", title(wanted),
                             describe(wanted.view));

@@ -4,11 +4,19 @@
 #include "flashlift/tensor.h"
 
 namespace flashlift {
+namespace {
+
+// Sizes from outside are multiplied before they are verified: what overflows must not be undefined.
+int64_t wrapping_product(int64_t x, int64_t y) {
+  return static_cast<int64_t>(static_cast<uint64_t>(x) * static_cast<uint64_t>(y));
+}
+
+}  // namespace
 
 int64_t TensorView::element_count() const {
   int64_t count = 1;
   for (const int64_t size : shape()) {
-    count *= size;
+    count = wrapping_product(count, size);
   }
   return count;
 }
@@ -19,7 +27,7 @@ TensorView dense_view(void* data, DType dtype, std::span<const int64_t> shape) {
   for (int i = view.rank - 1; i >= 0; --i) {
     view.sizes[i] = shape[i];
     view.strides[i] = stride;
-    stride *= shape[i];
+    stride = wrapping_product(stride, shape[i]);
   }
   return view;
 }

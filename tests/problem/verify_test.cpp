@@ -55,6 +55,9 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   Call overlapping;
   overlapping.arguments.out.strides[1] = 0;
   EXPECT_NE(overlapping.error().find("dimension 1 of an output has stride 0"), std::string::npos);
+  Call folded;  // rows that begin inside one another
+  folded.arguments.out.strides = {96, 24, 4, 1};
+  EXPECT_NE(folded.error().find("let its elements overlap"), std::string::npos) << folded.error();
   Call surplus_lse;
   surplus_lse.arguments.lse = surplus_lse.tensor({2, 4, 3});
   EXPECT_EQ(surplus_lse.error(), "the problem has not an lse output, but the call gives one");
@@ -110,6 +113,67 @@ TEST(VerifyArguments, GradientsHaveMemoryOfTheirOwn) {
   EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_v = b.d_k; }), "d_v shares memory with d_k" + advice);
   EXPECT_EQ(error_with([](BackwardArguments& b) { b.d_q->data = b.forward.out.data; }),
             "d_q shares memory with out" + advice);
+}
+
+TEST(VerifyArguments, TakesOutputsOfAnyLayoutThatDoesNotOverlap) {
+  Call call;
+  call.arguments.out = transposed(call.tensor({2, 3, 4, 8}), 1, 2);
+  EXPECT_EQ(call.error(), "");
+  call.arguments.out.strides = {1, 2, 8, 24};  // batch innermost
+  EXPECT_EQ(call.error(), "");
+  call.arguments.out = call.tensor({2, 4, 3, 8});
+  call.arguments.out.data = call.memory.data() + 4000;
+  call.arguments.out.strides = {-96, -24, -8, -1};
+  EXPECT_EQ(call.error(), "");
+}
+
+// Every tensor of a call, each with a view that no memory has.
+TEST(VerifyArguments, RefusesViewsThatNoMemoryHas) {
+  const auto tensors = [](AttentionArguments& arguments) {
+    return std::vector<std::pair<std::string, TensorView*>>{{"q", &arguments.q},
+                                                            {"k", &arguments.k},
+                                                            {"v", &arguments.v},
+                                                            {"out", &arguments.out},
+                                                            {"captured tensor `t`", &arguments.captures[0]},
+                                                            {"lse", &*arguments.lse},
+                                                            {"sinks", &*arguments.sinks}};
+  };
+  struct Attack {
+    const char* message;
+    void (*change)(TensorView&);
+  };
+  const Attack attacks[] = {
+      {"has size -1 in dimension 0", [](TensorView& view) { view.sizes[0] = -1; }},
+      {"has size -2 in dimension 0", [](TensorView& view) { view.sizes[0] = -2; }},
+      {"has size -9223372036854775808 in dimension 0", [](TensorView& view) { view.sizes[0] = INT64_MIN; }},
+      {"beyond what 64 bits address", [](TensorView& view) { view.sizes[0] = INT64_MAX; }},
+      {"beyond what 64 bits address", [](TensorView& view) { view.sizes[0] = int64_t{1} << 62; }},
+      {"beyond what 64 bits address", [](TensorView& view) { view.strides[0] = INT64_MAX; }},
+      {"beyond what 64 bits address", [](TensorView& view) { view.strides[0] = INT64_MIN; }},
+      {"has 9 dimensions", [](TensorView& view) { view.rank = 9; }},
+      {"has -1 dimensions", [](TensorView& view) { view.rank = -1; }},
+      {"no multiple of the 4 bytes", [](TensorView& view) { view.data = static_cast<char*>(view.data) + 1; }},
+  };
+  const auto problem = parse_problem(
+      "attn b2 hq4 hkv2 sq3 skv5 d8 lse sinks=2 score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 "
+      "}");
+  ASSERT_TRUE(problem.ok());
+  Call call;
+  call.problem = *problem;
+  call.arguments.captures = {call.tensor({5})};
+  call.arguments.lse = call.tensor({2, 4, 3});
+  call.arguments.sinks = call.tensor({4, 2});
+  ASSERT_EQ(call.error(), "");
+  const AttentionArguments whole = call.arguments;
+  for (size_t i = 0; i < tensors(call.arguments).size(); ++i) {
+    for (const Attack& attack : attacks) {
+      call.arguments = whole;
+      const auto [name, view] = tensors(call.arguments)[i];
+      attack.change(*view);
+      EXPECT_TRUE(call.error().starts_with(name)) << name << ": " << call.error();
+      EXPECT_NE(call.error().find(attack.message), std::string::npos) << name << ": " << call.error();
+    }
+  }
 }
 
 }  // namespace
