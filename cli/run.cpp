@@ -1,6 +1,7 @@
 // flashlift run: one problem on random tensors, timed, and on request compared with the fp64 oracle.
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -22,7 +23,11 @@ struct Options {
   bool json = false;
 };
 
-using Check = std::optional<problem::CheckReport>;
+using Check = std::optional<problem::Judgement>;
+
+std::array<std::pair<const char*, problem::Measure>, 3> measures(const problem::Judgement& judgement) {
+  return {{{"mean", judgement.mean}, {"largest", judgement.largest}, {"row", judgement.row}}};
+}
 
 void print_for_people(const Options& options, const Attention& attention, const Measurement& m, const Check& check) {
   fmt::print("problem         {}\n", options.problem);
@@ -32,8 +37,11 @@ void print_for_people(const Options& options, const Attention& attention, const 
   fmt::print("speed           {:.1f} GFLOP/s\n", m.gflops);
   fmt::print("workspace       {}\n", format_bytes(m.workspace_bytes));
   if (check) {
-    fmt::print("check           {}: mean error of {} {:.2e}, at most {:.2e} allowed; largest {:.2e}\n",
-               check->ok ? "ok" : "FAILED", check->tensor, check->mean_error, check->bound, check->max_error);
+    fmt::print("check           {}: errors of {}\n", check->ok ? "ok" : "FAILED", check->tensor);
+    for (const auto& [name, measure] : measures(*check)) {
+      fmt::print("  {:<14}{:.2e}, at most {:.2e} allowed; unfused maths {:.2e}\n", name, measure.error, measure.limit,
+                 measure.eager);
+    }
     if (!check->ok) {
       fmt::print("                {}\n", check->reason);
     }
@@ -45,9 +53,9 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
   object["seed"] = options.data.seed;
   if (check) {
     object["tensor"] = check->tensor;
-    object["mean_error"] = check->mean_error;
-    object["max_error"] = check->max_error;
-    object["bound"] = check->bound;
+    for (const auto& [name, measure] : measures(*check)) {
+      object["errors"][name] = {{"error", measure.error}, {"eager", measure.eager}, {"limit", measure.limit}};
+    }
     object["ok"] = check->ok;
     if (!check->ok) {
       object["reason"] = check->reason;

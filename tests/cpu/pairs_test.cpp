@@ -181,7 +181,7 @@ TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
     ASSERT_EQ(forward->pairs() == nullptr, problem.dropout > 0);  // dropout works on probabilities in f32
     testing::OwnedArguments arguments = testing::strided_arguments(problem, random);
     ASSERT_TRUE(forward->run(arguments.views, serial).ok());
-    const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+    const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
     ASSERT_TRUE(report.ok()) << report.error().message;
     EXPECT_TRUE(report->ok) << "seed " << seed << ": " << report->reason << "\n" << print(problem);
   }
@@ -286,7 +286,7 @@ TEST_P(Pairs, MaskedInfiniteValuesTakeNoPart) {
                           }
                         }};
   ASSERT_TRUE(forward->run(arguments.views, serial).ok());
-  const Result<problem::CheckReport> report = problem::check_output(*problem, arguments.views);
+  const Result<problem::Judgement> report = problem::check_output(*problem, arguments.views);
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->ok) << report->reason;
 }

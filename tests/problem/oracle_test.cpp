@@ -78,7 +78,7 @@ TEST(Check, AcceptsEagerMathsAndRejectsAWrongValue) {
   row.out[0] *= 1.00001f;
   const auto wrong = check_output(row.problem, row.arguments);
   EXPECT_FALSE(wrong->ok);
-  EXPECT_NE(wrong->reason.find("above the bound"), std::string::npos);
+  EXPECT_NE(wrong->reason.find("above the limit"), std::string::npos);
   row.out[0] = NAN;
   EXPECT_NE(check_output(row.problem, row.arguments)->reason.find("at out[0,0,0,0], got nan"), std::string::npos);
 }

@@ -136,7 +136,9 @@ def test_run_gives_the_documented_fields(flashlift):
 def test_run_check_agrees_with_the_oracle(flashlift, problem, layout):
     code, result = run_json(flashlift, problem, "--check", "--layout", layout)
     assert code == 0 and result["ok"] is True
-    assert 0 <= result["mean_error"] <= result["bound"] and result["mean_error"] <= result["max_error"]
+    errors = result["errors"]
+    assert set(errors) == {"mean", "largest", "row"} and errors["mean"]["error"] <= errors["largest"]["error"]
+    assert all(0 <= measure["error"] <= measure["limit"] for measure in errors.values())
 
 
 def test_run_for_people(flashlift):

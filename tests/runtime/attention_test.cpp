@@ -30,7 +30,7 @@ TEST_P(Runs, AgreesWithTheOracle) {
   ASSERT_TRUE(attention.ok()) << attention.error().message;
   const Status status = attention->run(arguments.views);
   ASSERT_TRUE(status.ok()) << status.error().message;
-  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
   ASSERT_TRUE(report.ok()) << report.error().message;
   EXPECT_TRUE(report->ok) << report->reason;
 }
@@ -202,7 +202,7 @@ TEST(Attention, MaskedKeysTakeNoPartEvenIfTheirValuesAreNan) {
   const Result<Attention> attention = Attention::compile(problem);
   ASSERT_TRUE(attention.ok());
   ASSERT_TRUE(attention->run(arguments.views).ok());
-  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
   EXPECT_TRUE(report->ok) << report->reason;
 }
 

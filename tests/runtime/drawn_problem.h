@@ -3,11 +3,13 @@
 
 #include <string>
 
+#include "problem/judge.h"
+
 namespace flashlift::testing {
 
 struct DrawnProblem {
-  std::string failure;  // empty if all is right; otherwise the problem and what is wrong
-  double ratio = 0;     // of the mean error to its bound, the largest of all tensors
+  std::string failure;           // empty if all is right; otherwise the problem and what is wrong
+  problem::Judgement judgement;  // of the tensor that came nearest to its limits
 };
 
 }  // namespace flashlift::testing

@@ -2,41 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "flashlift/attention.h"
 #include "problem/check.h"
-#include "problem/elements.h"
 #include "support/gradients.h"
 #include "support/random_problem.h"
 #include "support/threads.h"
 
 namespace flashlift::testing {
-namespace {
-
-// Both were made by the same random numbers, and so lie in memory alike.
-bool same_bits(const std::optional<TensorView>& x, const std::optional<TensorView>& y) {
-  const auto size = x ? static_cast<int64_t>(size_in_bytes(x->dtype)) : 0;
-  for (int64_t i = 0; x && i < x->element_count(); ++i) {
-    const int64_t at = problem::element_offset(*x, i) * size;
-    if (std::memcmp(static_cast<std::byte*>(x->data) + at, static_cast<std::byte*>(y->data) + at,
-                    static_cast<size_t>(size)) != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool same_bits(const BackwardArguments& x, const BackwardArguments& y) {
-  bool same =
-      same_bits(x.d_q, y.d_q) && same_bits(x.d_k, y.d_k) && same_bits(x.d_v, y.d_v) && same_bits(x.d_sinks, y.d_sinks);
-  for (size_t i = 0; i < x.d_captures.size(); ++i) {
-    same = same && same_bits(x.d_captures[i], y.d_captures[i]);
-  }
-  return same;
-}
-
-}  // namespace
 
 DrawnProblem check_random_backward(unsigned long seed) {
   Random random(seed);
@@ -72,17 +44,17 @@ DrawnProblem check_random_backward(unsigned long seed) {
   if (const Status status = attention->run_backward(second.arguments, {.executor = &several}); !status.ok()) {
     return failed(status.error().message);
   }
-  if (!same_bits(first.arguments, second.arguments)) {
-    return failed("the gradients differ between one thread and several");
+  if (const std::string which = differing_bits(first.arguments, second.arguments); !which.empty()) {
+    return failed(which + " differs between one thread and several");
   }
-  const Result<problem::CheckReport> report = problem::check_gradients(problem, first.arguments);
+  const Result<problem::Judgement> report = problem::check_gradients(problem, first.arguments);
   if (!report.ok()) {
     return failed(report.error().message);
   }
   if (!report->ok) {
-    return failed(fmt::format("{} (eager's is {:.3g})", report->reason, report->eager_error));
+    return failed(report->reason);
   }
-  return {.ratio = report->bound > 0 ? report->mean_error / report->bound : 0};
+  return {.judgement = *report};
 }
 
 }  // namespace flashlift::testing

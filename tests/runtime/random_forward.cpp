@@ -31,14 +31,14 @@ DrawnProblem check_random_forward(unsigned long seed) {
   if (const Status status = attention->run(arguments.views); !status.ok()) {
     return failed(status.error().message);
   }
-  const Result<problem::CheckReport> report = problem::check_output(problem, arguments.views);
+  const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
   if (!report.ok()) {
     return failed(report.error().message);
   }
   if (!report->ok) {
-    return failed(fmt::format("{} (eager's is {:.3g})", report->reason, report->eager_error));
+    return failed(report->reason);
   }
-  return {.ratio = report->bound > 0 ? report->mean_error / report->bound : 0};
+  return {.judgement = *report};
 }
 
 }  // namespace flashlift::testing

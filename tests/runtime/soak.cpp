@@ -1,12 +1,40 @@
-// Draws problems without end: soak forward|backward --count N --seed S. Prints every failure and the worst ratio of an
-// error to its bound; exit code 1 if any failed.
+// Draws problems without end: soak forward|backward --count N --seed S. Prints every failure, and how near errors came
+// to their limits; exit code 1 if any failed.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "random_backward.h"
 #include "random_forward.h"
+
+namespace {
+
+// Errors over their limits, of all problems so far.
+class Ratios {
+ public:
+  explicit Ratios(const char* name) : name_(name) {}
+
+  void add(double ratio) { ratios_.push_back(ratio); }
+
+  void print() {
+    std::sort(ratios_.begin(), ratios_.end());
+    std::cout << "  " << name_ << " error over its limit:";
+    for (const double part : {0.5, 0.9, 0.99, 0.999, 1.0}) {
+      const auto at = static_cast<size_t>(std::ceil(part * static_cast<double>(ratios_.size())));
+      std::cout << "  " << 100 * part << " % " << ratios_[std::max<size_t>(at, 1) - 1];
+    }
+    std::cout << std::endl;
+  }
+
+ private:
+  const char* name_;
+  std::vector<double> ratios_;
+};
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace flashlift::testing;
@@ -19,18 +47,22 @@ int main(int argc, char** argv) {
   app.add_option("--seed", seed, "the first one's seed; the others follow by one")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   unsigned long failures = 0;
-  double worst = 0;
+  Ratios mean("mean"), largest("largest"), row("worst row's");
   for (unsigned long i = 0; i < count; ++i) {
     const DrawnProblem drawn =
         direction == "backward" ? check_random_backward(seed + i) : check_random_forward(seed + i);
-    worst = std::max(worst, drawn.ratio);
+    mean.add(drawn.judgement.mean.ratio());
+    largest.add(drawn.judgement.largest.ratio());
+    row.add(drawn.judgement.row.ratio());
     if (!drawn.failure.empty()) {
       ++failures;
       std::cout << drawn.failure << "\n";
     }
     if ((i + 1) % 500 == 0 || i + 1 == count) {
-      std::cout << i + 1 << " problems, " << failures << " failures, largest error " << worst << " of its bound"
-                << std::endl;
+      std::cout << i + 1 << " problems, " << failures << " failures" << std::endl;
+      for (Ratios* ratios : {&mean, &largest, &row}) {
+        ratios->print();
+      }
     }
   }
   return failures == 0 ? 0 : 1;

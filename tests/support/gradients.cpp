@@ -1,6 +1,13 @@
 #include "support/gradients.h"
 
 namespace flashlift::testing {
+namespace {
+
+bool same_bits(const std::optional<TensorView>& x, const std::optional<TensorView>& y) {
+  return !x || bits_of(*x) == bits_of(*y);
+}
+
+}  // namespace
 
 OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& forward, const TensorView& d_out,
                               const std::optional<TensorView>& d_lse, Random random) {
@@ -25,6 +32,27 @@ OwnedGradients make_gradients(const Problem& problem, const AttentionArguments& 
     a.d_sinks = like(*forward.sinks, DType::kF32);
   }
   return made;
+}
+
+std::string differing_bits(const BackwardArguments& x, const BackwardArguments& y) {
+  if (!same_bits(x.d_q, y.d_q)) {
+    return "d_q";
+  }
+  if (!same_bits(x.d_k, y.d_k)) {
+    return "d_k";
+  }
+  if (!same_bits(x.d_v, y.d_v)) {
+    return "d_v";
+  }
+  if (!same_bits(x.d_sinks, y.d_sinks)) {
+    return "d_sinks";
+  }
+  for (size_t i = 0; i < x.d_captures.size(); ++i) {
+    if (!same_bits(x.d_captures[i], y.d_captures[i])) {
+      return "the gradient of captured tensor " + std::to_string(i);
+    }
+  }
+  return "";
 }
 
 }  // namespace flashlift::testing

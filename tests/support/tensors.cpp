@@ -140,6 +140,17 @@ void fill(const TensorView& view, Random& random) {
   }
 }
 
+std::vector<std::byte> bits_of(const TensorView& view) {
+  const size_t size = size_in_bytes(view.dtype);
+  std::vector<std::byte> bits(static_cast<size_t>(view.element_count()) * size);
+  for (int64_t i = 0; i < view.element_count(); ++i) {
+    const auto* from =
+        static_cast<const std::byte*>(view.data) + problem::element_offset(view, i) * static_cast<int64_t>(size);
+    std::memcpy(bits.data() + static_cast<size_t>(i) * size, from, size);
+  }
+  return bits;
+}
+
 // Exactly as large as the tensor, so that AddressSanitizer sees the first byte read past it.
 std::byte* OwnedArguments::allocate(size_t bytes) {
   memory_.push_back(std::make_unique<std::byte[]>(std::max<size_t>(bytes, 1)));

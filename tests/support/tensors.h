@@ -1,6 +1,7 @@
 // Tensors that own their memory, for tests.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -31,6 +32,9 @@ class OwnedArguments {
 
 // Fills every element of a view.
 void fill(const TensorView& view, Random& random);
+
+// The elements of a view as bytes, in logical order, to be compared to the bit.
+std::vector<std::byte> bits_of(const TensorView& view);
 
 // Dense arguments for a problem, outputs included; `?` sizes of captured tensors become 7. Sinks are sometimes shared
 // by all heads, and cumulative lengths rise.

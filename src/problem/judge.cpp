@@ -1,0 +1,224 @@
+#include "problem/judge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "problem/elements.h"
+
+namespace flashlift::problem {
+namespace {
+
+constexpr double kMeanFactor = 1.1;
+constexpr double kLargestFactor = 3.0;
+constexpr double kChance = 3.0;
+const double kTermRounding = 4 * std::ldexp(1.0, -24);
+
+struct Format {
+  int digits;    // of the significand
+  int smallest;  // exponent of the smallest number above 0
+};
+
+Format format_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {8, -133};
+    case DType::kF16:
+      return {11, -24};
+    case DType::kF64:
+      return {53, -1074};
+    default:
+      return {24, -149};
+  }
+}
+
+double unit_in_last_place(DType dtype, double value) {
+  const Format format = format_of(dtype);
+  const int exponent = value > 0 ? std::ilogb(value) : format.smallest;
+  return std::ldexp(1.0, std::max(exponent - format.digits + 1, format.smallest));
+}
+
+// Sums and maxima over the elements of a row, or of all rows.
+struct Errors {
+  double sum = 0;
+  double largest = 0;
+  int64_t count = 0;
+
+  void add(double error) {
+    sum += error;
+    largest = std::max(largest, error);
+    ++count;
+  }
+  void add(const Errors& row) {
+    sum += row.sum;
+    largest = std::max(largest, row.largest);
+    count += row.count;
+  }
+  double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
+};
+
+struct Row {
+  Errors ours;
+  Errors eager;
+  Errors size;   // |want|
+  Errors terms;  // their magnitudes
+};
+
+std::string place(const TensorView& view, int64_t index, int64_t row_width) {
+  std::string text;
+  for (int d = view.rank - 1; d >= 0; --d) {
+    const bool whole = row_width > 1 && d == view.rank - 1;
+    text = fmt::format("{}{}{}", whole ? ":" : std::to_string(index % view.sizes[d]), text.empty() ? "" : ",", text);
+    index /= view.sizes[d];
+  }
+  return fmt::format("[{}]", text);
+}
+
+class Judge {
+ public:
+  explicit Judge(const Subject& subject)
+      : subject_(subject), chance_(kChance / std::sqrt(std::max(1.0, subject.samples))) {
+    judgement_.tensor = subject.name;
+  }
+
+  Judgement run() {
+    const int64_t width = std::max<int64_t>(1, subject_.row_width);
+    const int64_t count = subject_.got.element_count();
+    rows_.resize(static_cast<size_t>((count + width - 1) / width));
+    for (int64_t i = 0; i < count; ++i) {
+      add_element(rows_[static_cast<size_t>(i / width)], i);
+    }
+    for (const Row& row : rows_) {
+      all_.ours.add(row.ours);
+      all_.eager.add(row.eager);
+      all_.size.add(row.size);
+      all_.terms.add(row.terms);
+    }
+    if (all_.ours.count > 0) {
+      judge_mean();
+      judge_largest();
+      judge_rows(width);
+    }
+    return std::move(judgement_);
+  }
+
+ private:
+  void fail(std::string reason) {
+    if (judgement_.ok) {
+      judgement_.ok = false;
+      judgement_.reason = std::move(reason);
+    }
+  }
+
+  void add_element(Row& row, int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    const double want = subject_.want.empty() ? 0.0 : subject_.want[at];
+    const double eager = subject_.eager.empty() ? 0.0 : subject_.eager[at];
+    const double got = read_float(subject_.got, element_offset(subject_.got, i));
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      const bool same = subject_.same_non_finite ? (std::isnan(got) && std::isnan(want)) || got == want
+                                                 : std::isfinite(got) == std::isfinite(want) || !std::isfinite(eager);
+      if (!same) {
+        fail(fmt::format("expected {} at {}{}, got {}", want, subject_.name, place(subject_.got, i, 1), got));
+      }
+      return;
+    }
+    row.ours.add(std::abs(got - want));
+    row.size.add(std::abs(want));
+    const double terms = subject_.magnitudes.empty() ? std::abs(want) : subject_.magnitudes[at];
+    row.terms.add(std::isfinite(terms) ? terms : 0.0);
+    if (std::isfinite(eager)) {  // what overflows in a 16-bit dtype is no measure
+      row.eager.add(std::abs(eager - want));
+    }
+  }
+
+  void judge_mean() {
+    // Each element's rounding error is uniform within a unit, so a mean over n of them wanders by 1 / sqrt(n).
+    const double rounding = std::ldexp(all_.size.mean(), -format_of(subject_.got.dtype).digits) /
+                            std::sqrt(static_cast<double>(all_.ours.count));
+    Measure& mean = judgement_.mean;
+    mean = {.error = all_.ours.mean(), .eager = all_.eager.mean()};
+    mean.limit = (kMeanFactor + chance_) * mean.eager + rounding + kTermRounding * all_.terms.mean();
+    if (!mean.ok()) {
+      fail(fmt::format("mean error of {} {:.3g} is above the limit {:.3g}", subject_.name, mean.error, mean.limit));
+    }
+  }
+
+  void judge_largest() {
+    Measure& largest = judgement_.largest;
+    largest = {.error = all_.ours.largest, .eager = all_.eager.largest};
+    largest.limit = (kLargestFactor + chance_) * largest.eager +
+                    unit_in_last_place(subject_.got.dtype, all_.size.largest) + kTermRounding * all_.terms.largest;
+    if (!largest.ok()) {
+      fail(fmt::format("largest error of {} {:.3g} is above the limit {:.3g}", subject_.name, largest.error,
+                       largest.limit));
+    }
+  }
+
+  // Eager's rows by size, each with the worst mean error up to there.
+  void sort_rows() {
+    for (const Row& row : rows_) {
+      if (row.eager.count > 0 && (row.size.sum > 0 || row.eager.sum > 0)) {
+        sizes_.emplace_back(row.size.mean(), row.eager.mean());
+      }
+    }
+    std::sort(sizes_.begin(), sizes_.end());
+    for (size_t i = 1; i < sizes_.size(); ++i) {
+      sizes_[i].second = std::max(sizes_[i].second, sizes_[i - 1].second);
+    }
+  }
+
+  // The worst of eager's rows up to twice the size.
+  double eager_row(double size) const {
+    if (sizes_.empty()) {
+      return 0;
+    }
+    constexpr size_t kLeastRows = 16;
+    const auto larger =
+        std::upper_bound(sizes_.begin(), sizes_.end(), std::pair(2 * size, std::numeric_limits<double>::infinity()));
+    const size_t least = std::min(sizes_.size(), std::max(kLeastRows, sizes_.size() / 2));
+    return sizes_[std::max(static_cast<size_t>(larger - sizes_.begin()), least) - 1].second;
+  }
+
+  void judge_rows(int64_t width) {
+    sort_rows();
+    size_t worst = 0;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      Measure measure{.error = row.ours.mean(), .eager = eager_row(row.size.mean())};
+      measure.limit = (kLargestFactor + chance_) * measure.eager +
+                      unit_in_last_place(subject_.got.dtype, row.size.largest) + kTermRounding * row.terms.mean();
+      if (i == 0 || measure.ratio() > judgement_.row.ratio()) {
+        judgement_.row = measure;
+        worst = i;
+      }
+    }
+    const Measure& row = judgement_.row;
+    if (!row.ok()) {
+      fail(fmt::format("mean error of the row {}{} {:.3g} is above the limit {:.3g}", subject_.name,
+                       place(subject_.got, static_cast<int64_t>(worst) * width, width), row.error, row.limit));
+    }
+  }
+
+  const Subject& subject_;
+  double chance_;
+  std::vector<Row> rows_;
+  Row all_;
+  std::vector<std::pair<double, double>> sizes_;
+  Judgement judgement_;
+};
+
+}  // namespace
+
+double Measure::ratio() const {
+  return limit > 0 ? error / limit : error > 0 ? std::numeric_limits<double>::infinity() : 0.0;
+}
+
+double Judgement::ratio() const { return std::max({mean.ratio(), largest.ratio(), row.ratio()}); }
+
+Judgement judge(const Subject& subject) { return Judge(subject).run(); }
+
+}  // namespace flashlift::problem

@@ -1,0 +1,55 @@
+// The one judgement of a result: C++ tests, Python tests, the command line and the benchmarks all ask it.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "flashlift/tensor.h"
+
+namespace flashlift::problem {
+
+// One tensor of a result, and what it is held against. All spans are dense, in the tensor's logical order; an empty one
+// is zeros.
+struct Subject {
+  std::string name;
+  const TensorView& got;               // f64, f32, bf16 or f16
+  std::span<const double> want;        // in double precision
+  std::span<const float> eager;        // unfused maths in the problem's own dtype
+  std::span<const double> magnitudes;  // of the terms that each element is summed from; empty: |want|
+  int64_t row_width = 1;               // elements of a row, which share their errors
+  double samples = 1;                  // how many independent errors there are: rows, as a rule
+  bool same_non_finite = true;         // NaN and each infinity stand where `want` has the same
+};
+
+// An error, the same of eager maths, and what the error may be.
+struct Measure {
+  double error = 0;
+  double eager = 0;
+  double limit = 0;
+
+  bool ok() const { return error <= limit; }
+  double ratio() const;  // error / limit
+};
+
+struct Judgement {
+  std::string tensor;
+  Measure mean;
+  Measure largest;
+  Measure row;  // the mean error of the row that is nearest to its limit, or the furthest beyond it
+  bool ok = true;
+  std::string reason;  // why not, with the place
+
+  double ratio() const;  // the largest of the three
+};
+
+// With chance = 3 / sqrt(samples), since two means of n errors of one distribution differ by more than 3 / sqrt(n) of
+// their size less than once in a thousand:
+//   mean     at most (1.1 + chance) x eager's, and what the dtype's rounding does to the mean of few elements
+//   largest  at most (3 + chance) x eager's largest, and a unit in the last place of the largest value
+//   row      at most (3 + chance) x eager's worst row, and a unit in the last place of the row's own largest value. The
+//            rows that count for eager's are those of up to twice the size, at least half of them: the short rows of a
+//            causal mask have large values with large errors, in which a long row of zeros would go unseen
+// Each allows a few f32 roundings of the terms besides: sums may cancel, in eager maths too.
+Judgement judge(const Subject& subject);
+
+}  // namespace flashlift::problem

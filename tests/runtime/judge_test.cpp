@@ -1,0 +1,245 @@
+// The judge over real results: what is right passes, and errors planted into it are found.
+#include "problem/judge.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "flashlift/attention.h"
+#include "problem/check.h"
+#include "support/half.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+using problem::Judgement;
+using testing::OwnedArguments;
+using testing::Random;
+
+Problem problem_of(const std::string& text) {
+  Result<Problem> problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << problem.error().message;
+  return *problem;
+}
+
+std::byte* element(const TensorView& view, int64_t h, int64_t row, int64_t d) {
+  return static_cast<std::byte*>(view.data) + (h * view.strides[1] + row * view.strides[2] + d * view.strides[3]) *
+                                                  static_cast<int64_t>(size_in_bytes(view.dtype));
+}
+
+void copy_row(const TensorView& to, int64_t to_h, int64_t to_row, const TensorView& from, int64_t h, int64_t row) {
+  for (int64_t d = 0; d < to.sizes[3]; ++d) {
+    std::memcpy(element(to, to_h, to_row, d), element(from, h, row, d), size_in_bytes(to.dtype));
+  }
+}
+
+void clear_row(const TensorView& view, int64_t h, int64_t row) {
+  for (int64_t d = 0; d < view.sizes[3]; ++d) {
+    std::memset(element(view, h, row, d), 0, size_in_bytes(view.dtype));
+  }
+}
+
+// The next number away from zero.
+void move_by_one_unit(const TensorView& view, int64_t h, int64_t row, int64_t d) {
+  if (view.dtype == DType::kF32) {
+    ++*reinterpret_cast<uint32_t*>(element(view, h, row, d));
+  } else {
+    ++*reinterpret_cast<uint16_t*>(element(view, h, row, d));
+  }
+}
+
+constexpr const char* kPlain = "attn hq4 hkv2 s512 d32 lse causal";
+
+// What a kernel with a defect computes, as the problem that it would be right for.
+struct Defect {
+  const char* name;
+  std::string problem;
+};
+
+std::vector<Defect> defects() {
+  const std::string sizes = "attn hq4 hkv2 s512 d32 lse ";
+  return {{"the scale is off by 1 %", std::string(kPlain) + " scale=0.17854"},
+          {"one key is missed", sizes + "causal mask_mod() { %0 = ne kv, 200; return %0 }"},
+          {"the diagonal is left out", sizes + "mask_mod() { %0 = lt kv, q; %1 = eq q, 0; %2 = or %0, %1; return %2 }"},
+          {"the last tile of rows misses its last tile of keys",
+           sizes + "causal mask_mod() { %0 = lt q, 496; %1 = lt kv, 480; %2 = or %0, %1; return %2 }"}};
+}
+
+// An attention and its gradients, all of them dense tensors of their own, of the same inputs whatever the problem.
+struct Results {
+  Problem problem;
+  OwnedArguments memory;
+  BackwardArguments call;
+
+  explicit Results(const std::string& text) : problem(problem_of(text)) {
+    Random random(3);
+    memory = testing::dense_arguments(problem, random);
+    call.forward = memory.views;
+    const auto like = [&](const TensorView& of) {
+      return memory.dense(of.dtype, {of.shape().begin(), of.shape().end()}, random);
+    };
+    call.d_out = like(memory.views.out);
+    call.d_q = like(memory.views.q);
+    call.d_k = like(memory.views.k);
+    call.d_v = like(memory.views.v);
+    const Result<Attention> attention = Attention::compile(problem);
+    EXPECT_TRUE(attention.ok()) << attention.error().message;
+    EXPECT_TRUE(attention->run(call.forward).ok());
+    EXPECT_TRUE(attention->run_backward(call).ok());
+  }
+};
+
+// Right results, and the oracle's, which all tests of a dtype share.
+class Judge : public ::testing::TestWithParam<const char*> {
+ protected:
+  struct Right {
+    Results results;
+    problem::OutputReference output;
+    problem::GradientReference gradients;
+  };
+
+  static std::string with_dtype(const std::string& text) { return text + " " + GetParam(); }
+
+  static const Right& right() {
+    static std::map<std::string, Right> all;
+    const std::string dtype = GetParam();
+    const auto found = all.find(dtype);
+    if (found != all.end()) {
+      return found->second;
+    }
+    Results results(with_dtype(kPlain));
+    auto output = problem::compute_reference(results.problem, results.call.forward);
+    auto gradients = problem::compute_reference(results.problem, results.call);
+    return all.emplace(dtype, Right{std::move(results), std::move(*output), std::move(*gradients)}).first->second;
+  }
+
+  // Beside what is right for the inputs, whatever these results were computed by.
+  static Judgement judge_output(const Results& results) {
+    return check_output(right().results.problem, results.call.forward, right().output);
+  }
+  static Judgement judge_gradients(const Results& results) {
+    return check_gradients(right().results.problem, results.call, right().gradients);
+  }
+
+  // Changes a right tensor, asks the judge, and puts the tensor back.
+  static void expect_found(const char* what, const TensorView& tensor, const std::function<void()>& change) {
+    const auto bytes = static_cast<size_t>(tensor.element_count()) * size_in_bytes(tensor.dtype);
+    std::vector<std::byte> kept(bytes);
+    std::memcpy(kept.data(), tensor.data, bytes);
+    change();
+    const bool is_output = tensor.data == right().results.call.forward.out.data;
+    const Judgement judgement = is_output ? judge_output(right().results) : judge_gradients(right().results);
+    EXPECT_FALSE(judgement.ok) << what << ": largest ratio " << judgement.ratio();
+    EXPECT_FALSE(judgement.reason.empty()) << what;
+    std::memcpy(tensor.data, kept.data(), bytes);
+  }
+};
+
+TEST_P(Judge, AcceptsWhatIsRight) {
+  const Judgement output = judge_output(right().results);
+  EXPECT_TRUE(output.ok) << output.reason;
+  const Judgement gradients = judge_gradients(right().results);
+  EXPECT_TRUE(gradients.ok) << gradients.reason;
+}
+
+TEST_P(Judge, AcceptsElementsThatAreRoundedTheOtherWay) {
+  const Results results(with_dtype(kPlain));
+  for (int64_t row = 0; row < 512; ++row) {
+    move_by_one_unit(results.call.forward.out, row % 4, row, row % 32);
+  }
+  const Judgement output = judge_output(results);
+  EXPECT_TRUE(output.ok) << output.reason;
+}
+
+TEST_P(Judge, FindsWhatADefectOfAKernelMakesOfAllRows) {
+  for (const Defect& defect : defects()) {
+    SCOPED_TRACE(defect.name);
+    const Results wrong(with_dtype(defect.problem));
+    EXPECT_FALSE(judge_output(wrong).ok);
+    EXPECT_FALSE(judge_gradients(wrong).ok);
+  }
+}
+
+// One of 2,048.
+TEST_P(Judge, FindsASingleWrongRow) {
+  const TensorView& out = right().results.call.forward.out;
+  for (const int64_t row : {0, 1, 100, 510}) {
+    SCOPED_TRACE("row " + std::to_string(row));
+    expect_found("zeros", out, [&] { clear_row(out, 2, row); });
+    expect_found("the row of another head", out, [&] { copy_row(out, 2, row, out, 0, row); });
+    expect_found("the next row", out, [&] { copy_row(out, 2, row, out, 2, row + 1); });
+  }
+}
+
+TEST_P(Judge, FindsANumberThatIsNone) {
+  const TensorView& out = right().results.call.forward.out;
+  expect_found("NaN", out, [&] {
+    const float nan = std::nanf("");
+    const uint16_t half = float_to_bf16(nan);
+    std::memcpy(element(out, 1, 30, 7), out.dtype == DType::kF32 ? static_cast<const void*>(&nan) : &half,
+                size_in_bytes(out.dtype));
+  });
+}
+
+TEST_P(Judge, FindsAWrongRowOfAGradient) {
+  const BackwardArguments& call = right().results.call;
+  for (const TensorView& gradient : {*call.d_q, *call.d_k, *call.d_v}) {
+    for (const int64_t row : {1, 100, 500}) {
+      SCOPED_TRACE("row " + std::to_string(row));
+      expect_found("zeros", gradient, [&] { clear_row(gradient, 1, row); });
+      expect_found("the next row", gradient, [&] { copy_row(gradient, 1, row, gradient, 1, row + 1); });
+      expect_found("the row of another head", gradient, [&] { copy_row(gradient, 1, row, gradient, 0, row); });
+    }
+  }
+}
+
+// Every row's statistics are judged by themselves: one in 2,048 shows.
+TEST_P(Judge, FindsOneWrongLogSumOfExponentials) {
+  float& lse = static_cast<float*>(right().results.call.forward.lse->data)[700];
+  const float kept = lse;
+  lse += 1e-3f;
+  const Judgement judgement = judge_output(right().results);
+  EXPECT_FALSE(judgement.ok);
+  EXPECT_EQ(judgement.tensor, "lse");
+  lse = kept;
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, Judge, ::testing::Values("f32", "bf16"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// Where a score_mod rounds, f32's error may take a score to the other side, which is what lse may differ by, and no
+// more: here 1/16, a unit of bf16 between 8 and 16.
+TEST(JudgeOfSteps, AllowsWhatRoundingExplains) {
+  const std::string text = "attn h1 sq1 skv2 d1 lse scale=1";
+  const std::string rounded = text + " score_mod() { %0 = round_bf16 score; return %0 }";
+  // A score that lies between two numbers of bf16, with 1 as the other.
+  std::vector<float> q = {1}, k = {10.03125f, 1}, v = {1, 1}, out = {1}, lse = {0};
+  const auto view = [](std::vector<float>& data, std::vector<int64_t> shape) {
+    return dense_view(data.data(), DType::kF32, shape);
+  };
+  const AttentionArguments arguments{.q = view(q, {1, 1, 1, 1}),
+                                     .k = view(k, {1, 1, 2, 1}),
+                                     .v = view(v, {1, 1, 2, 1}),
+                                     .out = view(out, {1, 1, 1, 1}),
+                                     .captures = {},
+                                     .sinks = {},
+                                     .lse = view(lse, {1, 1, 1})};
+  const auto accepts = [&](const std::string& problem, double score) {
+    lse[0] = static_cast<float>(std::log(std::exp(score) + std::exp(1.0)));
+    return problem::check_output(problem_of(problem), arguments)->ok;
+  };
+  EXPECT_TRUE(accepts(rounded, 10.0));
+  EXPECT_TRUE(accepts(rounded, 10.0625));
+  EXPECT_FALSE(accepts(rounded, 10.125));
+  EXPECT_FALSE(accepts(rounded, 9.9375));
+  EXPECT_TRUE(accepts(text, 10.03125));
+  EXPECT_FALSE(accepts(text, 10.0));
+  EXPECT_FALSE(accepts(text, 10.0625));
+}
+
+}  // namespace
+}  // namespace flashlift
