@@ -54,7 +54,7 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   EXPECT_EQ(null_data.error(), "v: the data pointer of a f32[2,2,5,8] tensor is null");
   Call overlapping;
   overlapping.arguments.out.strides[1] = 0;
-  EXPECT_NE(overlapping.error().find("dimension 1 of an output has stride 0"), std::string::npos);
+  EXPECT_NE(overlapping.error().find("let its elements overlap"), std::string::npos);
   Call folded;  // rows that begin inside one another
   folded.arguments.out.strides = {96, 24, 4, 1};
   EXPECT_NE(folded.error().find("let its elements overlap"), std::string::npos) << folded.error();
