@@ -44,6 +44,13 @@ struct BlockKinds {
 // Errors: tensors of other shapes or dtypes, counts or indices out of range.
 Result<BlockKinds> block_kinds(const BlockLists& lists);
 
+// The kinds of blocks that the problem's programs have, found by intervals: nothing of size N x N is built, and a block
+// is partial where it could not be proved to be skipped or full. Without `by_batch` (`by_head`) there is one batch
+// (head) of blocks, which are skipped or full in all of the problem's. Errors: the problem is malformed, or `captures`
+// are not what it reads; blocks without queries or keys.
+Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_block,
+                               int64_t kv_block, bool by_batch, bool by_head);
+
 // Makes mask_mod keep what lies in a full block, and what lies in a partial block and was kept before. The captured
 // tensor `name` comes last in Problem::captures, which no longer holds tensors that no program reads.
 // Errors: the problem is malformed, or has blocks of another number, or reads a captured tensor of that name.

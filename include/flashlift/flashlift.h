@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 3
+#define FLASHLIFT_API_VERSION 4
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -106,6 +106,15 @@ int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention,
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
 
 /* ---- Running ---- */
+
+/* Which blocks of the score plane a problem's mask keeps: writes 0 for a block of which nothing is kept, 2 for one of
+ * which everything is, and 1 for one that is kept in part, or of which nothing could be proved. Found by intervals,
+ * without anything of size q_len x kv_len. `captures`: the problem's captured tensors, on the CPU, in the order of
+ * flashlift_attention_capture_name. `kinds`: u8 [batch or 1, q_heads or 1, blocks of queries, blocks of keys], dense;
+ * where it has 1, what is said holds for all of the problem's batches or heads. Since version 4.
+ */
+FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const* captures, size_t capture_count,
+                                      int64_t q_block, int64_t kv_block, const DLTensor* kinds);
 
 /* The tensors of one call, whatever their strides (elements; NULL is dense row-major). They must lie on the device that
  * the attention was compiled for. batch, q_len and kv_len may differ from the compiled problem's. */

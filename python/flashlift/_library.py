@@ -25,7 +25,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 2
+_API_VERSION = 4
 
 
 class DLDevice(Structure):
@@ -138,6 +138,10 @@ _CORE = _ERRORS | {
     "flashlift_attention_considerations": (c_char_p, [c_void_p]),
     "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
     "flashlift_attention_backward_workspace_bytes": (c_int64, [c_void_p, c_int32]),
+    "flashlift_block_kinds": (
+        c_void_p,
+        [c_char_p, POINTER(POINTER(DLTensor)), c_size_t, c_int64, c_int64, POINTER(DLTensor)],
+    ),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
     "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
 }

@@ -1,4 +1,5 @@
 // flashlift.h: compiling and running.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -7,6 +8,7 @@
 #include "capi/dlpack.h"
 #include "capi/error.h"
 #include "flashlift/attention.h"
+#include "flashlift/block_mask.h"
 #include "support/error.h"
 #include "support/version.h"
 
@@ -128,20 +130,24 @@ class KeptRoom {
   std::vector<T>& vector_;
 };
 
+Status to_captures(const DLTensor* const* given, size_t count, DLDevice device, std::vector<TensorView>& captures) {
+  if (count > kMaxCaptures || (count > 0 && given == nullptr)) {
+    return invalid_argument("capture_count is {} and captures is {}; expected at most {} tensors", count,
+                            given == nullptr ? "NULL" : "set", kMaxCaptures);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(given[i], fmt::format("captures[{}]", i), device));
+    captures.push_back(view);
+  }
+  return {};
+}
+
 Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionArguments& arguments) {
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, to_view(given.q, "q", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, to_view(given.k, "k", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, to_view(given.v, "v", device));
   FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, to_view(given.out, "out", device));
-  if (given.capture_count > kMaxCaptures || (given.capture_count > 0 && given.captures == nullptr)) {
-    return invalid_argument("capture_count is {} and captures is {}; expected at most {} tensors", given.capture_count,
-                            given.captures == nullptr ? "NULL" : "set", kMaxCaptures);
-  }
-  for (size_t i = 0; i < given.capture_count; ++i) {
-    FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view,
-                               to_view(given.captures[i], fmt::format("captures[{}]", i), device));
-    arguments.captures.push_back(view);
-  }
+  FLASHLIFT_RETURN_IF_ERROR(to_captures(given.captures, given.capture_count, device, arguments.captures));
   if (given.sinks != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, to_view(given.sinks, "sinks", device));
   }
@@ -241,6 +247,46 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
+bool is_dense(const TensorView& view) {
+  const TensorView dense = dense_view(view.data, view.dtype, view.shape());
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.sizes[i] > 1 && view.strides[i] != dense.strides[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Status write_block_kinds(const char* problem_text, const DLTensor* const* given, size_t capture_count, int64_t q_block,
+                         int64_t kv_block, const DLTensor* kinds) {
+  if (problem_text == nullptr || kinds == nullptr) {
+    return invalid_argument("flashlift_block_kinds: problem and kinds must not be NULL");
+  }
+  const DLDevice cpu{kDLCPU, 0};
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(problem_text));
+  std::vector<TensorView> captures;
+  FLASHLIFT_RETURN_IF_ERROR(to_captures(given, capture_count, cpu, captures));
+  FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(kinds, "kinds", cpu));
+  if (q_block < 1 || kv_block < 1) {
+    return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
+  }
+  const auto blocks = [](int64_t length, int64_t block) { return length / block + (length % block == 0 ? 0 : 1); };
+  const bool by_batch = view.rank == 4 && view.sizes[0] != 1;
+  const bool by_head = view.rank == 4 && view.sizes[1] != 1;
+  const std::vector<int64_t> shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1,
+                                      blocks(problem.q_len, q_block), blocks(problem.kv_len, kv_block)};
+  const TensorView expected = dense_view(nullptr, DType::kU8, shape);
+  if (view.dtype != DType::kU8 || !std::ranges::equal(view.shape(), expected.shape()) || !is_dense(view)) {
+    return invalid_argument("kinds: expected {}, dense, got {}", describe(expected), describe(view));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const BlockKinds found,
+                             block_kinds(problem, captures, q_block, kv_block, by_batch, by_head));
+  if (!found.kinds.empty()) {
+    std::memcpy(view.data, found.kinds.data(), found.kinds.size());
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace flashlift::capi
 
@@ -286,6 +332,12 @@ int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention,
 
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {
   return attention == nullptr || concurrency < 1 ? -1 : attention->attention.backward_workspace_bytes(concurrency);
+}
+
+FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const* captures, size_t capture_count,
+                                      int64_t q_block, int64_t kv_block, const DLTensor* kinds) {
+  return flashlift::capi::guarded(
+      [&] { return flashlift::capi::write_block_kinds(problem, captures, capture_count, q_block, kv_block, kinds); });
 }
 
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,

@@ -111,6 +111,27 @@ TEST_F(CApi, TellsWhatWasCompiled) {
   EXPECT_EQ(flashlift_attention_capture_name(attention, 0), nullptr);
 }
 
+TEST_F(CApi, TellsBlocksOfAMask) {
+  constexpr DLDataType kU8 = {kDLUInt, 8, 1};
+  const char* problem = "attn b2 h2 s6 d8 f32 causal";
+  Array<uint8_t> kinds{{1, 2, 3, 2}, kU8, 9};
+  const auto ask = [&](const char* text, int64_t q_block, int64_t kv_block) {
+    return take(flashlift_block_kinds(text, nullptr, 0, q_block, kv_block, &kinds.tensor));
+  };
+  EXPECT_EQ(ask(problem, 2, 4), "");
+  EXPECT_EQ(kinds.data, (std::vector<uint8_t>{1, 0, 1, 0, 2, 1, 1, 0, 1, 0, 2, 1}));
+  for (const auto& [text, q_block] : {std::pair{problem, 3}, {problem, 0}, {"attn h2", 2}, {(const char*)nullptr, 2}}) {
+    kinds.data.assign(12, 9);
+    EXPECT_NE(ask(text, q_block, 4), "");
+    EXPECT_EQ(kinds.data, std::vector<uint8_t>(12, 9));
+  }
+  EXPECT_NE(ask("attn b2 h2 s6 d8 f32 mask=kv", 2, 4), "");  // without its captured tensor
+  std::vector<int64_t> strides = {12, 6, 1, 3};
+  kinds.tensor.strides = strides.data();
+  EXPECT_NE(ask(problem, 2, 4).find("kinds: expected u8[1,2,3,2], dense"), std::string::npos);
+  EXPECT_NE(take(flashlift_block_kinds(problem, nullptr, 0, 2, 4, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
 TEST_F(CApi, FillsInNoMoreThanAnOlderCallerHasRoomFor) {
   FlashliftProblemInfo info = {};
   info.struct_size = offsetof(FlashliftProblemInfo, head_dim);

@@ -127,5 +127,35 @@ TEST(BlockMask, RefusesProblemsThatItDoesNotFit) {
   EXPECT_TRUE(restrict_to_blocks(kinds, twice, "more_blocks").ok());
 }
 
+std::vector<uint8_t> kinds_of(const char* text, const std::vector<TensorView>& captures, int64_t q_block,
+                              int64_t kv_block, bool by_batch = false, bool by_head = false) {
+  const auto found = block_kinds(problem_of(text), captures, q_block, kv_block, by_batch, by_head);
+  EXPECT_TRUE(found.ok()) << found.error().message;
+  return found.ok() ? found->kinds : std::vector<uint8_t>();
+}
+
+TEST(BlockMask, FindsTheKindsOfAProgramsBlocks) {
+  using Kinds = std::vector<uint8_t>;
+  EXPECT_EQ(kinds_of("attn h1 s60 d8 causal", {}, 16, 16), (Kinds{1, 0, 0, 0, 2, 1, 0, 0, 2, 2, 1, 0, 2, 2, 2, 1}));
+  EXPECT_EQ(kinds_of("attn h1 s60 d8", {}, 64, 32), (Kinds{2, 2}));
+  EXPECT_EQ(kinds_of("attn h1 s60 d8 causal", {}, int64_t{1} << 62, int64_t{1} << 62), (Kinds{1}));
+  EXPECT_EQ(kinds_of("attn b0 h1 s60 d8 causal", {}, 32, 32), (Kinds{0, 0, 0, 0}));
+  EXPECT_EQ(kinds_of("attn b0 h1 s60 d8 causal", {}, 32, 32, true), (Kinds{}));
+  // By batches: of all of them together, only what holds for each is said.
+  const char* lengths = "attn b2 h2 s32 d8 key_lengths";
+  std::vector<int32_t> data = {16, 32};
+  const std::vector<int64_t> shape = {2};
+  const std::vector<TensorView> captures = {dense_view(data.data(), DType::kI32, shape)};
+  EXPECT_EQ(kinds_of(lengths, captures, 32, 16, true), (Kinds{2, 0, 2, 2}));
+  EXPECT_EQ(kinds_of(lengths, captures, 32, 16), (Kinds{2, 1}));
+  EXPECT_EQ(kinds_of(lengths, captures, 32, 16, true, true), (Kinds{2, 0, 2, 0, 2, 2, 2, 2}));
+}
+
+TEST(BlockMask, RefusesBlocksOfNothing) {
+  EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8"), {}, 0, 16, false, false).ok());
+  EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8"), {}, 16, -1, false, false).ok());
+  EXPECT_FALSE(block_kinds(problem_of("attn h1 s60 d8 key_lengths"), {}, 16, 16, false, false).ok());
+}
+
 }  // namespace
 }  // namespace flashlift

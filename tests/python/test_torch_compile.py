@@ -172,7 +172,10 @@ MISUSES = {
     "heads": ("enable_gqa=True", lambda q: ((q, q[:, :2], q[:, :2]), {})),
     "batch": ("do not broadcast", lambda q: ((q, q.repeat(2, 1, 1, 1)[:3], q), {})),
     "groups": ("must divide the number of heads", lambda q: ((q[:, :3], q[:, :2], q[:, :2]), {"enable_gqa": True})),
-    "groups_of_none": ("must divide the number of heads", lambda q: ((q[0, 0], q[0, 0], q[0, 0]), {"enable_gqa": True})),
+    "groups_of_none": (
+        "must divide the number of heads",
+        lambda q: ((q[0, 0], q[0, 0], q[0, 0]), {"enable_gqa": True}),
+    ),
     "types": ("same dtype", lambda q: ((q, q.bfloat16(), q), {})),
     "dimensions": ("at least 2 dimensional", lambda q: ((q[0, 0, 0], q, q), {})),
     "integers": ("torch.int32", lambda q: ((q.int(), q.int(), q.int()), {})),

@@ -1,49 +1,74 @@
 """PyTorch's BlockMask, and packed sequences, as a mask_mod.
 
-A mask that PyTorch made from a mask_mod is that mask_mod: which blocks it touches is found again from the program, without
-anything of size N×N. Masks that were put together or cut out of block lists have no mask_mod that says so; theirs is read
-off the lists.
+What PyTorch's kernels do with a BlockMask: nothing is kept outside of the blocks that it lists; in a full block everything
+is, without a question to its mask_mod; in a partial block what mask_mod keeps. The lists become a table of which kind each
+block is, that the mask_mod made here reads. A block that is listed twice counts once, one that is both partial and full is
+full, and one beyond the keys is none.
+
+Where the lists are what create_block_mask makes of the mask_mod, they say nothing more, and the mask_mod alone is faster:
+the kernels find blocks of their own size, and partial ones read no table. That is proved by intervals, once for a BlockMask
+and what its mask_mod captures, and asked again where one of their tensors was changed in place.
 """
 
+import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error, noop_mask
 
+from flashlift.torch import _checks
+from flashlift.torch._mods import Leaves, traced
+from flashlift.torch._native import are_readable, block_kinds, makes_graph, outside_of_modes
+from flashlift.torch._program import Bounds
+from flashlift.torch._trace import Trace
+
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
+_PARTIAL, _FULL = 1, 2
+_MAX_PROVED = 1 << 24  # elements of captured tensors: intervals know nothing of larger ones, as a rule
+_VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ from call to call
 
-_tables: "weakref.WeakKeyDictionary[BlockMask, tuple]" = weakref.WeakKeyDictionary()
+Mod = Callable[..., torch.Tensor]
+Traced = tuple[Trace, Leaves]
 
 
-def mask_mod_of(block_mask: BlockMask) -> Callable | None:
-    """The mask_mod that says what a BlockMask says; None if it keeps everything.
+def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> tuple[Mod | None, Traced | None]:
+    """The mask_mod that says what a BlockMask says, None if it keeps everything; and its trace, if that is known.
 
-    Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks: their content is lost.
+    Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks, whose content is lost; and ValueError for
+    one of other lengths than the query and the key.
     """
-    if not hasattr(block_mask, "mask_mod"):
+    if not isinstance(block_mask, BlockMask):
         raise AttributeError(
             f"block_mask is {type(block_mask).__name__}, expected a BlockMask: a function goes into mask_mod=, or through "
             "create_block_mask; a tensor is read by a mask_mod"
         )
-    mask_mod = block_mask.mask_mod
-    sliced = mask_mod is _sliced_mask_mod_error
-    if not sliced and mask_mod is not noop_mask and mask_mod is not None:
-        return mask_mod
-    if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS:
-        return None
-    if torch.compiler.is_dynamo_compiling():  # no content of a tensor decides what is compiled
-        partial, listed = True, _listed(block_mask)
-    else:
-        partial, listed = _table(block_mask)
-    if sliced and partial:
+    own = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+    sliced = own is _sliced_mask_mod_error
+    if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and not sliced:
+        _checks.check_block_mask(query, key, block_mask)
+        return own, None
+    lists = _lists_of(block_mask)
+    # While a graph is made, no content of a tensor decides what it does.
+    known = None if torch.compiler.is_dynamo_compiling() or makes_graph() else _known(block_mask, lists)
+    if sliced and (known is None or known.has_partial):
         raise RuntimeError(
             "Cannot use mask_mod from a sliced BlockMask: it has partial blocks, and slicing forgets the mask_mod that "
             "fills them. Assign block_mask.mask_mod, with its indices moved to the slice."
         )
-    if listed is None:
-        return None
-    return _from_table(listed, *block_mask.BLOCK_SIZE)
+    _checks.check_block_mask(query, key, block_mask)
+    if known is None:
+        has_full = block_mask.full_kv_num_blocks is not None
+        return _restricted(own, _kinds(block_mask), has_full, *block_mask.BLOCK_SIZE), None
+    own = own if known.has_partial else None
+    if own is None and not known.skips:
+        return None, None
+    if own is not None and query.dtype != torch.float64:
+        found = traced(own, "mask_mod")
+        if known.says_no_more_than(found, query, block_mask):
+            return own, found
+    return _restricted(own, known.kinds, known.has_full, *block_mask.BLOCK_SIZE), None
 
 
 def mask_mod_of_sequences(
@@ -74,48 +99,172 @@ def _sequence_of_each(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
     return torch.searchsorted(cu_seqlens.contiguous(), positions, right=True, out_int32=True)
 
 
-def _from_table(listed: torch.Tensor, q_block: int, kv_block: int) -> Callable:
-    """One indexing of a tensor that the mod captures as it is: a table of another size is then no other program."""
-    by_batch, by_head = listed.shape[0] > 1, listed.shape[1] > 1
-    listed = listed if by_head else listed[:, 0]
-    listed = listed if by_batch else listed[0]
+def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: int, kv_block: int) -> Mod:
+    """What a table of the blocks' kinds keeps, and `own` of partial blocks. The table is indexed once, and captured as it
+    is: one of another size is then no other program."""
+    by_batch, by_head = kinds.shape[0] > 1, kinds.shape[1] > 1
+    kinds = kinds if by_head else kinds[:, 0]
+    kinds = kinds if by_batch else kinds[0]
 
-    def in_listed_block(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def kind_of(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         block = (q // q_block, kv // kv_block)
         if by_batch:
-            return listed[b, h, *block] if by_head else listed[b, *block]
-        return listed[h, *block] if by_head else listed[block]
+            return kinds[b, h, *block] if by_head else kinds[b, *block]
+        return kinds[h, *block] if by_head else kinds[block]
 
-    return in_listed_block
+    def listed(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return kind_of(b, h, q, kv) != 0
 
+    def listed_and_own(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (kind_of(b, h, q, kv) != 0) & own(b, h, q, kv)
 
-def _table(block_mask: BlockMask) -> tuple[bool, torch.Tensor | None]:
-    """Whether any block is partial, and which blocks are listed: bool [batch, heads, q blocks, kv blocks], or None if all.
+    def full_or_own(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        kind = kind_of(b, h, q, kv)
+        return (kind == _FULL) | ((kind == _PARTIAL) & own(b, h, q, kv))
 
-    Kept with the mask, whose lists are taken not to change in place.
-    """
-    found = _tables.get(block_mask)
-    key = (block_mask.kv_indices, block_mask.full_kv_indices)
-    if found is not None and found[0][0] is key[0] and found[0][1] is key[1]:
-        return found[1]
-    partial = bool((block_mask.kv_num_blocks > 0).any())
-    listed = _listed(block_mask)
-    result = (partial, None if bool(listed.all()) else listed)
-    _tables[block_mask] = (key, result)
-    return result
+    if own is None:
+        return listed
+    return full_or_own if has_full else listed_and_own
 
 
-def _listed(block_mask: BlockMask) -> torch.Tensor:
-    """BlockMask.to_dense takes the width of the lists for the number of blocks, but lists may be narrower."""
+class _Snapshot:
+    """Tensors as they were, to tell whether they still are. Of those made in inference mode, which count no changes, the
+    content is kept."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self._tensors = [one for one in tensors if one is not None]
+        self._are_counted = not any(one.is_inference() for one in self._tensors)
+        self._states = [one._version if self._are_counted else one.detach().clone() for one in self._tensors]
+
+    def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        given = [one for one in tensors if one is not None]
+        if len(given) != len(self._tensors) or not all(map(operator.is_, given, self._tensors)):
+            return False
+        if self._are_counted:
+            return [one._version for one in given] == self._states
+        return all(map(torch.equal, given, self._states))
+
+
+class _Verdict(NamedTuple):
+    """Whether the lists say no more than a mask_mod, for what that captured, and for the batch and heads of a call."""
+
+    trace: Trace
+    numbers: list[int | float]
+    tensors: _Snapshot
+    sizes: tuple[int, int]
+    says_no_more: bool
+
+
+class _Known:
+    """The content of a BlockMask's lists."""
+
+    def __init__(self, block_mask: BlockMask, lists: Sequence[torch.Tensor | None]) -> None:
+        self.layout = _layout(block_mask)
+        with outside_of_modes():
+            self.lists = _Snapshot(lists)
+            _check_lists(block_mask)
+            rows = -(-block_mask.seq_lengths[0] // block_mask.BLOCK_SIZE[0])
+            self.kinds = _kinds(block_mask)[:, :, :rows]
+            present = torch.stack([(self.kinds == kind).any() for kind in (0, _PARTIAL, _FULL)])
+            self.skips, self.has_partial, self.has_full = present.tolist()
+        self._verdicts: list[_Verdict] = []
+
+    def says_no_more_than(self, found: Traced, query: torch.Tensor, block_mask: BlockMask) -> bool:
+        """Whether nothing is lost without the lists. Tensors that nothing leads to could change unseen."""
+        if not self.skips and not self.has_full:
+            return True
+        trace, leaves = found
+        sizes = (query.shape[0], query.shape[1])
+        for one in self._verdicts:
+            if one.trace is trace and one.sizes == sizes and one.numbers == leaves.numbers:
+                if one.tensors.holds(leaves.tensors):
+                    return one.says_no_more
+        if trace.reads_unknown or not are_readable(leaves.tensors):
+            return False
+        says_no_more = _is_proved(self.kinds, found, sizes, block_mask)
+        verdict = _Verdict(trace, leaves.numbers, _Snapshot(leaves.tensors), sizes, says_no_more)
+        self._verdicts = [verdict, *self._verdicts[: _VERDICTS - 1]]
+        return says_no_more
+
+
+_all_known: "weakref.WeakKeyDictionary[BlockMask, _Known]" = weakref.WeakKeyDictionary()
+
+
+def _known(block_mask: BlockMask, lists: Sequence[torch.Tensor | None]) -> _Known | None:
+    """Kept with the mask. None where the lists cannot be read now."""
+    found = _all_known.get(block_mask)
+    if found is not None and found.lists.holds(lists) and found.layout == _layout(block_mask):
+        return found
+    if not are_readable(lists):
+        return None
+    found = _all_known[block_mask] = _Known(block_mask, lists)
+    return found
+
+
+def _layout(block_mask: BlockMask) -> tuple:
+    return (*block_mask.BLOCK_SIZE, *block_mask.seq_lengths)
+
+
+def _is_proved(kinds: torch.Tensor, found: Traced, sizes: tuple[int, int], block_mask: BlockMask) -> bool:
+    """Whether a mask_mod surely keeps nothing of the blocks that are not listed, and all of the full ones."""
+    trace, leaves = found
+    lengths = block_mask.seq_lengths
+    text, sources = trace.program(Bounds(*sizes, *lengths))
+    with outside_of_modes():
+        captures = trace.tensors(sources, *leaves, device=kinds.device)
+        if sum(one.numel() for one in captures) > _MAX_PROVED:
+            return False
+        kinds = kinds[: sizes[0], : sizes[1]].cpu()
+        captures = [one.cpu() for one in captures]
+        proved = block_kinds(text, captures, sizes, lengths, block_mask.BLOCK_SIZE, kinds.shape)
+        return bool(((kinds == _PARTIAL) | (kinds == proved)).all())
+
+
+def _lists_of(block_mask: BlockMask) -> list[torch.Tensor | None]:
+    return [
+        block_mask.kv_num_blocks,
+        block_mask.kv_indices,
+        block_mask.full_kv_num_blocks,
+        block_mask.full_kv_indices,
+    ]
+
+
+def _check_lists(block_mask: BlockMask) -> None:
+    """PyTorch's kernels would read what is not there."""
+    for name, counts, indices in (
+        ("kv", block_mask.kv_num_blocks, block_mask.kv_indices),
+        ("full_kv", block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
+    ):
+        if counts is None:
+            continue
+        if counts.shape != indices.shape[:-1]:
+            raise ValueError(
+                f"block_mask.{name}_num_blocks is {list(counts.shape)} and {name}_indices {list(indices.shape)}; expected "
+                "one count for each row of indices"
+            )
+        in_list = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
+        is_wrong = [(counts < 0).any(), (counts > indices.shape[-1]).any(), (in_list & (indices < 0)).any()]
+        if any(torch.stack(is_wrong).tolist()):
+            raise ValueError(
+                f"block_mask.{name}_num_blocks and {name}_indices are no lists of blocks: expected counts from 0 to "
+                f"{indices.shape[-1]}, and that many indices that are not negative in each row"
+            )
+
+
+def _kinds(block_mask: BlockMask) -> torch.Tensor:
+    """Of which kind each block is: uint8 [batch, heads, q blocks, kv blocks], 0 where it is not listed. BlockMask.to_dense
+    takes the width of the lists for the number of blocks, but lists may be narrower, or wider after a cut."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    listed = _from_lists(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    kinds = _marked(block_mask.kv_num_blocks, block_mask.kv_indices, columns).to(torch.uint8)
     if block_mask.full_kv_num_blocks is not None:
-        listed = listed | _from_lists(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
-    return listed[(None,) * (4 - listed.dim())]
+        full = _marked(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+        kinds = torch.where(full, _FULL, kinds).to(torch.uint8)
+    return kinds[(None,) * (4 - kinds.dim())]
 
 
-def _from_lists(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
-    in_list = torch.arange(indices.size(-1), device=indices.device) < counts.unsqueeze(-1)
-    places = torch.where(in_list, indices, columns).long()  # the rest goes into a column that is cut off
+def _marked(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
+    counts_here = torch.arange(indices.size(-1), device=indices.device) < counts.unsqueeze(-1)
+    is_block = counts_here & (indices >= 0) & (indices < columns)
+    places = torch.where(is_block, indices, columns).long()  # the rest goes into a column that is cut off
     table = places.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
     return table.scatter(-1, places, True)[..., :columns]

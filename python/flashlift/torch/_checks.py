@@ -84,6 +84,10 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
         raise RuntimeError(f"Bq and Bkv must broadcast. Got Bq={query.size(0)} and Bkv={key.size(0)}")
 
 
+def _surely(condition: bool | torch.SymBool) -> bool:
+    return condition if type(condition) is bool else guard_or_false(condition)
+
+
 def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
     if query.device != block_mask.kv_num_blocks.device:
         raise RuntimeError(
@@ -92,9 +96,9 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
         )
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and block_mask.BLOCK_SIZE[1] >= _NO_BLOCKS:
         return
-    q_len, kv_len = block_mask.shape[-2:]
+    q_len, kv_len = block_mask.seq_lengths
     # Of lengths that a compiled graph learns only when it runs nothing is known, and the mask is taken to fit.
-    if guard_or_false(query.size(2) != q_len) or guard_or_false(key.size(2) != kv_len):
+    if _surely(query.size(2) != q_len) or _surely(key.size(2) != kv_len):
         smaller = query.size(2) > q_len or key.size(2) > kv_len
         raise ValueError(
             f"block_mask was created for block_mask.shape={block_mask.shape} but got q_len={query.size(2)} and "
@@ -103,10 +107,15 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
             + ("." if smaller else ", or 'adjust' it by block_mask._adjust(q_len, kv_len), which crops it.")
             + " flashlift also takes mask_mod= with no block mask, for any length."
         )
+    rows, q_block = block_mask.kv_indices.shape[-2], block_mask.BLOCK_SIZE[0]
+    if _surely(rows * q_block < q_len):
+        raise ValueError(
+            f"block_mask has {rows} rows of {q_block} queries each, and {q_len} queries; expected rows for all of them"
+        )
     for i, name in ((0, "batch"), (1, "heads")):
         size = block_mask.kv_num_blocks.size(i) if block_mask.kv_num_blocks.dim() == 3 else 1
         # A mask of more sequences or heads says more than is asked, as where one of a batch is decoded alone.
-        if guard_or_false(size != 1) and guard_or_false(size < query.size(i)):
+        if _surely(size != 1) and _surely(size < query.size(i)):
             raise ValueError(
                 f"block_mask has {name}={size}, the query {query.size(i)}; expected at least as many, or 1 for all"
             )

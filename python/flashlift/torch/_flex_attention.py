@@ -45,8 +45,9 @@ def flex_attention(
     unfused. Grouped heads need enable_gqa, as in PyTorch.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
     are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
-    block_mask: a BlockMask of PyTorch's. Its mask_mod is what counts; where it has none (cut out of another, or made
-    of block lists) its lists count. mask_mod gives a mask without any block mask, and is applied on top of one.
+    block_mask: a BlockMask of PyTorch's, as PyTorch compiles it: nothing is kept outside of its listed blocks, everything in
+    full ones, and in partial ones what its mask_mod keeps. mask_mod gives a mask without any block mask, and is applied on
+    top of one.
     sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
     cu_seqlens: sequences packed one after the other in a batch of 1, that do not see each other. Integers [sequences + 1]
     that begin with 0 and rise: where each begins, and the last ends. A pair of them where keys have other lengths than
@@ -72,9 +73,10 @@ def flex_attention(
     if kernel_options:
         _checks.check_options(kernel_options)
     _checks.check_aux(return_lse, return_aux)
+    trace_of_blocks = None
     if block_mask is not None:
-        mask_mod = _both(mask_mod_of(block_mask), mask_mod)
-        _checks.check_block_mask(query, key, block_mask)
+        of_blocks, trace_of_blocks = mask_mod_of(block_mask, query, key)
+        mask_mod = _both(of_blocks, mask_mod)
     if cu_seqlens is not None:
         mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
     seed = _seed(dropout_p, dropout_seed, query)
@@ -90,8 +92,10 @@ def flex_attention(
         out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     else:
-        mods = (("score_mod", score_mod), ("mask_mod", mask_mod))
-        programs = [traced(mod, kind) for kind, mod in mods if mod is not None]
+        programs = [] if score_mod is None else [traced(score_mod, "score_mod")]
+        if mask_mod is not None:
+            is_of_blocks = trace_of_blocks is not None and mask_mod is of_blocks
+            programs.append(trace_of_blocks if is_of_blocks else traced(mask_mod, "mask_mod"))
         out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed)
     out = out.to(dtype)
     if return_aux is not None:

@@ -1,15 +1,17 @@
 """Compiled attentions for PyTorch tensors, and the operators torch.ops.flashlift.attention and attention_backward."""
 
+import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from flashlift._attention import Attention
 from flashlift._errors import UnsupportedError
-from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, check
+from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, check, core
 from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._threads import options_of_cpu
 
@@ -437,6 +439,63 @@ def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
+_GRAPH_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def makes_graph() -> bool:
+    """Whether what is called now becomes part of a graph, that other tensors will be given to."""
+    return torch._C._get_tracing_state() is not None or any(map(torch._C._get_dispatch_mode, _GRAPH_MODES))
+
+
+def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether the content of tensors can be read now: they are not wrapped by a transform, and no CUDA graph is captured,
+    which could not wait for them. Of tensors made in inference mode on a GPU it would have to be read in each call."""
+    for one in tensors:
+        if one is None:
+            continue
+        if not _is_plain_tensor(one) or torch._C._functorch.is_functorch_wrapped_tensor(one):
+            return False
+        if one.is_cuda and (one.is_inference() or torch.cuda.is_current_stream_capturing()):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """What is computed here is kept for other calls: ordinary tensors, whichever modes and transforms this call runs in."""
+    with (
+        _disable_current_modes(),
+        torch._C._DisableFuncTorch(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def block_kinds(
+    program: str,
+    captures: Sequence[torch.Tensor],
+    sizes: tuple[int, int],
+    lengths: tuple[int, int],
+    blocks: tuple[int, int],
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """Which blocks a mask program keeps, by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on the CPU of 0 for
+    nothing, 2 for everything, and 1 for what may be either."""
+    batch, heads = sizes
+    problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
+    kinds = torch.empty(shape, dtype=torch.uint8)
+    views = _Views()
+    library = core()
+    check(
+        library,
+        library.flashlift_block_kinds(
+            problem.encode(), views.list_of(captures), len(captures), *blocks, views.of(kinds)
+        ),
+    )
+    return kinds
 
 
 def call(

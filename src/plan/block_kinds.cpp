@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <limits>
+
+#include "flashlift/block_mask.h"
+#include "plan/visits.h"
+#include "support/error.h"
+#include "support/rounding.h"
+
+namespace flashlift {
+namespace {
+
+constexpr uint8_t kPartial = 1;
+constexpr uint8_t kFull = 2;
+constexpr uint8_t kUnknown = 3;  // no batch or head was asked yet
+
+void merge(uint8_t kind, uint8_t& merged) { merged = merged == kUnknown || merged == kind ? kind : kPartial; }
+
+}  // namespace
+
+Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_block,
+                               int64_t kv_block, bool by_batch, bool by_head) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  if (q_block < 1 || kv_block < 1) {
+    return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
+  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
+  // Longer blocks than the sequences are all the same, and sums of their places would leave 64 bits.
+  q_block = std::min(q_block, std::max<int64_t>(problem.q_len, 1));
+  kv_block = std::min(kv_block, std::max<int64_t>(problem.kv_len, 1));
+  const int64_t rows = divide_up(problem.q_len, q_block);
+  const int64_t columns = divide_up(problem.kv_len, kv_block);
+  const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  BlockKinds result{.q_block = q_block,
+                    .kv_block = kv_block,
+                    .shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1, rows, columns},
+                    .kinds = {}};
+  const int64_t plane = rows * columns;
+  result.kinds.assign(result.shape[0] * result.shape[1] * plane, problem.batch == 0 ? uint8_t{0} : kUnknown);
+  std::vector<uint8_t> kinds(columns);
+  plan::VisitRow row;
+  const int64_t batches = by_batch || visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
+  const int64_t heads = by_head || visits.depends_on_h() ? problem.q_heads : 1;
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      uint8_t* merged = result.kinds.data() + ((by_batch ? b : 0) * result.shape[1] + (by_head ? h : 0)) * plane;
+      for (int64_t q = 0; q < problem.q_len; q += q_block, merged += columns) {
+        std::fill(kinds.begin(), kinds.end(), uint8_t{0});
+        visits.row(b, h, h + 1, q, std::min(q + q_block, problem.q_len), kv_block, row);
+        for (const plan::TileRun& run : row.runs) {
+          std::fill(kinds.begin() + run.begin, kinds.begin() + run.end,
+                    run.kind == plan::TileKind::kFull ? kFull : kPartial);
+        }
+        for (int64_t kv = 0; kv < columns; ++kv) {
+          merge(kinds[kv], merged[kv]);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace flashlift
