@@ -189,6 +189,40 @@ FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* atten
                                                  const FlashliftBackwardArguments* arguments,
                                                  const FlashliftRunOptions* options);
 
+/* ---- Judging a result ---- */
+
+/* One tensor of a result, and what it is held against: for tests and benchmarks of attention, Flashlift's or another's.
+ * All lie in the CPU's memory and have one shape. */
+typedef struct FlashliftSubject {
+  size_t struct_size;
+  const char* name;           /* for the reason; NULL is "out" */
+  const DLTensor* got;        /* f64, f32, bf16 or f16 */
+  const DLTensor* want;       /* f64: the same, computed in double precision */
+  const DLTensor* eager;      /* f32: the same, computed unfused in the problem's own element type */
+  const DLTensor* magnitudes; /* f64: what the terms of each element sum to without their signs; NULL: want's */
+  int64_t row_width;          /* elements of a row, which share their errors; 0 is 1 */
+  double samples;             /* how many errors are independent of each other; 0: as many as there are rows */
+  int32_t is_gradient;        /* other than 0: NaN and infinities may stand for each other, and where eager has them */
+} FlashliftSubject;
+
+/* An error, the same of `eager`, and what the error may be. */
+typedef struct FlashliftMeasure {
+  double error, eager, limit;
+} FlashliftMeasure;
+
+typedef struct FlashliftJudgement {
+  size_t struct_size;
+  FlashliftMeasure mean;    /* of all elements */
+  FlashliftMeasure largest; /* of all elements */
+  FlashliftMeasure row;     /* the mean of a row: the row that is nearest to its limit, or the furthest beyond */
+  int32_t ok;
+  char reason[256]; /* why it is not ok, with the place; empty if it is */
+} FlashliftJudgement;
+
+/* Whether a result is right, by the rules of docs/design.md. Errors: INVALID_ARGUMENT for a shape or an element type.
+ * Since version 4. */
+FlashliftError* flashlift_judge(const FlashliftSubject* subject, FlashliftJudgement* judgement);
+
 #ifdef __cplusplus
 }
 #pragma GCC visibility pop

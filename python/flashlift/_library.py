@@ -9,7 +9,9 @@ import functools
 from ctypes import (
     POINTER,
     Structure,
+    c_char,
     c_char_p,
+    c_double,
     c_float,
     c_int,
     c_int32,
@@ -111,6 +113,35 @@ class ProblemInfo(Structure):
     ]
 
 
+class Subject(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("got", POINTER(DLTensor)),
+        ("want", POINTER(DLTensor)),
+        ("eager", POINTER(DLTensor)),
+        ("magnitudes", POINTER(DLTensor)),
+        ("row_width", c_int64),
+        ("samples", c_double),
+        ("is_gradient", c_int32),
+    ]
+
+
+class Measure(Structure):
+    _fields_ = [("error", c_double), ("eager", c_double), ("limit", c_double)]
+
+
+class Judgement(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("mean", Measure),
+        ("largest", Measure),
+        ("row", Measure),
+        ("ok", c_int32),
+        ("reason", c_char * 256),
+    ]
+
+
 class FuseOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -144,6 +175,7 @@ _CORE = _ERRORS | {
     ),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
     "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
+    "flashlift_judge": (c_void_p, [POINTER(Subject), POINTER(Judgement)]),
 }
 _STABLEHLO = _ERRORS | {
     "flashlift_stablehlo_fuse": (c_void_p, [c_char_p, c_size_t, POINTER(FuseOptions), POINTER(c_void_p)]),

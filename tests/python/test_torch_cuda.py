@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
-from test_torch_flex import FACTOR, check, tensors, unfused
+from test_torch_flex import check, tensors, unfused
 from test_torch_gradients import captured, drawn, fused, in_double
 from test_torch_gradients import check as check_gradients
 from torch.nn.attention.flex_attention import create_block_mask
@@ -60,7 +60,7 @@ def test_mods(name, dtype):
         pytest.skip("a partial: its tensors cannot be moved in place")
     mods = [on_gpu(mod) for mod in torch_mods.cases(shape[0], shape[3], shape[4])[name]]
     out = flex_attention(*(one.cuda() for one in given), mods[0], mask_mod=mods[1], enable_gqa=True)
-    check(out.cpu(), golden, eager, FACTOR[dtype])
+    check(out.cpu(), golden, eager)
 
 
 @torch.no_grad()
