@@ -16,6 +16,7 @@ import hardware
 import jax
 import memory
 import numpy as np
+import golden
 import torch
 from contenders import Case, Contender
 
@@ -54,18 +55,24 @@ class Row:
     """Bytes of keys and values over the time."""
     temporary_bytes: int
     prepare_ms: float
-    max_difference: float
-    """From Flashlift's result."""
+    wrong: list[str]
+    """What the judge says against the result (benchmarks/golden.py)."""
 
 
 def main() -> int:
     options = parse_arguments("bench.md")
     limits = hardware.measure(BUILD)
     note(f"{limits}\n")
-    plain = run_all([case for case in PLAIN if options.only in case.name], plain_contenders, limits, options)
-    mods = run_all([case for case in MODS if options.only in case.name], mod_contenders, limits, options)
-    decode = run_all([case for case in DECODE if options.only in case.name], decode_contenders, limits, options)
-    backward = run_all([case for case in BACKWARD if options.only in case.name], backward_contenders, limits, options)
+    verdict = golden.Verdict()
+    plain, mods, decode, backward = (
+        run_all([case for case in cases if options.only in case.name], make, limits, options, verdict)
+        for cases, make in (
+            (PLAIN, plain_contenders),
+            (MODS, mod_contenders),
+            (DECODE, decode_contenders),
+            (BACKWARD, backward_contenders),
+        )
+    )
     text = "\n".join(
         [
             f"{limits}.",
@@ -73,7 +80,7 @@ def main() -> int:
             "Medians of runs taken in turns in one process. Speeds in GFLOP/s, of the scores that are kept; × is",
             "Flashlift's speed over the peer's. Memory is what a call needs besides inputs and outputs: what the library",
             "plans, or by how much the process grows, whichever is more. Preparing is compiling, building masks and the",
-            "first call. The last two columns have one number for each contender, in order.",
+            "first call. Every result was judged beside float64 first. The last two columns have one number for each contender, in order.",
             "",
             "Written by `make bench`.",
             "",
@@ -101,7 +108,7 @@ def main() -> int:
         print(json.dumps({"hardware": asdict(limits), "rows": rows}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
-    return 0
+    return verdict.exit_code()
 
 
 def parse_arguments(output: str) -> argparse.Namespace:
@@ -136,13 +143,16 @@ def backward_contenders(case: Case, inputs: contenders.Inputs, threads: int) -> 
     return [contenders.with_flashlift_backward(case, inputs, threads), contenders.with_torch_backward(case, inputs)]
 
 
-def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: argparse.Namespace) -> list[Row]:
+def run_all(
+    cases: list[Case], make: object, limits: hardware.Limits, options: argparse.Namespace, verdict: golden.Verdict
+) -> list[Row]:
     rows = []
     for case in cases:
         note(case.name)
-        group = make(case, contenders.Inputs(case), limits.threads)
+        inputs = contenders.Inputs(case)
+        references = inputs.reference(case)
+        group = make(case, inputs, limits.threads)
         times = measure(group, options.seconds)
-        ours = group[0].result()
         for one, seconds in zip(group, times, strict=True):
             rows.append(
                 Row(
@@ -154,9 +164,10 @@ def run_all(cases: list[Case], make: object, limits: hardware.Limits, options: a
                     1e-9 * case.key_value_bytes / seconds,
                     max(one.planned_bytes, memory.growth(one.run) - one.result_bytes),
                     1e3 * one.prepare_seconds,
-                    float(np.abs(one.result() - ours).max()),
+                    golden.complaints({one.name: one.results()}, references),
                 )
             )
+            verdict.add(rows[-1].wrong)
             row = rows[-1]
             cost = f"{in_mib(row.temporary_bytes)} MiB; prepared in {row.prepare_ms:.0f} ms"
             note(f"  {one.name:16} {row.ms:9.2f} ms {row.gflops:6.0f} GFLOP/s {cost}")

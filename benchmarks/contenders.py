@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a first call is to be one
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import golden
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -108,8 +109,8 @@ class Contender:
     """Allocated in each call for the result; 0 where the caller brings its memory."""
     prepare_seconds: float
     """From nothing to the first result: compiling, building masks, the first call."""
-    result: Callable[[], np.ndarray]
-    """What the latest run computed, as float32 [heads, length, depth]."""
+    results: Callable[[], dict[str, torch.Tensor]]
+    """What the latest run computed, by the names of the reference, [batch, heads, length, depth]."""
 
 
 class Inputs:
@@ -125,11 +126,21 @@ class Inputs:
             random.normal(size=shape).astype(np.float32).astype(kind) for shape in shapes
         )
 
+    def reference(self, case: Case) -> dict[str, golden.Reference]:
+        """What every contender's results are judged by."""
+        global N
+        N = case.length
+        mod = MODS[case.mod]
+        attention = golden.Attention(*self.torch(), mod.score_mod, mod.mask_mod)
+        if case.backward:
+            return golden.backward(attention, torch_tensor(self.d_out))
+        return {"out": golden.forward(attention)}
+
     def torch(self) -> list[torch.Tensor]:
-        return [_torch_tensor(array) for array in (self.q, self.k, self.v)]
+        return [torch_tensor(array) for array in (self.q, self.k, self.v)]
 
 
-def _torch_tensor(array: np.ndarray) -> torch.Tensor:
+def torch_tensor(array: np.ndarray) -> torch.Tensor:
     kind = torch.bfloat16 if array.dtype != np.float32 else torch.float32
     return torch.tensor(array.astype(np.float32)).to(kind)
 
@@ -142,7 +153,7 @@ def with_flashlift(case: Case, inputs: Inputs, threads: int) -> Contender:
     run()
     prepare = time.perf_counter() - start
     workspace = attention.workspace_bytes(threads)
-    return Contender("Flashlift", run, workspace, 0, prepare, lambda: out[0].astype(np.float32))
+    return Contender("Flashlift", run, workspace, 0, prepare, lambda: {"out": torch_tensor(out)})
 
 
 def with_flashlift_backward(case: Case, inputs: Inputs, threads: int) -> Contender:
@@ -155,14 +166,18 @@ def with_flashlift_backward(case: Case, inputs: Inputs, threads: int) -> Contend
     run()
     prepare = time.perf_counter() - start
     workspace = attention.backward_workspace_bytes(threads)
-    return Contender("Flashlift", run, workspace, 0, prepare, lambda: gradients[0][0].astype(np.float32))
+    return Contender("Flashlift", run, workspace, 0, prepare, lambda: by_name(map(torch_tensor, gradients)))
+
+
+def by_name(gradients: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True))
 
 
 def with_torch_backward(case: Case, inputs: Inputs) -> Contender:
     start = time.perf_counter()
     given = [tensor.requires_grad_() for tensor in inputs.torch()]
     out = F.scaled_dot_product_attention(*given, is_causal=case.mod == "causal", enable_gqa=case.groups != case.heads)
-    d_out = _torch_tensor(inputs.d_out)
+    d_out = torch_tensor(inputs.d_out)
     latest = {}
 
     def run() -> None:
@@ -171,7 +186,7 @@ def with_torch_backward(case: Case, inputs: Inputs) -> Contender:
     run()
     prepare = time.perf_counter() - start
     size = sum(gradient.nbytes for gradient in latest["gradients"])
-    return Contender("torch SDPA", run, 0, size, prepare, lambda: latest["gradients"][0][0].float().numpy())
+    return Contender("torch SDPA", run, 0, size, prepare, lambda: by_name(latest["gradients"]))
 
 
 def with_torch(case: Case, inputs: Inputs) -> Contender:
@@ -207,7 +222,7 @@ def torch_contender(name: str, function: Callable[[], torch.Tensor], start: floa
 
     run()
     prepare = time.perf_counter() - start
-    return Contender(name, run, 0, latest["out"].nbytes, prepare, lambda: latest["out"][0].float().numpy())
+    return Contender(name, run, 0, latest["out"].nbytes, prepare, lambda: {"out": latest["out"]})
 
 
 def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
@@ -250,4 +265,4 @@ def _xla_contender(name: str, function: Callable, arrays: list[jax.Array], works
     planned = compiled.memory_analysis().temp_size_in_bytes + workspace
     prepare = time.perf_counter() - start
     size = latest["out"].nbytes
-    return Contender(name, run, planned, size, prepare, lambda: np.asarray(latest["out"][0], np.float32))
+    return Contender(name, run, planned, size, prepare, lambda: {"out": torch_tensor(np.asarray(latest["out"]))})

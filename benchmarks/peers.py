@@ -21,6 +21,7 @@ import flashlift
 import hardware
 import ml_dtypes
 import numpy as np
+import golden
 import torch
 from contenders import Case, Contender, Inputs
 
@@ -67,7 +68,12 @@ def with_onnxruntime(case: Case, inputs: Inputs, threads: int) -> Contender | No
     run()
     prepare = time.perf_counter() - start
     return Contender(
-        "ONNX Runtime", run, 0, 0, prepare, lambda: out.reshape(-1, case.heads, case.depth).swapaxes(0, 1).copy()
+        "ONNX Runtime",
+        run,
+        0,
+        0,
+        prepare,
+        lambda: {"out": torch.tensor(out.reshape(1, -1, case.heads, case.depth).swapaxes(1, 2))},
     )
 
 
@@ -96,14 +102,13 @@ def with_openvino(case: Case, inputs: Inputs, threads: int) -> Contender | None:
     request.infer()
     prepare = time.perf_counter() - start
 
-    def result() -> np.ndarray:
+    def results() -> dict[str, torch.Tensor]:
         tensor = request.get_output_tensor(0)
         data = np.asarray(tensor.data)  # bf16 comes as if it were f16
-        return (data.view(ml_dtypes.bfloat16) if tensor.element_type == openvino.Type.bf16 else data)[0].astype(
-            np.float32
-        )
+        data = data.view(ml_dtypes.bfloat16) if tensor.element_type == openvino.Type.bf16 else data
+        return {"out": contenders.torch_tensor(data)}
 
-    return Contender("OpenVINO", request.infer, 0, 0, prepare, result)
+    return Contender("OpenVINO", request.infer, 0, 0, prepare, results)
 
 
 def with_vllm(case: Case, inputs: Inputs, threads: int) -> Contender | None:
@@ -135,7 +140,7 @@ def with_vllm(case: Case, inputs: Inputs, threads: int) -> Contender | None:
 
     run()
     prepare = time.perf_counter() - start
-    return Contender("vLLM", run, 0, 0, prepare, lambda: out.transpose(0, 1).float().numpy())
+    return Contender("vLLM", run, 0, 0, prepare, lambda: {"out": out.transpose(0, 1)[None]})
 
 
 @functools.cache
@@ -191,7 +196,8 @@ def main() -> int:
         return found + [one for one in others if one is not None]
 
     cases = [case for case in bench.PLAIN + bench.DECODE if options.only in case.name]
-    rows = bench.run_all(cases, make, limits, options)
+    verdict = golden.Verdict()
+    rows = bench.run_all(cases, make, limits, options, verdict)
     names = ["torch SDPA", *(name for name, _ in present.values())]
     decode = {case.name for case in bench.DECODE}
     tables = [
@@ -216,7 +222,7 @@ def main() -> int:
         print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
-    return 0
+    return verdict.exit_code()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/torch_flex.py [--mods NAME...] [--dtypes float32 bfloat16] [--length 2048] [--json FILE]
     python benchmarks/torch_flex.py --device cuda --dtypes bfloat16 --heads 32 --length 8192 --depth 128
 
-For each mod: milliseconds (the best of some), their ratio, and the first call of each. TorchDynamo's state is fresh for
+For each mod: milliseconds (the median of some), their ratio, and the first call of each. Both results are judged
+(benchmarks/golden.py): one that is wrong is named, and the exit code is 1. TorchDynamo's state is fresh for
 every mod: past eight masks in one process, PyTorch's silently runs the unfused maths. Then: kernels compiled for 100 mods
 and for 100 lengths. Last, documents of 131,072 tokens: a call of one tile of queries, which is what comes before the work
 (the mask's ids are new each time), the whole call, and the growth of the process's memory.
@@ -12,8 +13,11 @@ and for 100 lengths. Last, documents of 131,072 tokens: a call of one tile of qu
 import argparse
 import json
 import resource
+import statistics
+import sys
 import time
 
+import golden
 import torch
 from flashlift.torch import _mods, _native, flex_attention
 from torch.nn.attention.flex_attention import and_masks, create_block_mask
@@ -76,7 +80,9 @@ def compare(name, mod, dtype, options):
     for _ in range(options.repeats):
         for who, call in calls.items():
             times[who].append(once(call))
-    row |= {f"{who}_ms": min(found) for who, found in times.items()}
+    row |= {f"{who}_ms": statistics.median(found) for who, found in times.items()}
+    golden = golden.forward(golden.Attention(q, k, v, score_mod, mask_mod))
+    row["wrong"] = golden.complaints({who: {"out": call()} for who, call in calls.items()}, {"out": golden})
     return row | {"ratio": row["torch_ms"] / row["flashlift_ms"]}
 
 
@@ -128,7 +134,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", help="a file for the figures")
     options = parser.parse_args()
-    rows = []
+    rows, verdict = [], golden.Verdict()
     print(f"{'':14} {'dtype':9} {'flashlift':>10} {'torch':>10} {'ratio':>7}   first call: flashlift, torch")
     for name, mod in mods(options.length, options.heads, options.device).items():
         for dtype in options.dtypes:
@@ -138,6 +144,7 @@ def main():
                 times = f"{row['flashlift_ms']:7.1f} ms {row['torch_ms']:7.1f} ms {row['ratio']:6.1f}×"
                 first = f"{row['flashlift_first_ms']:.0f} ms, {row['torch_first_ms']:.0f} ms"
                 print(f"{name:14} {dtype:9} {times}   {first}", flush=True)
+                verdict.add(row["wrong"])
     found = {}
     if options.device == "cpu":
         found["kernels_for_100_mods"] = compiled_kernels(capped_window, [64] * 100)
@@ -148,7 +155,8 @@ def main():
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"options": vars(options), "rows": rows, **found}, file, indent=1)
+    return verdict.exit_code()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,19 +2,20 @@
 
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
 
-Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Gradients are compared
-with each other first. Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score
+Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
+gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score
 plane (half of it for causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 """
 
 import argparse
 import json
 import math
+import sys
 
 import flashlift
 import torch
 import torch.nn.functional as F
-from forward import BLOCK, first_result, inputs, mod_cases, relative_error, report
+from forward import BLOCK, first_result, inputs, mod_cases, golden, report
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -39,20 +40,18 @@ def by_autograd(call, tensors, d_out):
     return lambda: torch.autograd.grad(out, leaves, d_out, retain_graph=True)
 
 
-def compare(gradients, run, peers):
-    """The kernels to be measured, and how far Flashlift's gradients are from the first peer's."""
-    kernels = {"flashlift": run}
-    error = float("nan")
+def compare(gradients, run, peers, attention, d_out):
+    """The kernels to be measured, and what is wrong with their gradients."""
+    names = ("d_q", "d_k", "d_v")
+    kernels, results = {"flashlift": run}, {"flashlift": dict(zip(names, gradients, strict=True))}
     run()
     for name, make in peers.items():
         backward = first_result(name, make)
-        results = None if backward is None else first_result(name, backward)
-        if results is None:
-            continue
-        kernels[name] = backward
-        if math.isnan(error):
-            error = max(relative_error(ours, theirs.float()) for ours, theirs in zip(gradients, results, strict=True))
-    return kernels, error
+        found = None if backward is None else first_result(name, backward)
+        if found is not None:
+            kernels[name] = backward
+            results[name] = dict(zip(names, found, strict=True))
+    return kernels, golden.complaints(results, golden.backward(attention, d_out))
 
 
 def plain_case(s, d, dv, causal, heads, kv_heads):
@@ -69,10 +68,12 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
         return lambda: by_autograd(call, (q, k, v), d_out)
 
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
-    kernels, error = compare(gradients, run, peers)
+    mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None
+    attention = golden.Attention(q, k, v, mask_mod=mask_mod)
+    kernels, wrong = compare(gradients, run, peers, attention, d_out)
     flops = b * heads * s * s * (6 * d + 4 * dv) * (0.5 if causal else 1)
     name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
-    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, error
+    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, wrong
 
 
 def mod_case(case):
@@ -91,11 +92,12 @@ def mod_case(case):
             lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask), (q, k, v), d_out
         )
 
-    kernels, error = compare(gradients, run, {"flex": flex})
+    attention = golden.Attention(q, k, v, score_mod, mask_mod)
+    kernels, wrong = compare(gradients, run, {"flex": flex}, attention, d_out)
     blocks = (s // BLOCK) * (skv // BLOCK)
     if block_mask is not None:
         blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
-    return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, error
+    return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, wrong
 
 
 def main():
@@ -105,7 +107,7 @@ def main():
     parser.add_argument("--json", help="write all figures here")
     arguments = parser.parse_args()
     rounds = 5 if arguments.quick else 15
-    rows = []
+    rows, verdict = [], golden.Verdict()
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     if arguments.suite in ("plain", "all"):
@@ -118,14 +120,15 @@ def main():
         ):
             for s in (4096,) if arguments.quick else (1024, 4096, 16384):
                 for causal in (False, True):
-                    report(rows, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+                    report(rows, verdict, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
     if arguments.suite in ("mods", "all"):
         for case in mod_cases(8192):
-            report(rows, *mod_case(case), rounds)
+            report(rows, verdict, *mod_case(case), rounds)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)
+    return verdict.exit_code()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,8 +3,8 @@
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
 
 Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4 is
-installed, FlexAttention with its Triton backend. Every kernel's output is compared with f32 maths first. Rounds go
-through all kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random:
+installed, FlexAttention with its Triton backend. Every kernel's output is judged first (benchmarks/golden.py): one
+that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random:
 zeros draw less power and run faster.
 TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks
 that hold a kept score, as FlexAttention's block mask has them.
@@ -19,12 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import flashlift
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import golden
 
 try:
     from flash_attn.cute.interface import flash_attn_func
@@ -52,10 +56,6 @@ def median_ms(kernels, rounds):
             events[name].append((begin, end))
     torch.cuda.synchronize()
     return {name: statistics.median(b.elapsed_time(e) / 2 for b, e in pairs) for name, pairs in events.items()}
-
-
-def relative_error(out, reference):
-    return ((out.float() - reference).norm() / reference.norm()).item()
 
 
 def inputs(b, hq, hkv, sq, skv, d, dv, dtype=torch.bfloat16):
@@ -93,21 +93,28 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
 
         return call
 
-    reference = None
     peers = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "fa2": sdpa(SDPBackend.FLASH_ATTENTION)}
     if flash_attn_func is not None:
         rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]  # the layout it is made for
         peers["fa4"] = lambda: flash_attn_func(*rows_first, causal=causal)
+    results = {"flashlift": {"out": out}}
     for name, call in peers.items():
         result = first_result(name, call)
         if result is not None:
             kernels[name] = call
-            reference = result.float() if reference is None else reference
+            result = result[0] if isinstance(result, tuple) else result  # fa4's may have its lse beside it
+            results[name] = {"out": result.transpose(1, 2) if name == "fa4" else result}
     run()
-    error = relative_error(out, reference) if reference is not None else float("nan")
+    mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None
+    wrong = complaints(results, golden.Attention(q, k, v, mask_mod=mask_mod, scale=scale))
     flops = 2 * b * heads * s * s * (d + dv) * (0.5 if causal else 1)
     name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
-    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, error
+    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, wrong
+
+
+def complaints(results, attention):
+    """What is wrong with the outputs of the kernels."""
+    return golden.complaints(results, {"out": golden.forward(attention)})
 
 
 def mod_cases(s):
@@ -168,8 +175,7 @@ def mod_case(case, s):
     block_mask = create_block_mask(mask_mod, None, None, s, skv, device="cuda") if mask_mod else None
     torch._dynamo.reset()  # it gives up compiling after eight masks otherwise
     compiled = torch.compile(flex_attention, dynamic=False)
-    kernels = {"flashlift": run}
-    reference = None
+    kernels, results = {"flashlift": run}, {"flashlift": {"out": out}}
     for peer, backend in (("flex", "TRITON"), ("flex_flash", "FLASH")):
         if backend == "FLASH" and flash_attn_func is None:
             continue
@@ -180,32 +186,32 @@ def mod_case(case, s):
         result = first_result(peer, flex)
         if result is not None:
             kernels[peer] = flex
-            reference = result.float() if reference is None else reference
+            results[peer] = {"out": result}
     run()
-    error = relative_error(out, reference) if reference is not None else float("nan")
+    wrong = complaints(results, golden.Attention(q, k, v, score_mod, mask_mod, scale))
     blocks = (s // BLOCK) * (skv // BLOCK)
     if block_mask is not None:
         blocks = int(block_mask.kv_num_blocks.sum() + block_mask.full_kv_num_blocks.sum())
-    return name, kernels, 4 * b * h * blocks * BLOCK * BLOCK * d, error
+    return name, kernels, 4 * b * h * blocks * BLOCK * BLOCK * d, wrong
 
 
-def report(rows, name, kernels, flops, error, rounds):
+def report(rows, verdict, name, kernels, flops, wrong, rounds):
     times = median_ms(kernels, rounds)
     rates = {kernel: flops / ms / 1e9 for kernel, ms in times.items()}
-    rows.append({"case": name, "error": error, "ms": times, "tflops": rates})
+    rows.append({"case": name, "wrong": wrong, "ms": times, "tflops": rates})
     ratios = " ".join(f"{rates['flashlift'] / rate:.2f}x {peer}" for peer, rate in rates.items() if peer != "flashlift")
     figures = " ".join(f"{kernel} {rate:4.0f}" for kernel, rate in rates.items())
-    flag = "" if error < 2e-2 else "  WRONG"
-    print(f"{name:28s} {figures}   {ratios}   error {error:.1e}{flag}", flush=True)
+    print(f"{name:28s} {figures}   {ratios}", flush=True)
+    verdict.add(wrong)
 
 
-def decode_case(rows, b, kv, page, rounds):
+def decode_case(rows, verdict, b, kv, page, rounds):
     """One new token a sequence: what counts is how fast K and V are read."""
     hq, hkv, d = 32, 8, 128
     scale = 1 / math.sqrt(d)
     kv_bytes = 2 * b * hkv * kv * d * 2
     sets = max(1, (256 << 20) // kv_bytes)  # so many that no cache holds them
-    calls, peers, error = [], [], float("nan")
+    calls, peers, tensors = [], [], []
     text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
     attention = flashlift.compile(text + (f" page_size={page}" if page else ""), device="cuda")
     for i in range(sets):
@@ -231,9 +237,7 @@ def decode_case(rows, b, kv, page, rounds):
         peers.append(peer)
         if i == 0:
             calls[0]()
-            group = torch.arange(hq, device="cuda") // (hq // hkv)
-            scores = torch.einsum("bhqd,bhkd->bhqk", q.float(), k.float()[:, group]) * scale
-            error = relative_error(out, torch.softmax(scores, -1) @ v.float()[:, group])
+            tensors = [q, k, v, out]
 
     def all_of(list_of_calls):
         def run():
@@ -242,18 +246,20 @@ def decode_case(rows, b, kv, page, rounds):
 
         return run
 
-    kernels = {"flashlift": all_of(calls)}
+    kernels, results = {"flashlift": all_of(calls)}, {"flashlift": {"out": tensors.pop()}}
     try:
-        peers[0]()
+        results["cudnn"] = {"out": peers[0]()}
         kernels["cudnn"] = all_of(peers)
     except RuntimeError:
         pass
+    wrong = complaints(results, golden.Attention(*tensors, scale=scale))
     times = median_ms(kernels, rounds)
     name = f"decode B{b} KV{kv}" + (f" pages of {page}" if page else "")
     rates = {kernel: kv_bytes * sets / ms / 1e6 for kernel, ms in times.items()}
-    rows.append({"case": name, "error": error, "ms": {k: t / sets for k, t in times.items()}, "gbytes": rates})
+    rows.append({"case": name, "wrong": wrong, "ms": {k: t / sets for k, t in times.items()}, "gbytes": rates})
     figures = " ".join(f"{k} {t / sets * 1e3:.1f} us {rates[k]:.0f} GB/s" for k, t in times.items())
-    print(f"{name:32s} {figures}   error {error:.1e}{'' if error < 2e-2 else '  WRONG'}", flush=True)
+    print(f"{name:32s} {figures}", flush=True)
+    verdict.add(wrong)
 
 
 def overhead(rows):
@@ -307,8 +313,8 @@ def main():
     arguments = parser.parse_args()
     if arguments.suite == "first-calls":
         first_calls()
-        return
-    rows = []
+        return 0
+    rows, verdict = [], golden.Verdict()
     rounds = 10 if arguments.quick else 20
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version())
     if arguments.suite in ("plain", "all"):
@@ -318,15 +324,15 @@ def main():
         for d, dv, heads, kv_heads in dims:
             for causal in (False, True):
                 for s in (1024, 4096, 16384):
-                    report(rows, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+                    report(rows, verdict, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
     if arguments.suite in ("mods", "all"):
         s = 8192
         for case in mod_cases(s):
-            report(rows, *mod_case(case, s), rounds)
+            report(rows, verdict, *mod_case(case, s), rounds)
     if arguments.suite in ("decode", "all"):
         for b, kv in ((1, 8192), (16, 8192), (1, 131072), (16, 32768), (64, 4096)):
             for page in (0, 16):
-                decode_case(rows, b, kv, page, rounds)
+                decode_case(rows, verdict, b, kv, page, rounds)
     if arguments.suite in ("overhead", "all"):
         overhead(rows)
     if arguments.json:
@@ -334,7 +340,8 @@ def main():
             json.dump(
                 {"device": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "rows": rows}, file, indent=1
             )
+    return verdict.exit_code()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

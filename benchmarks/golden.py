@@ -1,0 +1,175 @@
+"""What every kernel of a benchmark is judged by: attention in float64, and unfused in the inputs' own type."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from flashlift.testing import Judgement, judge
+
+_CHUNK_SCORES = 1 << 24  # of the score plane at a time
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One tensor of a result."""
+
+    want: torch.Tensor
+    eager: torch.Tensor
+    magnitudes: torch.Tensor | None = None
+    samples: float = 0
+
+    def judge(self, name: str, got: torch.Tensor) -> Judgement:
+        magnitudes = None if self.magnitudes is None else self.magnitudes.cpu()
+        return judge(
+            got.detach().cpu(),
+            self.want.cpu(),
+            self.eager.float().cpu(),
+            name=name,
+            magnitudes=magnitudes,
+            samples=self.samples,
+            is_gradient=magnitudes is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Inputs [batch, heads, length, depth] and the mods, which see indices that broadcast over a part of the plane."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    score_mod: Callable | None = None
+    mask_mod: Callable | None = None
+    scale: float | None = None
+
+    @property
+    def factor(self) -> float:
+        return 1 / math.sqrt(self.q.shape[3]) if self.scale is None else self.scale
+
+    def parts(self) -> Iterator[tuple[int, int, int, slice]]:
+        """(batch, head, key-value head, queries), each so small that its scores fit into memory."""
+        group = self.q.shape[1] // self.k.shape[1]
+        step = max(1, _CHUNK_SCORES // max(1, self.k.shape[2]))
+        for b in range(self.q.shape[0]):
+            for h in range(self.q.shape[1]):
+                for begin in range(0, self.q.shape[2], step):
+                    yield b, h, h // group, slice(begin, begin + step)
+
+    def scores(self, products: torch.Tensor, b: int, h: int, rows: slice) -> torch.Tensor:
+        """After score_mod, -inf where mask_mod masks."""
+        device = products.device
+        queries = torch.arange(self.q.shape[2], device=device)[rows, None]
+        keys = torch.arange(self.k.shape[2], device=device)[None, :]
+        at = torch.tensor(b, device=device), torch.tensor(h, device=device), queries, keys
+        scores = products if self.score_mod is None else self.score_mod(products, *at)
+        return scores if self.mask_mod is None else scores.masked_fill(~self.mask_mod(*at), -math.inf)
+
+
+@torch.no_grad()
+def forward(attention: Attention) -> Reference:
+    """The output."""
+    q, k, v = attention.q, attention.k, attention.v
+    shape = (*q.shape[:3], v.shape[3])
+    want = torch.empty(shape, dtype=torch.float64, device=q.device)
+    eager = torch.empty(shape, dtype=q.dtype, device=q.device)
+    for b, h, g, rows in attention.parts():
+        one = Part(attention, b, h, g, rows, torch.float64)
+        want[b, h, rows] = one.probabilities @ v[b, g].double()
+        one = Part(attention, b, h, g, rows, torch.float32)
+        eager[b, h, rows] = (one.rounded(one.probabilities) @ v[b, g].float()).to(q.dtype)
+    return Reference(want, eager)
+
+
+def backward(attention: Attention, d_out: torch.Tensor) -> dict[str, Reference]:
+    """The gradients of q, k and v."""
+    inputs = {"d_q": attention.q, "d_k": attention.k, "d_v": attention.v}
+    sums = [
+        {name: torch.zeros(one.shape, dtype=dtype, device=one.device) for name, one in inputs.items()}
+        for dtype in (torch.float64, torch.float32, torch.float32)
+    ]
+    want, eager, magnitudes = sums
+    for part in attention.parts():
+        Part(attention, *part, torch.float64).add_gradients(d_out, want)
+        Part(attention, *part, torch.float32).add_gradients(d_out, eager, magnitudes)
+    rows = math.prod(attention.q.shape[:3])  # all that a query's row passes on has the error of its softmax in common
+    return {
+        name: Reference(
+            want[name], eager[name].to(one.dtype), magnitudes[name].double(), min(rows, math.prod(one.shape[:3]))
+        )
+        for name, one in inputs.items()
+    }
+
+
+class Part:
+    """Some queries of a head: in float64, or in float32 with what a framework stores rounded to the inputs' type."""
+
+    def __init__(self, attention: Attention, b: int, h: int, g: int, rows: slice, dtype: torch.dtype) -> None:
+        self.stored = attention.q.dtype if dtype == torch.float32 else dtype
+        self.at = b, h, g, rows
+        self.scale = attention.factor
+        self.q = attention.q[b, h, rows].to(dtype)
+        self.k, self.v = attention.k[b, g].to(dtype), attention.v[b, g].to(dtype)
+        products = self.rounded(self.q @ self.k.T) * self.scale
+        self.slope = None  # of the scores by the products
+        if attention.score_mod is not None and torch.is_grad_enabled():
+            products.requires_grad_()
+            scores = attention.scores(products, b, h, rows)
+            kept = torch.where(scores == -math.inf, 0.0, scores)
+            self.slope = torch.autograd.grad(kept.sum(), products)[0]
+            scores = scores.detach()
+        else:
+            scores = attention.scores(products, b, h, rows)
+        self.probabilities = torch.softmax(scores, -1).nan_to_num(0.0)
+
+    def rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.stored in (torch.float64, torch.float32) else tensor.to(self.stored).float()
+
+    @torch.no_grad()
+    def add_gradients(self, d_out: torch.Tensor, sums: dict, magnitudes: dict | None = None) -> None:
+        b, h, g, rows = self.at
+        p = self.probabilities
+        d_out = d_out[b, h, rows].to(p.dtype)
+        d_p = self.rounded(d_out @ self.v.T)
+        d_scores = p * (d_p - (p * d_p).sum(-1, keepdim=True))
+        slope = 1.0 if self.slope is None else self.slope
+        d_products = self.rounded(d_scores * slope * self.scale)
+        sums["d_q"][b, h, rows] += d_products @ self.k
+        sums["d_k"][b, g] += d_products.T @ self.q
+        sums["d_v"][b, g] += self.rounded(p).T @ d_out
+        if magnitudes is not None:
+            terms = d_out.abs() @ self.v.abs().T
+            terms = p * (terms + (p * terms).sum(-1, keepdim=True))
+            terms = (terms * slope * self.scale).abs()
+            magnitudes["d_q"][b, h, rows] += terms @ self.k.abs()
+            magnitudes["d_k"][b, g] += terms.T @ self.q.abs()
+            magnitudes["d_v"][b, g] += p.T @ d_out.abs()
+
+
+def complaints(results: dict[str, dict[str, torch.Tensor]], references: dict[str, Reference]) -> list[str]:
+    """What is wrong with the results of a case: for each kernel, its tensors by the names of the references."""
+    wrong = []
+    for kernel, tensors in results.items():
+        for name, reference in references.items():
+            judgement = reference.judge(name, tensors[name])
+            if not judgement.ok:
+                wrong.append(f"WRONG: {kernel}: {judgement.reason}")
+    return wrong
+
+
+class Verdict:
+    """Of a whole run: prints what is wrong, and makes the exit code of it."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def add(self, found: list[str]) -> None:
+        self.wrong += len(found)
+        for line in found:
+            print(f"  {line}", file=sys.stderr, flush=True)
+
+    def exit_code(self) -> int:
+        if self.wrong:
+            print(f"{self.wrong} results are wrong: these figures are worth nothing", file=sys.stderr)
+        return int(self.wrong > 0)
