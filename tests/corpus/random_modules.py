@@ -1,0 +1,205 @@
+"""Draws JAX functions at random, fuses them, and compares what the fused ones compute with XLA's own results.
+
+random_masks.py draws masks, guards and divisors. A file that draws a kind of its own defines `draw(rng) -> Drawn` and calls
+main(draw, __doc__). Every module has a number: --seed and that number alone make it again, whatever else was drawn.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+
+TOLERANCE = 1e-4  # of the largest number of a result, where the module itself is no more sensitive than that
+BATCH = 12  # functions in one module: compiling costs the least for each then
+
+
+@dataclass
+class Drawn:
+    function: Callable  # of the arguments, gives an array or a tuple of them
+    arguments: list
+    words: str  # what was drawn, for people
+    tolerance: float = TOLERANCE
+    may_overflow: bool = False  # the original may give NaN or infinity where a fused softmax gives a number
+
+
+@dataclass
+class Summary:
+    modules: int = 0
+    attentions: int = 0
+    fused: int = 0
+    better: int = 0  # finite where the original overflowed
+    failures: int = 0
+
+    def __str__(self):
+        return (
+            f"{self.modules} modules drawn, {self.fused} of {self.attentions} attentions fused, "
+            f"{self.better} finite where the original overflows, {self.failures} disagree"
+        )
+
+
+def cotangent(x):
+    return jnp.cos(jnp.arange(x.size, dtype=jnp.float32) + 0.5).reshape(x.shape).astype(x.dtype)
+
+
+def with_gradients(function, floats):
+    """The function's results and its gradients by the arguments that hold floats, the first `floats` of these."""
+
+    def both(*arguments):
+        places = [i for i, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating)][:floats]
+
+        def of_some(*some):
+            full = list(arguments)
+            for i, x in zip(places, some, strict=True):
+                full[i] = x
+            return function(*full)
+
+        results, pullback = jax.vjp(of_some, *(arguments[i] for i in places))
+        return results, pullback(jax.tree.map(cotangent, results))
+
+    return both
+
+
+def compile_and_run(text, arguments):
+    """Results of a module's text on XLA:CPU; compiled fast, for it runs a few times only."""
+    device = jax.devices("cpu")[0]
+    options = xla_client.CompileOptions()
+    options.executable_build_options.debug_options.xla_backend_optimization_level = 1
+    options.executable_build_options.debug_options.xla_llvm_disable_expensive_passes = True
+    with jax_mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        executable = device.client.compile_and_load(
+            module.operation.get_asm(), xla_client.DeviceList((device,)), options
+        )
+
+    def run(arguments):
+        buffers = [jax.device_put(argument, device) for argument in arguments]
+        results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
+        return [np.asarray(result[0]).astype(np.float64) for result in results]
+
+    return run(arguments), run
+
+
+def disagreement(want, got):
+    """The largest error over the largest number; how many numbers are finite in `got` alone."""
+    finite, mine = np.isfinite(want), np.isfinite(got)
+    if not np.all(mine[finite]):
+        return np.inf, 0
+    scale = max(1e-3, np.max(np.abs(want), initial=0, where=finite))
+    with np.errstate(invalid="ignore"):
+        return np.max(np.abs(want - got), initial=0, where=finite) / scale, int(np.sum(mine & ~finite))
+
+
+def moved(arguments):
+    """The arguments, each changed by a millionth."""
+    rng = np.random.default_rng(0)
+    return [
+        jnp.asarray(x * (1 + 1e-6 * rng.standard_normal(x.shape)), x.dtype) if jnp.issubdtype(x.dtype, np.floating) else x
+        for x in arguments
+    ]
+
+
+def check(batch, summary):
+    """Compares several drawn functions, as one module. Gives what is wrong, as (place in the batch, words)."""
+    taken = list(itertools.accumulate((len(drawn.arguments) for drawn in batch), initial=0))
+    results = []  # how many each function has
+
+    def together(*arguments):
+        all_results = []
+        results.clear()
+        for drawn, begin in zip(batch, taken, strict=False):
+            own = jax.tree.leaves(drawn.function(*arguments[begin : begin + len(drawn.arguments)]))
+            results.append(len(own))
+            all_results += own
+        return all_results
+
+    arguments = [jnp.asarray(x) for drawn in batch for x in drawn.arguments]
+    text = jax.jit(together, keep_unused=True).lower(*arguments).as_text()
+    fused = flashlift.stablehlo.fuse(text, gradients=True)
+    want, original = compile_and_run(text, arguments)
+    got, _ = compile_and_run(fused.module, arguments) if fused.fused_count else (want, None)
+    ends = list(itertools.accumulate(results, initial=0))
+    wrong, moves, better = [], None, 0
+    for place, drawn in enumerate(batch):
+        for i in range(ends[place], ends[place + 1]):
+            error, gained = disagreement(want[i], got[i])
+            better += gained > 0
+            message = f"result {i - ends[place]} differs by {error:.3g}" if error > drawn.tolerance else ""
+            if gained and not drawn.may_overflow:
+                message = f"result {i - ends[place]} has {gained} numbers where the original is NaN or infinite"
+            if message and np.isfinite(error) and not gained:
+                moves = moves or original(moved(arguments))
+                message = "" if error < 10 * disagreement(want[i], moves[i])[0] else message
+            if message:
+                wrong.append((place, message))
+                break
+    summary.modules += len(batch)
+    summary.attentions += len(fused.candidates)
+    summary.fused += fused.fused_count
+    summary.better += better
+    summary.failures += len(wrong)
+    return wrong
+
+
+def draw_number(draw, seed, number):
+    return draw(np.random.default_rng([seed, number]))
+
+
+def check_numbers(draw, seed, numbers, report):
+    """Draws and compares the modules of these numbers; `report(number, drawn, words)` hears of each that disagrees."""
+    summary = Summary()
+    for begin in range(0, len(numbers), BATCH):
+        some = numbers[begin : begin + BATCH]
+        batch = [draw_number(draw, seed, number) for number in some]
+        try:
+            wrong = check(batch, summary)
+        except Exception:  # one of them cannot be compiled, fused or run: which
+            wrong = []
+            for place, drawn in enumerate(batch):
+                try:
+                    wrong += [(place, words) for _, words in check([drawn], summary)]
+                except Exception as error:
+                    summary.failures += 1
+                    wrong.append((place, f"{type(error).__name__}: {str(error)[:300]}"))
+        for place, words in wrong:
+            report(some[place], batch[place], words)
+    return summary
+
+
+def main(draw, document):
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first module")
+    parser.add_argument("--count", type=int, default=200, help="how many modules to draw")
+    parser.add_argument("--print", action="store_true", help="print the modules' text and what is said of each candidate")
+    options = parser.parse_args()
+    flashlift.jax.register()
+    numbers = list(range(options.first, options.first + options.count))
+    if options.print:
+        for number in numbers:
+            drawn = draw_number(draw, options.seed, number)
+            arguments = [jnp.asarray(x) for x in drawn.arguments]
+            text = jax.jit(drawn.function, keep_unused=True).lower(*arguments).as_text()
+            fused = flashlift.stablehlo.fuse(text, gradients=True)
+            print(f"// module {number}: {drawn.words}\n{text}\n{fused.module}")
+            for candidate in fused.candidates:
+                print(f"// {candidate}")
+
+    def report(number, drawn, words):
+        script = Path(sys.argv[0]).name
+        print(f"{script} --seed {options.seed} --first {number} --count 1: {words} ({drawn.words})", flush=True)
+
+    start = time.monotonic()
+    summary = check_numbers(draw, options.seed, numbers, report)
+    print(f"{summary}, {time.monotonic() - start:.0f} s")
+    return 1 if summary.failures else 0
