@@ -16,7 +16,7 @@
 
 #include "cuda/compile/cubin_cache.h"
 #include "cuda/compile/nvrtc.h"
-#include "cuda/kernels/forward_params.h"
+#include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/driver.h"
 #include "cuda/launch/forward.h"
 #include "cuda/launch/loaded_kernel.h"

@@ -59,9 +59,7 @@ Result<TensorView> to_view(const DLTensor* tensor, std::string_view name, DLDevi
                             tensor->shape == nullptr ? " and no shape" : "", kMaxRank);
   }
   const std::span<const int64_t> shape(tensor->shape, static_cast<size_t>(tensor->ndim));
-  // A NULL stays one, whatever the offset: a tensor without elements needs no memory.
-  char* data = tensor->data == nullptr ? nullptr : static_cast<char*>(tensor->data) + tensor->byte_offset;
-  TensorView view = dense_view(data, *dtype, shape);
+  TensorView view = dense_view(static_cast<char*>(tensor->data) + tensor->byte_offset, *dtype, shape);
   if (tensor->strides != nullptr) {
     std::copy_n(tensor->strides, tensor->ndim, view.strides.begin());
   }

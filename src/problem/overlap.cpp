@@ -46,25 +46,6 @@ class Sum {
     terms_[at] = {step, most};
   }
 
-  // The same, but false where the step is 0 or that of another term.
-  bool add_distinct(int128 step, int128 most) {
-    const int before = count_;
-    add(step, most);
-    return count_ > before;
-  }
-
-  // Whether each step is larger than all smaller terms together, so that no two choices have the same sum.
-  bool is_nested() const {
-    int128 inside = 0;
-    for (int i = count_; i-- > 0;) {
-      if (terms_[i].step <= inside) {
-        return false;
-      }
-      inside += terms_[i].step * terms_[i].most;
-    }
-    return true;
-  }
-
   bool reaches(int128 low, int128 high) {
     rest_[count_] = 0;
     for (int i = count_; i-- > 0;) {
@@ -108,30 +89,11 @@ bool is_empty(const TensorView& view) {
   return std::ranges::any_of(view.shape(), [](int64_t size) { return size <= 0; });
 }
 
-// No memory has as many bytes; the arithmetic below would not hold them.
-bool is_absurd(const TensorView& view) {
-  return std::ranges::any_of(view.shape(), [](int64_t size) { return size > int64_t{1} << 48; });
-}
-
-// Whether each dimension steps over those inside it, as layouts have it.
-bool is_nested(const TensorView& view) {
-  Sum elements;
-  for (int i = 0; i < view.rank; ++i) {
-    if (view.sizes[i] > 1 && !elements.add_distinct(view.strides[i], view.sizes[i] - 1)) {
-      return false;
-    }
-  }
-  return elements.is_nested();
-}
-
 }  // namespace
 
 bool share_memory(const TensorView& a, const TensorView& b) {
   if (is_empty(a) || is_empty(b)) {
     return false;
-  }
-  if (is_absurd(a) || is_absurd(b)) {
-    return true;
   }
   // The distance of an element of `a` from one of `b`, less that of the first ones.
   Sum distance;
@@ -146,44 +108,15 @@ bool share_memory(const TensorView& a, const TensorView& b) {
   return distance.reaches(1 - bytes_of(a) - first, bytes_of(b) - 1 - first);
 }
 
-bool overlaps_itself(const TensorView& view) {
-  if (is_empty(view) || is_absurd(view) || is_nested(view)) {
-    return is_absurd(view) && !is_empty(view);
-  }
-  // Two elements differ in some dimension first; there by 1 or more, in the later ones by anything.
-  for (int first = 0; first < view.rank; ++first) {
-    if (view.sizes[first] == 1) {
-      continue;
-    }
-    const int128 size = bytes_of(view);
-    Sum distance;
-    distance.add(size * view.strides[first], view.sizes[first] - 2);
-    int128 start = size * view.strides[first];
-    for (int i = first + 1; i < view.rank; ++i) {
-      const int128 step = size * view.strides[i];
-      distance.add(step, 2 * static_cast<int128>(view.sizes[i] - 1));
-      start -= step * (view.sizes[i] - 1);
-    }
-    if (distance.reaches(1 - size - start, size - 1 - start)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 void CallTensors::add(bool is_output, std::string_view name, const TensorView& view, std::string_view kind) {
   if (is_empty(view) || count_ == entries_.size()) {
     return;
   }
   int128 begin = reinterpret_cast<uintptr_t>(view.data);
   int128 end = begin + bytes_of(view);
-  for (int i = 0; i < view.rank && !is_absurd(view); ++i) {
+  for (int i = 0; i < view.rank; ++i) {
     const int128 reach = bytes_of(view) * view.strides[i] * (view.sizes[i] - 1);
     (reach < 0 ? begin : end) += reach;
-  }
-  if (is_absurd(view)) {
-    begin = 0;
-    end = int128{1} << 64;
   }
   entries_[count_++] = {name, kind, &view, is_output, begin, end};
 }

@@ -12,11 +12,9 @@
 namespace flashlift::problem {
 
 // Whether any element of one shares a byte with any element of the other. Exact for strides as layouts have them, so
-// that slices of one packed tensor are told apart; what would take long to decide counts as sharing.
+// that slices of one packed tensor are told apart; what would take long to decide counts as sharing. Both are verified:
+// their extents fit 64 bits.
 bool share_memory(const TensorView& a, const TensorView& b);
-
-// Whether two elements of one tensor share a byte.
-bool overlaps_itself(const TensorView& view);
 
 // The tensors of one call: an output shares memory with none of the others. Allocates nothing.
 class CallTensors {

@@ -86,9 +86,31 @@ Status verify_tensor(const WantedTensor& wanted) {
 
 Status verify_output(const WantedTensor& wanted) {
   FLASHLIFT_RETURN_IF_ERROR(verify_tensor(wanted));
-  if (overlaps_itself(wanted.view)) {
-    return invalid_argument("{}: the strides of a {} output let its elements overlap", title(wanted),
-                            describe(wanted.view));
+  const TensorView& view = wanted.view;
+  if (view.element_count() == 0) {
+    return {};
+  }
+  // From the innermost dimension outwards, each must step over all that lies inside it.
+  std::array<int, kMaxRank> dims{};
+  int count = 0;
+  for (int dim = 0; dim < view.rank; ++dim) {
+    if (view.sizes[dim] > 1) {
+      int at = count++;
+      for (; at > 0 && std::abs(view.strides[dims[at - 1]]) > std::abs(view.strides[dim]); --at) {
+        dims[at] = dims[at - 1];
+      }
+      dims[at] = dim;
+    }
+  }
+  int64_t inside = 1;
+  for (int i = 0; i < count; ++i) {
+    const int dim = dims[i];
+    const int64_t step = std::abs(view.strides[dim]);
+    if (step < inside) {
+      return invalid_argument("{}: dimension {} of an output has stride {}, so its elements overlap", title(wanted), dim,
+                              view.strides[dim]);
+    }
+    inside += step * (view.sizes[dim] - 1);
   }
   return {};
 }

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <random>
 #include <set>
 #include <vector>
@@ -32,8 +31,8 @@ std::vector<int64_t> addresses(const TensorView& view) {
   return found;
 }
 
-std::multiset<int64_t> bytes_of(const TensorView& view) {
-  std::multiset<int64_t> bytes;
+std::set<int64_t> bytes_of(const TensorView& view) {
+  std::set<int64_t> bytes;
   for (const int64_t address : addresses(view)) {
     for (size_t i = 0; i < size_in_bytes(view.dtype); ++i) {
       bytes.insert(address + static_cast<int64_t>(i));
@@ -47,7 +46,6 @@ TEST(Overlap, IsWhatCountingBytesSays) {
   const auto below = [&](int bound) { return static_cast<int64_t>(random() % static_cast<unsigned>(bound)); };
   const DType dtypes[] = {DType::kBool, DType::kBF16, DType::kF32};
   int sharing = 0;
-  int itself = 0;
   for (int trial = 0; trial < 20000; ++trial) {
     std::vector<TensorView> views;
     for (int i = 0; i < 2; ++i) {
@@ -64,17 +62,13 @@ TEST(Overlap, IsWhatCountingBytesSays) {
     const bool expected = std::any_of(a.begin(), a.end(), [&](int64_t byte) { return b.contains(byte); });
     ASSERT_EQ(share_memory(views[0], views[1]), expected) << trial;
     ASSERT_EQ(share_memory(views[1], views[0]), expected) << trial;
-    const bool twice = std::set<int64_t>(a.begin(), a.end()).size() < a.size();
-    ASSERT_EQ(overlaps_itself(views[0]), twice) << trial;
     sharing += expected ? 1 : 0;
-    itself += twice ? 1 : 0;
     CallTensors tensors;
     tensors.add_input("a", views[0]);
     tensors.add_output("b", views[1]);
     ASSERT_EQ(tensors.verify_apart().ok(), !expected) << trial;
   }
   EXPECT_GT(sharing, 2000);
-  EXPECT_GT(itself, 1000);
 }
 
 TEST(Overlap, TellsSlicesOfAPackedTensorApart) {
@@ -93,22 +87,16 @@ TEST(Overlap, TellsSlicesOfAPackedTensorApart) {
   long_by_one.sizes[3] = kD + 1;
   long_by_one.sizes[1] = kH;
   EXPECT_TRUE(share_memory(long_by_one, slice(1)));  // its last head reaches into the next slice
-  EXPECT_TRUE(overlaps_itself(long_by_one));
 }
 
-TEST(Overlap, SurvivesSizesAndStridesOfNoTensor) {
-  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
-  const TensorView huge = view_at(16, DType::kF64, {kHuge, kHuge, 3}, {kHuge, -kHuge - 1, kHuge - 1});
-  const TensorView small = view_at(16, DType::kF64, {2}, {1});
-  EXPECT_TRUE(share_memory(huge, small));
-  EXPECT_TRUE(overlaps_itself(huge));
-  const TensorView wide = view_at(16, DType::kF64, {1 << 30, 1 << 30, 3}, {kHuge, -kHuge - 1, kHuge - 1});
-  EXPECT_TRUE(share_memory(wide, small));
-  EXPECT_FALSE(share_memory(wide, view_at(24, DType::kF64, {1}, {1})));
-  // Steps without a common measure, so that the search has much to try: it ends all the same.
+TEST(Overlap, EndsWhereStridesHaveNoCommonMeasure) {
+  // The search has much to try here.
   const std::vector<int64_t> sizes(8, 1000);
-  overlaps_itself(
-      view_at(16, DType::kF32, sizes, {1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121}));
+  const std::vector<int64_t> strides = {1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121};
+  const TensorView view = view_at(16, DType::kF32, sizes, strides);
+  EXPECT_TRUE(share_memory(view, view));
+  share_memory(view, view_at(20, DType::kF32, sizes, strides));
+  EXPECT_FALSE(share_memory(view, view_at(8, DType::kF32, {1}, {1})));
 }
 
 }  // namespace

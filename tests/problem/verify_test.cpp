@@ -54,10 +54,10 @@ TEST(VerifyArguments, NamesWhatDoesNotFit) {
   EXPECT_EQ(null_data.error(), "v: the data pointer of a f32[2,2,5,8] tensor is null");
   Call overlapping;
   overlapping.arguments.out.strides[1] = 0;
-  EXPECT_NE(overlapping.error().find("let its elements overlap"), std::string::npos);
+  EXPECT_NE(overlapping.error().find("dimension 1 of an output has stride 0"), std::string::npos);
   Call folded;  // rows that begin inside one another
   folded.arguments.out.strides = {96, 24, 4, 1};
-  EXPECT_NE(folded.error().find("let its elements overlap"), std::string::npos) << folded.error();
+  EXPECT_NE(folded.error().find("dimension 2 of an output has stride 4"), std::string::npos) << folded.error();
   Call surplus_lse;
   surplus_lse.arguments.lse = surplus_lse.tensor({2, 4, 3});
   EXPECT_EQ(surplus_lse.error(), "the problem has not an lse output, but the call gives one");
@@ -89,8 +89,6 @@ TEST(VerifyArguments, OutputsHaveMemoryOfTheirOwn) {
   EXPECT_EQ(error_with([](AttentionArguments& a) { a.lse->data = a.sinks->data; }),
             "lse shares memory with sinks" + advice);
   EXPECT_EQ(error_with([](AttentionArguments& a) { a.lse->data = a.out.data; }), "lse shares memory with out" + advice);
-  EXPECT_EQ(error_with([](AttentionArguments& a) { a.out.strides[0] = 1; }),
-            "out: the strides of a f32[2,4,3,8] output let its elements overlap");
 }
 
 TEST(VerifyArguments, GradientsHaveMemoryOfTheirOwn) {
