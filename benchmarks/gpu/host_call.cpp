@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "cuda/compile/cubin_cache.h"
-#include "cuda/compile/nvrtc.h"
 #include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/driver.h"
 #include "cuda/launch/forward.h"
@@ -164,9 +163,8 @@ void measure_driver(const Measurement& measurement, const cuda::Driver& driver, 
     driver.cuStreamGetId(nullptr, &id);
   });
   const size_t bytes = sizeof(cuda::ForwardParams) - sizeof(cuda::ForwardParams::captures);
-  const cuda::Nvrtc* nvrtc = must(cuda::Nvrtc::get());
-  const std::string cubin = must(nvrtc->compile(empty_kernel(bytes, device.architecture))).cubin;
-  const auto library = must(cuda::LoadedLibrary::load(driver, cubin));
+  const auto library =
+      must(cuda::LoadedLibrary::compile(empty_kernel(bytes, device.architecture), cuda::cached_cubin));
   cuda::CuKernel kernel = must(library->kernel("empty", device.handle, 0));
   std::vector<unsigned char> parameters(bytes);
   void* list[] = {parameters.data()};
