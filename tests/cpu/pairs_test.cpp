@@ -226,7 +226,7 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
     const Result<Backward> backward = Backward::compile(*forward, wanted);
     ASSERT_TRUE(backward.ok()) << backward.error().message;
     ASSERT_TRUE(backward->run(gradients.arguments, serial).ok());
-    const Result<problem::CheckReport> report = problem::check_gradients(problem, gradients.arguments);
+    const Result<problem::Judgement> report = problem::check_gradients(problem, gradients.arguments);
     ASSERT_TRUE(report.ok()) << report.error().message;
     EXPECT_TRUE(report->ok) << "seed " << seed << ": " << report->reason << "\n" << print(problem);
   }
