@@ -156,16 +156,21 @@ TEST(BackwardFrame, CompilesAroundAnyMainPart) {
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
   for (const char* features :
        {"d64 bf16 lse", "d128 bf16 lse out=f32 sinks=2", "d256 f16 lse sinks=1", "d40 f16 lse out=bf16", "d72 f32 lse",
-        "dqk192 dv320 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[kv]; %1 = eq %0, q; return %1 }"}) {
+        "dqk192 dv200 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[kv]; %1 = eq %0, q; return %1 }"}) {
     const Problem problem = problem_of(std::string("attn h2 s512 ") + features);
-    for (const bool row_tiles : {false, true}) {
-      for (const int architecture : {80, 90}) {
-        for (const KernelSource& source : {preprocess_source(problem, architecture, row_tiles),
-                                           postprocess_source(problem, architecture, row_tiles)}) {
-          const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
-          ASSERT_TRUE(kernel.ok()) << features << ": " << kernel.error().message;
-          expect_spills_at_most(0, *kernel, features);
+    for (const int architecture : {80, 90}) {
+      const auto expect_compiles = [&](const KernelSource& source) {
+        const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
+        ASSERT_TRUE(kernel.ok()) << features << ": " << kernel.error().message;
+        expect_spills_at_most(0, *kernel, features);
+      };
+      for (const bool row_tiles : {false, true}) {
+        // Where nothing comes before a main part, there is no kernel that ptxas could report on.
+        const bool preprocesses = row_tiles || problem.out_dtype != problem.dtype || problem.mask_mod.has_value();
+        if (preprocesses) {
+          expect_compiles(preprocess_source(problem, architecture, row_tiles));
         }
+        expect_compiles(postprocess_source(problem, architecture, row_tiles));
       }
     }
   }
