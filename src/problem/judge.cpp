@@ -106,11 +106,10 @@ class Judge {
   }
 
  private:
-  void fail(std::string reason) {
-    if (judgement_.ok) {
-      judgement_.ok = false;
-      judgement_.reason = std::move(reason);
-    }
+  // One reason for each of the judgements, so that the worst row is named whatever else failed.
+  void fail(const std::string& reason) {
+    judgement_.ok = false;
+    judgement_.reason += (judgement_.reason.empty() ? "" : "; ") + reason;
   }
 
   void add_element(Row& row, int64_t i) {
@@ -121,7 +120,7 @@ class Judge {
     if (!std::isfinite(want) || !std::isfinite(got)) {
       const bool same = subject_.same_non_finite ? (std::isnan(got) && std::isnan(want)) || got == want
                                                  : std::isfinite(got) == std::isfinite(want) || !std::isfinite(eager);
-      if (!same) {
+      if (!same && judgement_.ok) {  // the first of them tells enough
         fail(fmt::format("expected {} at {}{}, got {}", want, subject_.name, place(subject_.got, i, 1), got));
       }
       return;
