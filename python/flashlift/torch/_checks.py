@@ -85,7 +85,9 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
 
 
 def _surely(condition: bool | torch.SymBool) -> bool:
-    return condition if type(condition) is bool else guard_or_false(condition)
+    # Dynamo calls its own booleans of unknown sizes bool, too.
+    plain = type(condition) is bool and not torch.compiler.is_dynamo_compiling()
+    return condition if plain else guard_or_false(condition)
 
 
 def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
