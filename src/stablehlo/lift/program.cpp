@@ -225,7 +225,7 @@ std::vector<SymId> loads_of(const SymArena& arena, SymId formula) {
 }
 
 float extract_scale(SymArena& arena, SymId& formula) {
-  // The uses of the score within the formula.
+  // The uses of the score within the formula, the indices of its loads included.
   std::set<SymId> seen;
   std::vector<SymId> stack{formula};
   std::vector<SymId> users;
@@ -235,6 +235,9 @@ float extract_scale(SymArena& arena, SymId& formula) {
     stack.pop_back();
     if (!seen.insert(id).second || !arena[id].has_score) {
       continue;
+    }
+    if (arena[id].kind == SymKind::kReduce) {
+      return 1.0f;  // replace() leaves reductions as they are
     }
     if (arena[id].kind == SymKind::kScore) {
       score = id;

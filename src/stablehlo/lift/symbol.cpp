@@ -269,8 +269,8 @@ SymId SymArena::replace_memo(SymId id, SymId from, SymId to, std::map<SymId, Sym
     return to;
   }
   const Sym sym = syms_[id];
-  if (sym.kind != SymKind::kOp) {
-    return id;  // indices of loads cannot hold what is replaced here: scores and conditions
+  if (sym.kind != SymKind::kOp && sym.kind != SymKind::kLoad) {
+    return id;
   }
   if (const auto found = memo.find(id); found != memo.end()) {
     return found->second;
@@ -279,7 +279,9 @@ SymId SymArena::replace_memo(SymId id, SymId from, SymId to, std::map<SymId, Sym
   for (const SymId arg : sym.args) {
     args.push_back(replace_memo(arg, from, to, memo));
   }
-  const SymId result = args == sym.args ? id : op(sym.op, args);
+  const SymId result = args == sym.args              ? id
+                       : sym.kind == SymKind::kLoad ? load(sym.payload, sym.type, args)
+                                                     : op(sym.op, args);
   memo.emplace(id, result);
   return result;
 }

@@ -79,7 +79,8 @@ class SymArena {
   float f32_value(SymId id) const;  // of an f32 constant
   bool depends_on(SymId id, int atom) const { return (syms_[id].atoms & atom_bit(atom)) != 0; }
 
-  // The formula with each occurrence of `from` outside of reductions replaced, and simplified again.
+  // The formula with each occurrence of `from` replaced, in indices of loads too but not inside reductions, and
+  // simplified again.
   SymId replace(SymId id, SymId from, SymId to);
 
  private:
