@@ -156,9 +156,40 @@ Status Attempt::match() {
   auto softmax = match_softmax(arena_, product_);
   if (softmax.ok()) {
     softmax_ = *std::move(softmax);
-    return {};
+    return check_maximum();
   }
   return softmax.error();
+}
+
+// Formulas do not show where scores are rounded to 16 bits. A maximum of rounded scores may lie above those that are not,
+// or below: then no row need sum to 1.
+Status Attempt::check_maximum() {
+  const auto body = softmax_.needs_maximum ? body_of_maximum(arena_, softmax_) : std::nullopt;
+  const auto is_narrow = [](mlir::Value value) { return dtype(value.getType()) != DType::kF32; };
+  const auto comes_from_narrow = [&](mlir::Value value) {
+    mlir::Operation* op = value.getDefiningOp();
+    return op != nullptr && kind(op) == OpKind::kConvert && is_narrow(op->getOperand(0));
+  };
+  bool has_narrow = false;
+  bool reads_wide = false;
+  for (const Evaluator::Place& place : evaluator_->places()) {
+    if (!body || place.formula != *body) {
+      continue;
+    }
+    mlir::Value value = place.value;
+    has_narrow = has_narrow || is_narrow(value);
+    if (!is_narrow(value) && !comes_from_narrow(value)) {
+      reads_wide = reads_wide || llvm::any_of(value.getUsers(), [&](mlir::Operation* user) {
+                     return kind(user) != OpKind::kConvert || !is_narrow(user->getResult(0));
+                   });
+    }
+  }
+  if (has_narrow && reads_wide) {
+    return unsupported(
+        "a guard against dividing by zero may act: the maximum is of scores that are rounded to 16 bits, the exponentials "
+        "of such that are not, or the other way round");
+  }
+  return {};
 }
 
 // The second product's result on its way through transposes to a division by the row sum.
@@ -205,6 +236,7 @@ Status Attempt::find_division() {
       whole_ = arena_.op(Op::k_mul, {probability_, factor});
     }
     FLASHLIFT_ASSIGN_OR_RETURN(softmax_, match_softmax(arena_, product_));
+    FLASHLIFT_RETURN_IF_ERROR(check_maximum());
     out_.value = user->getResult(0);
     return {};
   }
@@ -415,8 +447,11 @@ Result<LiftedAttention> Attempt::run() {
   const bool has_output = options_.gradient != GradientUse::kAlone;
   FLASHLIFT_RETURN_IF_ERROR(has_output ? place_output() : place_values_of_gradient());
   if (const Status matched = match(); !matched.ok()) {
-    if (!has_output || !product_.over.empty() || !find_division().ok()) {
+    if (!has_output || !product_.over.empty()) {
       return matched.error();
+    }
+    if (const Status divided = find_division(); !divided.ok()) {
+      return product_.over.empty() ? matched.error() : divided.error();
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(give_letters());

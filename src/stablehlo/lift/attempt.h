@@ -98,6 +98,7 @@ class Attempt {
   Result<Evaluator> make_evaluator();
   Status evaluate_probabilities();
   Status match();
+  Status check_maximum();
   Status find_division();
   Status place_operands();
   Result<std::vector<PlacedTensor>> pick_sources(bool through_conversions);

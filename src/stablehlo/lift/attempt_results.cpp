@@ -295,6 +295,7 @@ std::string Attempt::summary() const {
   note(p.mask_mod.has_value(), "with a mask_mod");
   note(p.sinks > 0, "with sinks");
   note(p.want_lse, "with the log-sum-exp");
+  note(softmax_.maximum == kNoSym, "finite where the module's exponentials overflow or all of a row vanish");
   return text;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <tuple>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -11,6 +13,68 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 template <typename T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
+}
+
+// What a comparison of a number in [1, kLargestSum] with a constant gives; nothing if that hangs on the number.
+std::optional<bool> compare_sum(Op op, bool sum_is_first, float constant) {
+  const bool above = constant < 1;  // the sum is above the constant
+  if (!above && !(constant > kLargestSum)) {
+    return std::nullopt;
+  }
+  switch (op) {
+    case Op::k_eq:
+      return false;
+    case Op::k_ne:
+      return true;
+    case Op::k_lt:
+    case Op::k_le:
+      return above != sum_is_first;
+    default:  // k_gt and k_ge are turned around when formulas are built
+      return std::nullopt;
+  }
+}
+
+// The sum that a divisor is for each row of keys if that sum lies in [1, kLargestSum]: without what guards it against
+// zero and infinity, max(z, tiny), z == 0 ? 1 : z, z > tiny ? z : tiny, min(z, huge). `guarded` is set if there was any.
+SymId without_guard(const SymArena& arena, SymId z, bool& guarded) {
+  const Sym& sym = arena[z];
+  if (arena.is_op(z, Op::k_abs)) {
+    return without_guard(arena, sym.args[0], guarded);
+  }
+  if (arena.is_op(z, Op::k_max) || arena.is_op(z, Op::k_min)) {
+    for (size_t side = 0; side < 2; ++side) {
+      if (!arena.is_constant(sym.args[side])) {
+        continue;
+      }
+      const float bound = arena.f32_value(sym.args[side]);
+      if (arena.is_op(z, Op::k_max) ? bound <= 1 : bound >= kLargestSum) {
+        guarded = true;
+        return without_guard(arena, sym.args[1 - side], guarded);
+      }
+    }
+    return z;
+  }
+  if (!arena.is_op(z, Op::k_select) || arena[sym.args[0]].args.size() != 2) {
+    return z;
+  }
+  const Sym& condition = arena[sym.args[0]];
+  for (size_t side = 0; side < 2; ++side) {
+    if (condition.kind != SymKind::kOp || !arena.is_constant(condition.args[side]) ||
+        arena[condition.args[side]].type != Type::kF32) {
+      continue;
+    }
+    const auto holds = compare_sum(condition.op, side == 1, arena.f32_value(condition.args[side]));
+    if (!holds) {
+      continue;
+    }
+    bool inner = false;
+    const SymId sum = without_guard(arena, sym.args[*holds ? 1 : 2], inner);
+    if (without_guard(arena, condition.args[1 - side], inner) == sum) {
+      guarded = true;
+      return sum;
+    }
+  }
+  return z;
 }
 
 class SumReader {
@@ -103,10 +167,12 @@ class SumReader {
 
   // e^(-log z) is 1 / z.
   bool read_logarithm(SymId argument, bool negative) {
-    const SymId inner = arena_.is_op(argument, Op::k_abs) ? arena_[argument].args[0] : argument;
+    bool guarded = false;
+    const SymId inner = without_guard(arena_, argument, guarded);
     if (arena_[inner].kind != SymKind::kReduce) {
       return false;
     }
+    product_.has_guard = product_.has_guard || guarded;
     (negative ? product_.over : product_.times).push_back(inner);
     return true;
   }
@@ -115,32 +181,8 @@ class SumReader {
   Product& product_;
 };
 
-// Guards against dividing by zero touch empty rows alone: max(z, tiny), z == 0 ? 1 : z.
-SymId without_guard(const SymArena& arena, SymId z) {
-  const Sym& sym = arena[z];
-  if (arena.is_op(z, Op::k_abs)) {
-    return without_guard(arena, sym.args[0]);
-  }
-  if (arena.is_op(z, Op::k_max)) {
-    for (int side = 0; side < 2; ++side) {
-      if (arena.is_constant(sym.args[side]) && arena.f32_value(sym.args[side]) < 1e-6f) {
-        return without_guard(arena, sym.args[1 - side]);
-      }
-    }
-  }
-  if (arena.is_op(z, Op::k_select) && arena.is_op(sym.args[0], Op::k_eq)) {
-    const std::vector<SymId>& compared = arena[sym.args[0]].args;
-    const bool with_zero = is_zero(arena, compared[0]) || is_zero(arena, compared[1]);
-    const SymId other = is_zero(arena, compared[0]) ? compared[1] : compared[0];
-    if (with_zero && arena.is_constant(sym.args[1]) && other == sym.args[2]) {
-      return without_guard(arena, sym.args[2]);
-    }
-  }
-  return z;
-}
-
-// nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. A softmax of finite scores is NaN in empty rows only (which are
-// computed by themselves) and never infinite.
+// nan_to_num: p is NaN ? 0 : p, p == inf ? k : p. A softmax of finite scores whose rows sum to numbers is NaN in empty
+// rows only (which are computed by themselves) and never infinite.
 bool is_clean_up(const SymArena& arena, const Sym& select) {
   const SymId condition = select.args[0];
   if (!arena[condition].has_score || !arena.is_constant(select.args[1])) {
@@ -217,7 +259,9 @@ Product as_product(SymArena& arena, SymId formula) {
         return product;
       case Op::k_select:
         if (is_clean_up(arena, sym)) {
-          return as_product(arena, sym.args[2]);
+          product = as_product(arena, sym.args[2]);
+          product.has_guard = true;
+          return product;
         }
         for (const auto& [kept, masked, keeps_when_true] :
              {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
@@ -244,12 +288,13 @@ void multiply(Product& product, const Product& factor) {
   append(product.exponent, factor.exponent);
   append(product.over, factor.over);
   append(product.times, factor.times);
+  product.has_guard = product.has_guard || factor.has_guard;
   std::sort(product.guards.begin(), product.guards.end());
   product.guards.erase(std::unique(product.guards.begin(), product.guards.end()), product.guards.end());
 }
 
 void divide(SymArena& arena, Product& product, SymId divisor) {
-  const Product below = as_product(arena, without_guard(arena, divisor));
+  const Product below = as_product(arena, without_guard(arena, divisor, product.has_guard));
   if (!below.guards.empty()) {
     product.over.push_back(divisor);
     return;
@@ -259,6 +304,7 @@ void divide(SymArena& arena, Product& product, SymId divisor) {
   }
   append(product.over, below.times);
   append(product.times, below.over);
+  product.has_guard = product.has_guard || below.has_guard;
 }
 
 Product as_exponent(SymArena& arena, SymId formula) {

@@ -18,7 +18,13 @@ struct Product {
   std::vector<SignedTerm> exponent;  // of e
   std::vector<SymId> over;           // divided by these
   std::vector<SymId> times;          // multiplied by these
+  // A guard of a divisor was left out, or a clean-up of NaN: it does nothing where each row of keys sums to a number in
+  // [1, kLargestSum], and acts where exponentials vanish or overflow. match_softmax() proves the former.
+  bool has_guard = false;
 };
+
+// Sums of exponentials below 1 stay below it: more keys than any tensor has.
+inline constexpr float kLargestSum = 0x1p40F;
 
 // Every formula is a product, if only of itself.
 Product as_product(SymArena& arena, SymId formula);

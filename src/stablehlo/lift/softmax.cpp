@@ -36,9 +36,8 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
 
 // The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number is a part
 // where nothing is subtracted from the scores; where something is, it would be a sink of another logit in each row. One
-// so small that it is lost next to the largest term, e^0 once the row maximum is subtracted, is no part.
-Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts,
-                                                  bool subtracts_maximum) {
+// so small that it is lost beside 1 is no part: a guard of a sum that is at least 1.
+Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts, bool& guarded) {
   constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
   std::vector<ReducePiece> parts;
   std::vector<SymId> stack{z};
@@ -52,7 +51,9 @@ Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z
     } else if (arena.is_constant(id)) {
       if (!subtracts && arena.f32_value(id) > 0) {
         parts.push_back({.body = id, .size = 1, .atom = -1});
-      } else if (!subtracts_maximum || std::abs(arena.f32_value(id)) > kLostBesideOne) {
+      } else if (std::abs(arena.f32_value(id)) <= kLostBesideOne) {
+        guarded = guarded || !is_zero(arena, id);
+      } else {
         return unsupported("a constant is added to the row sum");
       }
     } else {
@@ -69,6 +70,84 @@ bool holds_row_sum(const SymArena& arena, SymId z) {
   return arena[z].kind == SymKind::kReduce && arena.reduce_kind(z) == ReduceKind::kAdd;
 }
 
+// m where m is a number: m is finite ? m : 0, m == -inf ? 0 : m, -inf < m ? m : 0.
+SymId without_infinity(const SymArena& arena, SymId m) {
+  if (!arena.is_op(m, Op::k_select)) {
+    return m;
+  }
+  const std::vector<SymId>& args = arena[m].args;
+  const Sym& condition = arena[args[0]];
+  const auto compares = [&](Op op, SymId with) {
+    return arena.is_op(args[0], op) &&
+           ((condition.args[0] == with && arena.is_f32(condition.args[1], -kInfinity)) ||
+            (condition.args[1] == with && arena.is_f32(condition.args[0], -kInfinity)));
+  };
+  if (arena.is_constant(args[2]) && (compares(Op::k_ne, args[1]) || compares(Op::k_lt, args[1]) ||
+                                     (arena.is_op(args[0], Op::k_is_finite) && condition.args[0] == args[1]))) {
+    return args[1];
+  }
+  return arena.is_constant(args[1]) && compares(Op::k_eq, args[2]) ? args[2] : m;
+}
+
+// What a maximum is the largest of. No number is below the lowest one.
+void pieces_of_maximum(const SymArena& arena, SymId m, std::vector<ReducePiece>& pieces) {
+  const SymId id = without_infinity(arena, m);
+  if (arena.is_op(id, Op::k_max)) {
+    pieces_of_maximum(arena, arena[id].args[0], pieces);
+    pieces_of_maximum(arena, arena[id].args[1], pieces);
+  } else if (arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kMaximum) {
+    append(pieces, arena.pieces(id));
+  } else if (!arena.is_constant(id) || arena.f32_value(id) > std::numeric_limits<float>::lowest()) {
+    pieces.push_back({.body = id, .size = 1, .atom = -1});
+  }
+}
+
+// Whether all that is subtracted is the maximum of exactly what is summed: the same keys under the same conditions, and
+// sinks that are summed too.
+bool subtracts_own_maximum(SymArena& arena, const Softmax& softmax) {
+  if (softmax.subtracted.size() != 1 || !softmax.subtracted[0].negative) {
+    return false;
+  }
+  // (x - m) c has become x c - m c.
+  SymId factor = arena.f32(1.0f);
+  SymId maximum = softmax.subtracted[0].term;
+  if (arena.is_op(maximum, Op::k_mul)) {
+    const std::vector<SymId> args = arena[maximum].args;
+    const size_t side = arena.is_constant(args[0]) ? 0 : 1;
+    if (!arena.is_constant(args[side]) || !(arena.f32_value(args[side]) > 0)) {
+      return false;
+    }
+    factor = args[side];
+    maximum = args[1 - side];
+  }
+  std::vector<ReducePiece> pieces;
+  pieces_of_maximum(arena, maximum, pieces);
+  bool found_keys = false;
+  for (const ReducePiece& piece : pieces) {
+    const Product logit = as_exponent(arena, arena.op(Op::k_mul, {piece.body, factor}));
+    if (!logit.over.empty() || !logit.times.empty()) {
+      return false;
+    }
+    if (piece.atom == kKeyAtom) {
+      if (sorted(logit.guards) != sorted(softmax.guards) || sorted(logit.exponent) != sorted(softmax.key_terms)) {
+        return false;
+      }
+      found_keys = true;
+      continue;
+    }
+    const SymId sink = sum_of(arena, logit.exponent);
+    bool is_summed = false;
+    for (size_t i = 0; i < softmax.sinks.size(); ++i) {
+      is_summed = is_summed || (softmax.sinks[i] == sink && softmax.sink_sizes[i] == piece.size &&
+                                softmax.sink_atoms[i] == piece.atom);
+    }
+    if (!is_summed || !logit.guards.empty()) {
+      return false;
+    }
+  }
+  return found_keys;
+}
+
 Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
   Softmax softmax;
   softmax.denominator = z;
@@ -81,12 +160,8 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
       key_guards.push_back(guard);
     }
   }
-  const bool subtracts_maximum = std::any_of(of_row.begin(), of_row.end(), [&](const SignedTerm& term) {
-    return term.negative && arena[term.term].kind == SymKind::kReduce &&
-           arena.reduce_kind(term.term) == ReduceKind::kMaximum;
-  });
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<ReducePiece> parts,
-                             parts_of_divisor(arena, z, !of_row.empty(), subtracts_maximum));
+                             parts_of_divisor(arena, z, !of_row.empty(), softmax.needs_maximum));
   bool found_keys = false;
   for (const ReducePiece& piece : parts) {
     if (arena.is_constant(piece.body) && piece.size == 1 && arena.f32_value(piece.body) > 0 && of_row.empty()) {
@@ -144,11 +219,15 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
   softmax.score = sum_of(arena, of_key);
   softmax.key_terms = of_key;
   softmax.subtracted = of_row;
+  if (subtracts_own_maximum(arena, softmax)) {
+    softmax.maximum = of_row[0].term;
+  }
   return softmax;
 }
 
-// Whether a condition on the row says no more than "the row has a kept key".
-bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, SymId whole_score) {
+// Whether a condition on the row says no more than "the row has a kept key". One on the row sum says so where the sum
+// is at least 1; `needs_maximum` is set then.
+bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, SymId whole_score, bool& needs_maximum) {
   const auto is_infinite_constant = [&](SymId id) { return arena.is_f32(id, -kInfinity); };
   const auto kept = [&](SymId body) {  // "this key is kept", for the key of a reduction's body
     if (arena.is_op(body, Op::k_ne) || (arena.is_op(body, Op::k_not) && arena.is_op(arena[body].args[0], Op::k_eq))) {
@@ -184,7 +263,7 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
       return pieces.size() == 1 && pieces[0].atom == kKeyAtom && kept(arena.op(Op::k_not, {pieces[0].body}));
     }
     if (arena.is_op(inner, Op::k_eq)) {
-      return says_not_empty(arena, arena.op(Op::k_ne, arena[inner].args), softmax, whole_score);
+      return says_not_empty(arena, arena.op(Op::k_ne, arena[inner].args), softmax, whole_score, needs_maximum);
     }
     return false;
   }
@@ -195,8 +274,11 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
     if (arena.is_op(condition, op)) {
       const std::vector<SymId>& args = arena[condition].args;
       for (int side = 0; side < (op == Op::k_ne ? 2 : 1); ++side) {
-        if ((is_infinite_constant(args[side]) && is_row_maximum(args[1 - side])) ||
-            (is_zero(arena, args[side]) && args[1 - side] == softmax.denominator)) {
+        if (is_infinite_constant(args[side]) && is_row_maximum(args[1 - side])) {
+          return true;
+        }
+        if (is_zero(arena, args[side]) && args[1 - side] == softmax.denominator) {
+          needs_maximum = true;
           return true;
         }
       }
@@ -238,18 +320,40 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
     }
     for (const SymId guard : product.guards) {
       const bool known = std::find(softmax->guards.begin(), softmax->guards.end(), guard) != softmax->guards.end();
-      if (!known && !says_not_empty(arena, guard, *softmax, softmax->score)) {
+      if (!known && !says_not_empty(arena, guard, *softmax, softmax->score, softmax->needs_maximum)) {
         return unsupported("rows of probabilities are set to 0 by a condition that is not their emptiness");
       }
+    }
+    softmax->needs_maximum = softmax->needs_maximum || product.has_guard;
+    if (softmax->needs_maximum && softmax->maximum == kNoSym) {
+      return unsupported(
+          "a guard against dividing by zero (or NaN replaced) may act: the exponentials are not of the scores less the "
+          "maximum of exactly those that are summed, so that all of a row may vanish or overflow");
     }
     return softmax;
   }
   return unsupported("{}", reason);
 }
 
+std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax) {
+  std::vector<ReducePiece> pieces;
+  if (softmax.maximum != kNoSym) {
+    const Sym& maximum = arena[softmax.maximum];
+    const bool is_scaled = arena.is_op(softmax.maximum, Op::k_mul);
+    pieces_of_maximum(arena, is_scaled ? maximum.args[arena.is_constant(maximum.args[0]) ? 1 : 0] : softmax.maximum,
+                      pieces);
+  }
+  for (const ReducePiece& piece : pieces) {
+    if (piece.atom == kKeyAtom) {
+      return piece.body;
+    }
+  }
+  return std::nullopt;
+}
+
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
   const Product product = as_exponent(arena, formula);  // e^formula must be the sum of e^score
-  if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1) {
+  if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1 || product.has_guard) {
     return false;
   }
   const SymId z = product.times[0];

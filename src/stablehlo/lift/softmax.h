@@ -27,6 +27,10 @@ struct Softmax {
   std::vector<SignedTerm> key_terms;   // whose sum is the score
   SymId denominator = kNoSym;          // the reduction that divides
   std::vector<SignedTerm> subtracted;  // row terms of the exponent, the same in the denominator
+  // Set if what is subtracted is the maximum of exactly what is summed: each row of keys then sums to 1 or more.
+  SymId maximum = kNoSym;
+  // Something does nothing only because each row of keys sums to 1 or more: a guard of the divisor, a clean-up.
+  bool needs_maximum = false;
 };
 
 // The product is the whole of what multiplies the values. Errors are kUnsupported with the reason.
@@ -35,6 +39,9 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product);
 // What a row gives that has no key left, by computing such a row of the formula of what multiplies the values. Errors:
 // kUnsupported for a row that gives none of zero, uniform and NaN.
 Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
+
+// What the row maximum is of, for the key at hand: the body of its reduction over the keys. Nothing without one.
+std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);
