@@ -135,6 +135,44 @@ TEST(Malformed, AliasesThatNestTooDeepOrGrowTooLarge) {
   EXPECT_TRUE(Module::parse(with_aliases("[1]", "[#a{0}]", 500, "{{a = #a{}}} : tensor<2xf32>")).ok());
 }
 
+// Text that nothing takes long to refuse, and what its message says.
+TEST(Malformed, SmallTextsOfLargeThings) {
+  const auto of_body = [](const std::string& body) {
+    return "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {\n" + body + "  return %x : tensor<2xf32>\n}\n";
+  };
+  std::string ones;
+  for (int i = 0; i < 100'000; ++i) {
+    ones += "1x";
+  }
+  const std::string doubling = with_aliases("[1, 1]", "[#a{0}, #a{0}]", 18, "{{a = #a{}}} : tensor<2xf32>");
+  const std::pair<std::string, const char*> cases[] = {
+      {of_body("  %0 = stablehlo.iota dim = 0 : tensor<" + ones + "f32>\n"), "more than 64 dimensions"},
+      {"func.func private @f(tensor<" + ones + "f32>)", "more than 64 dimensions"},
+      {of_body("  %0 = stablehlo.constant dense<0> : tensor<9999999x9999999x9999999xi32>\n"), "more than 2^63 - 1"},
+      {of_body("  %0 = stablehlo.iota dim = 0 : tensor<9999999x9999999x0x9999999xi32>\n"), "more than 2^63 - 1"},
+      // A verifier's error, which would print the operation with what its aliases become.
+      {doubling + "\"builtin.module\"() ({}) {sym_name = 3, a = #a18} : () -> ()", "parts once its aliases"},
+  };
+  for (const auto& [text, message] : cases) {
+    const Result<Module> module = Module::parse(text, "bad.mlir");
+    ASSERT_FALSE(module.ok()) << message;
+    EXPECT_EQ(module.error().kind, ErrorKind::kUnsupported);
+    EXPECT_TRUE(module.error().message.starts_with("bad.mlir:")) << module.error().message;
+    EXPECT_NE(module.error().message.find(message), std::string::npos) << module.error().message;
+  }
+  EXPECT_TRUE(Module::parse(of_body("  %0 = stablehlo.iota dim = 0 : tensor<9999999x9999999xi32>\n")).ok());
+}
+
+TEST(Malformed, FunctionsWithoutATerminator) {
+  for (const char* last : {"%0 = stablehlo.add %x, %x : tensor<2xf32>", "stablehlo.return %x : tensor<2xf32>",
+                           "\"foo.bar\"() : () -> ()"}) {
+    const Result<Module> module =
+        Module::parse(fmt::format("func.func @main(%x: tensor<2xf32>) {{\n  {}\n}}\n", last), "bad.mlir");
+    ASSERT_FALSE(module.ok()) << last;
+    EXPECT_EQ(module.error().message, "bad.mlir:1:1: expected the function 'main' to end in `return`");
+  }
+}
+
 TEST(Malformed, EveryPrefixAndEveryMissingCharacterIsHandled) {
   const std::string text = R"(module @m {
   func.func @main(%x: tensor<4x6xf32>, %f: tensor<f32>) -> tensor<4xf32> {

@@ -5,6 +5,7 @@
 #include "llvm/ADT/DenseMap.h"
 #include "mlir/IR/Attributes.h"
 #include "mlir/IR/Block.h"
+#include "mlir/IR/BuiltinTypes.h"
 #include "mlir/IR/Operation.h"
 #include "mlir/IR/Region.h"
 #include "mlir/IR/Types.h"
@@ -16,8 +17,24 @@ namespace {
 
 struct Extent {
   int depth = 0;
-  int64_t parts = 0;  // saturates
+  int64_t parts = 0;       // saturates
+  bool is_shapely = true;  // no shape in it has too many dimensions or elements
 };
+
+bool is_shapely(mlir::Type type) {
+  const auto shaped = mlir::dyn_cast<mlir::ShapedType>(type);
+  if (!shaped || !shaped.hasRank()) {
+    return true;
+  }
+  int64_t elements = 1;
+  bool overflows = false;
+  for (const int64_t size : shaped.getShape()) {
+    // A size of 0 must not hide what the others come to.
+    const bool counts = !mlir::ShapedType::isDynamic(size) && size != 0;
+    overflows = overflows || (counts && __builtin_mul_overflow(elements, size, &elements));
+  }
+  return shaped.getRank() <= kMaxDimensions && !overflows;
+}
 
 // Measures attributes and types, each once, without recursion.
 class Meter {
@@ -46,6 +63,9 @@ class Meter {
       }
     };
     if (node.attribute) {
+      if (const auto typed = mlir::dyn_cast<mlir::TypedAttr>(node.attribute)) {
+        on_type(typed.getType());
+      }
       node.attribute.walkImmediateSubElements(on_attribute, on_type);
     } else {
       node.type.walkImmediateSubElements(on_attribute, on_type);
@@ -64,7 +84,7 @@ class Meter {
         pending.pop_back();
         continue;
       }
-      Extent extent{1, 1};
+      Extent extent{1, 1, !node.type || is_shapely(node.type)};
       bool complete = true;
       for (const Node& child : children(node)) {
         const auto found = known_.find(child.key());
@@ -74,6 +94,7 @@ class Meter {
         } else {
           extent.depth = std::max(extent.depth, found->second.depth + 1);
           extent.parts = std::min(extent.parts + found->second.parts, kMaxAllParts);
+          extent.is_shapely = extent.is_shapely && found->second.is_shapely;
         }
       }
       if (complete) {
@@ -117,7 +138,7 @@ class Guard {
 
   Status check_depth(mlir::Operation* op, const Extent& extent) const {
     if (extent.depth > kMaxAttributeDepth) {
-      return unsupported("'{}' has an attribute or a location nested more than {} deep",
+      return unsupported("{}: '{}' has an attribute or a location nested more than {} deep", describe(op->getLoc()),
                          op->getName().getStringRef().str(), kMaxAttributeDepth);
     }
     return {};
@@ -125,6 +146,10 @@ class Guard {
 
   Status check_parts(mlir::Operation* op, const Extent& extent) {
     FLASHLIFT_RETURN_IF_ERROR(check_depth(op, extent));
+    if (!extent.is_shapely) {
+      return unsupported("{}: '{}' has a tensor of more than {} dimensions, or of more than 2^63 - 1 elements",
+                         describe(op->getLoc()), op->getName().getStringRef().str(), kMaxDimensions);
+    }
     total_ += extent.parts;
     if (extent.parts > kMaxAttributeParts || total_ > kMaxAllParts) {
       return unsupported("{}: '{}' has an attribute of more than {} parts once its aliases are written out",

@@ -7,6 +7,7 @@
 #include "mlir/IR/DialectRegistry.h"
 #include "mlir/IR/Location.h"
 #include "mlir/IR/MLIRContext.h"
+#include "mlir/IR/Verifier.h"
 #include "mlir/Parser/Parser.h"
 #include "stablehlo/reader/attribute_guard.h"
 #include "stablehlo/reader/dialect.h"
@@ -24,6 +25,8 @@ std::shared_ptr<mlir::MLIRContext> make_context() {
   // MLIR's own thread pool would start a thread a core for every module.
   auto context = std::make_shared<mlir::MLIRContext>(registry, mlir::MLIRContext::Threading::DISABLED);
   context->allowUnregisteredDialects();
+  // Errors come with a place in the text; the operation itself may be very large once its aliases are written out.
+  context->printOpOnDiagnostic(false);
   return context;
 }
 
@@ -98,11 +101,14 @@ Result<Module> Module::parse(std::string_view text, std::string_view name) {
                                                               /*RequiresNullTerminator=*/true),
                              llvm::SMLoc());
   mlir::OwningOpRef<mlir::ModuleOp> op =
-      mlir::parseSourceFile<mlir::ModuleOp>(sources, mlir::ParserConfig(context.get()));
+      mlir::parseSourceFile<mlir::ModuleOp>(sources, mlir::ParserConfig(context.get(), /*verifyAfterParse=*/false));
   if (!op) {
     return errors.error(name);
   }
   FLASHLIFT_RETURN_IF_ERROR(check_attributes(*op));
+  if (mlir::failed(mlir::verify(*op))) {
+    return errors.error(name);
+  }
   op->walk([](mlir::Operation* each) {
     const llvm::StringRef op_name = each->getName().getStringRef();
     if (const OpInfo* info = find_op({op_name.data(), op_name.size()})) {

@@ -4,100 +4,13 @@
 #include <optional>
 #include <vector>
 
+#include "stablehlo/reader/text_meter.h"
 #include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
 
 constexpr std::string_view kHexConstant = "dense<\"0x";
-
-struct Position {
-  size_t line = 1;
-  size_t column = 1;
-};
-
-Position position_of(std::string_view text, size_t offset) {
-  Position at;
-  for (const char c : text.substr(0, offset)) {
-    if (c == '\n') {
-      ++at.line;
-      at.column = 0;
-    }
-    ++at.column;
-  }
-  return at;
-}
-
-// The end of the string or comment that begins at `i`, or `i` where none begins.
-size_t skip_string_or_comment(std::string_view text, size_t i) {
-  if (text[i] == '/' && i + 1 < text.size() && text[i + 1] == '/') {
-    return std::min(text.find('\n', i), text.size());
-  }
-  if (text[i] != '"') {
-    return i;
-  }
-  size_t end = i + 1;
-  while (end < text.size()) {
-    end = text.find_first_of("\"\\\n", end);
-    if (end == std::string_view::npos) {
-      return text.size();
-    }
-    if (text[end] != '\\') {
-      return end + 1;
-    }
-    end += 2;  // a backslash and what it escapes
-  }
-  return text.size();
-}
-
-// Brackets and runs of minus signs are where MLIR's recursive descent goes deeper. '<' and '>' also compare and point,
-// so that only the others close what stands inside them.
-class NestingMeter {
- public:
-  // False at the bracket that is one too deep.
-  bool step(char previous, char c, char next) {
-    minus_ = c == '-' ? minus_ + 1 : (c == ' ' ? minus_ : 0);
-    switch (c) {
-      case '(':
-      case '[':
-      case '{':
-        outer_.push_back(angles_);
-        angles_ = 0;
-        ++depth_;
-        break;
-      case ')':
-      case ']':
-      case '}':
-        depth_ -= angles_ + (outer_.empty() ? 0 : 1);
-        angles_ = outer_.empty() ? 0 : outer_.back();
-        if (!outer_.empty()) {
-          outer_.pop_back();
-        }
-        break;
-      case '<':
-        if (next != '=') {
-          ++angles_;
-          ++depth_;
-        }
-        break;
-      case '>':
-        if (previous != '-' && next != '=' && angles_ > 0) {
-          --angles_;
-          --depth_;
-        }
-        break;
-      default:
-        break;
-    }
-    return depth_ <= kMaxNesting && minus_ <= kMaxNesting;
-  }
-
- private:
-  std::vector<int> outer_;  // open '<' outside each open bracket
-  int angles_ = 0;          // open '<' in the innermost bracket
-  int depth_ = 0;
-  int minus_ = 0;
-};
 
 // A constant "dense<"0x...">: tensor<...xi1>" found in a text.
 struct BoolConstant {
@@ -232,19 +145,7 @@ Status check_module_text(std::string_view text, std::string_view name) {
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return invalid_argument("{}: byte {} is zero, so this is no text; expected a StableHLO module as text", name, nul);
   }
-  NestingMeter meter;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const size_t end = skip_string_or_comment(text, i);
-    if (end != i) {
-      i = end - 1;
-      continue;
-    }
-    if (!meter.step(i > 0 ? text[i - 1] : '\0', text[i], i + 1 < text.size() ? text[i + 1] : '\0')) {
-      const Position at = position_of(text, i);
-      return invalid_argument("{}:{}:{}: brackets nested more than {} deep", name, at.line, at.column, kMaxNesting);
-    }
-  }
-  return {};
+  return measure_text(text, name);
 }
 
 bool pack_bool_constants(std::string_view text, std::string& storage) {

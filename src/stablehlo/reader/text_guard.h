@@ -9,10 +9,8 @@
 namespace flashlift::stablehlo {
 
 inline constexpr size_t kMaxModuleText = (size_t{1} << 31) - 1;  // MLIR counts positions in 32 bits here and there
-inline constexpr int kMaxNesting = 256;                          // of brackets of any kind; MLIR's parser recurses
 
-// Refuses what MLIR's parser must not see: bytecode, too much text, brackets nested so deeply that its recursion would
-// overflow the stack.
+// Refuses what MLIR's parser must not see: bytecode, too much text, and what measure_text() refuses.
 Status check_module_text(std::string_view text, std::string_view name);
 
 // Constants of i1 in hexadecimal: MLIR 22 wants packed bits, newer versions (JAX's) one byte an element. Rewrites those

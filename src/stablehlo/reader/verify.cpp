@@ -1,8 +1,7 @@
 #include "stablehlo/reader/verify.h"
 
-#include <numeric>
-
 #include "llvm/ADT/DenseSet.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Block.h"
 #include "mlir/IR/Region.h"
 #include "stablehlo/reader/module.h"
@@ -23,6 +22,7 @@ class OrderCheck {
       FLASHLIFT_RETURN_IF_ERROR(visit_region(op, region));
     }
     done_.insert(&op);
+    FLASHLIFT_RETURN_IF_ERROR(check_function(op));
     return verify_op(&op);
   }
 
@@ -38,6 +38,20 @@ class OrderCheck {
       for (mlir::Operation& inner : block) {
         FLASHLIFT_RETURN_IF_ERROR(visit(inner));
       }
+    }
+    return {};
+  }
+
+  // MLIR takes an operation that it does not know for a terminator.
+  static Status check_function(mlir::Operation& op) {
+    auto function = mlir::dyn_cast<mlir::func::FuncOp>(op);
+    if (!function || function.isExternal()) {
+      return {};
+    }
+    mlir::Block& body = function.getBody().front();
+    if (body.empty() || !mlir::isa<mlir::func::ReturnOp>(body.back())) {
+      return invalid_argument("{}: expected the function '{}' to end in `return`", describe(op.getLoc()),
+                              function.getName().str());
     }
     return {};
   }
