@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "flashlift/builder.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 
 namespace flashlift {
 namespace {
@@ -32,15 +32,15 @@ void measure(const std::string& name, const Program& program, int64_t length, co
   problem.q_len = problem.kv_len = length;
   (program.kind == ProgramKind::kMaskMod ? problem.mask_mod : problem.score_mod) = program;
   problem.captures = program.captures;
-  const double setup = microseconds([&] { plan::Visits(problem, 1, length, length, captures); });
-  const plan::Visits visits(problem, 1, length, length, captures);
-  plan::VisitRow row;
+  const double setup = microseconds([&] { visits::Visits(problem, 1, length, length, captures); });
+  const visits::Visits visits(problem, 1, length, length, captures);
+  visits::VisitRow row;
   int64_t visited = 0;
   const double rows = microseconds([&] {
     visited = 0;
     for (int64_t q = 0; q < length; q += kTile) {
       visits.row(0, 0, 1, q, std::min(q + kTile, length), kTile, row);
-      for (const plan::TileRun& run : row.runs) {
+      for (const visits::TileRun& run : row.runs) {
         visited += run.end - run.begin;
       }
     }

@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
@@ -178,17 +178,17 @@ Result<DrawnTiles> draw_tiles(const Problem& problem, const std::vector<TensorVi
     return invalid_argument("{} by {} tiles are more than a picture can show; give a larger --q-tile and --kv-tile",
                             rows, columns);
   }
-  const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  const visits::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
   std::array<Rectangles, 3> rectangles;
-  plan::VisitRow visit_row;
+  visits::VisitRow visit_row;
   TileCounts counts{.q_tile = options.q_tile, .kv_tile = options.kv_tile, .skipped = rows * columns};
   rectangles[0].add(0, 0, columns, rows);
   for (int64_t row = 0; row < rows; ++row) {
     visits.row(options.batch, options.head, options.head + 1, row * options.q_tile,
                std::min((row + 1) * options.q_tile, problem.q_len), options.kv_tile, visit_row);
-    for (const plan::TileRun& run : visit_row.runs) {
+    for (const visits::TileRun& run : visit_row.runs) {
       const int64_t length = run.end - run.begin;
-      (run.kind == plan::TileKind::kFull ? counts.full : counts.partial) += length;
+      (run.kind == visits::TileKind::kFull ? counts.full : counts.partial) += length;
       counts.skipped -= length;
       rectangles[static_cast<size_t>(run.kind)].add(run.begin, row, length, 1);
     }

@@ -6,7 +6,7 @@
 #include "cpu/backward.h"
 #include "cpu/call_memory.h"
 #include "cpu/partition.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -16,7 +16,7 @@ struct BackwardCall {
   const BackwardArguments& arguments;
   CallSizes sizes;
   int64_t kv_chunk;  // keys of a task
-  const plan::Visits& visits;
+  const visits::Visits& visits;
   const CaptureView* captures;
   RowGradient* rows;  // [batch, q_heads, q_len]
   // [batch, q_heads, tiles of queries]: the block of keys that all rows of a tile find their keys in, so that their

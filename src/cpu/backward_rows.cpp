@@ -98,7 +98,7 @@ class RowFinder {
     if (!call_.multiplies || !knows_empty || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
       return false;
     }
-    plan::VisitRow& visits = memory_.visits[0];
+    visits::VisitRow& visits = memory_.visits[0];
     call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
     if (visits.runs.size() != 1 || visits.runs[0].end - visits.runs[0].begin != 1) {
       return false;
@@ -144,12 +144,12 @@ class RowFinder {
       at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b_), static_cast<int32_t>(h_),
                                                     static_cast<int32_t>(q_begin_ + r)};
     }
-    plan::VisitRow& visits = memory_.visits[0];
+    visits::VisitRow& visits = memory_.visits[0];
     call_.visits.row(b_, h_, h_ + 1, q_begin_, q_begin_ + rows_, kv_tile, visits);
-    for (const plan::TileRun& run : visits.runs) {
+    for (const visits::TileRun& run : visits.runs) {
       for (int64_t block = run.begin; block < run.end; ++block) {
         const int64_t columns = std::min(kv_tile, call_.sizes.kv_len - block * kv_tile);
-        sum_block(block * kv_tile, columns, run.kind == plan::TileKind::kPartial);
+        sum_block(block * kv_tile, columns, run.kind == visits::TileKind::kPartial);
         if (weighted) {
           weigh_block(block * kv_tile, columns);
         }

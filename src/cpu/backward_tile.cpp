@@ -56,7 +56,7 @@ class ChunkRunner {
   }
 
   void run_head(int64_t b, int64_t h, int64_t first_position);
-  void run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds);
+  void run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const visits::TileKind* kinds);
   int find_parts(const QueryTile& tile, const ScorePart& whole, ScorePart (&parts)[2]);
   bool trim(const QueryTile& tile, ScorePart& part);
   void run_part(QueryTile& tile, const ScorePart& part);
@@ -182,13 +182,13 @@ void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visite
   set_pace(products_.upcoming, kProducts * visited * upcoming_steps(rows, config_.kv_tile));
 }
 
-void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const plan::TileKind* kinds) {
+void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const visits::TileKind* kinds) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(config_.q_tile, call_.sizes.q_len - q_begin);
   const int32_t sole = call_.sole_block(b, h, q_begin);
   const bool has_sole = sole != BackwardCall::kNoBlock;
   const auto is_visited = [&](int64_t block) {
-    return kinds[block] != plan::TileKind::kSkipped && (!has_sole || kv_begin_ / config_.kv_tile + block == sole);
+    return kinds[block] != visits::TileKind::kSkipped && (!has_sole || kv_begin_ / config_.kv_tile + block == sole);
   };
   int64_t visited = 0;
   for (int64_t block = 0; block < products_.blocks(); ++block) {
@@ -212,7 +212,7 @@ void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position,
                           .rows = rows,
                           .key = block * config_.kv_tile,
                           .columns = products_.columns_of(block),
-                          .partial = kinds[block] == plan::TileKind::kPartial};
+                          .partial = kinds[block] == visits::TileKind::kPartial};
     if (has_sole) {
       run_sole_block(queries, whole);
       continue;
@@ -255,14 +255,14 @@ int ChunkRunner::find_parts(const QueryTile& tile, const ScorePart& whole, Score
 bool ChunkRunner::trim(const QueryTile& tile, ScorePart& part) {
   std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
   const RowRange rows = trim_rows({0, tile.rows}, [&](int64_t begin, int64_t end) {
-    const plan::TileBox box{.b = tile.b,
+    const visits::TileBox box{.b = tile.b,
                             .h_begin = tile.h,
                             .h_end = tile.h + 1,
                             .q_begin = tile.q_begin + begin,
                             .q_end = tile.q_begin + end,
                             .kv_begin = kv_begin_ + part.key,
                             .kv_end = kv_begin_ + part.key + part.columns};
-    return call_.visits.classify(box, scratch) == plan::TileKind::kSkipped;
+    return call_.visits.classify(box, scratch) == visits::TileKind::kSkipped;
   });
   part.row = rows.begin;
   part.rows = rows.end - rows.begin;
@@ -330,7 +330,7 @@ void ChunkRunner::run_sole_block(QueryTile& tile, const ScorePart& whole) {
 
 // Query tiles in rising order, each against all blocks of the chunk that it sees.
 void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
-  const std::span<plan::VisitRow> visits = memory_.visits;
+  const std::span<visits::VisitRow> visits = memory_.visits;
   size_t next[kMaxBlocks] = {};
   for (int64_t block = 0; block < products_.blocks(); ++block) {
     const int64_t first = kv_begin_ + block * config_.kv_tile;
@@ -338,16 +338,16 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   }
   const int64_t tiles = divide_up(call_.sizes.q_len, config_.q_tile);
   for (int64_t tile = 0; tile < tiles;) {
-    plan::TileKind kinds[kMaxBlocks];
+    visits::TileKind kinds[kMaxBlocks];
     int64_t upcoming = tiles;  // the next tile that some block visits
     for (int64_t block = 0; block < products_.blocks(); ++block) {
-      const std::vector<plan::TileRun>& runs = visits[block].runs;
+      const std::vector<visits::TileRun>& runs = visits[block].runs;
       while (next[block] < runs.size() && runs[next[block]].end <= tile) {
         ++next[block];
       }
       const bool any = next[block] < runs.size();
       const bool visited = any && runs[next[block]].begin <= tile;
-      kinds[block] = visited ? runs[next[block]].kind : plan::TileKind::kSkipped;
+      kinds[block] = visited ? runs[next[block]].kind : visits::TileKind::kSkipped;
       upcoming = any ? std::min(upcoming, std::max(runs[next[block]].begin, tile)) : upcoming;
     }
     std::atomic<int64_t>& own = progress_.chunks[chunk_ * progress_.stride];

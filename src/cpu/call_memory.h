@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "flashlift/result.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -18,7 +18,7 @@ namespace flashlift::cpu {
 // runs out of it could only say so when others have begun to write.
 struct WorkerMemory {
   std::byte* tiles = nullptr;
-  std::span<plan::VisitRow> visits;
+  std::span<visits::VisitRow> visits;
 };
 
 class CallMemory {
@@ -32,7 +32,7 @@ class CallMemory {
   };
 
   // Bound by each call before reserve().
-  plan::Visits visits;
+  visits::Visits visits;
 
   // The content of what is reserved is undefined. Errors: no memory; may throw std::bad_alloc too.
   Status reserve(const Sizes& sizes);
@@ -61,7 +61,7 @@ class CallMemory {
 
   Sizes sizes_;
   Block block_;
-  std::vector<plan::VisitRow> rows_;
+  std::vector<visits::VisitRow> rows_;
   CallMemory* next_ = nullptr;  // of the thread's unused ones
 };
 

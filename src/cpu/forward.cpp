@@ -12,7 +12,7 @@
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
 #include "cpu/views.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "support/error.h"
 #include "support/rounding.h"
 

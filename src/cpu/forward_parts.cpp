@@ -55,7 +55,7 @@ size_t SharedParts::bytes(const Problem& problem, const Partition& partition) {
 }
 
 SharedParts::SharedParts(std::byte* memory, const Problem& problem, const Partition& partition,
-                         const plan::Visits& visits) {
+                         const visits::Visits& visits) {
   if (bytes(problem, partition) == 0 || visits.all_full() || visits.depends_on_b() || visits.depends_on_h()) {
     return;
   }
@@ -70,7 +70,7 @@ SharedParts::SharedParts(std::byte* memory, const Problem& problem, const Partit
 
 PartList* SharedParts::of(const Task& task) const { return lists_ == nullptr ? nullptr : lists_ + task.q_tile; }
 
-PartFinder::PartFinder(const ForwardCall& call, const Task& task, plan::VisitRow* visits, PartList* shared)
+PartFinder::PartFinder(const ForwardCall& call, const Task& task, visits::VisitRow* visits, PartList* shared)
     : call_(call),
       task_(task),
       kv_tile_(call.kernel.config().kv_tile),
@@ -86,7 +86,7 @@ PartFinder::PartFinder(const ForwardCall& call, const Task& task, plan::VisitRow
     filled_ = shared->claim(task.rows()) ? shared : nullptr;
   }
   for (int64_t i = 0; i < groups_; ++i) {
-    const plan::TileBox rows = box(i * kVisitRows, std::min((i + 1) * kVisitRows, task_.rows()));
+    const visits::TileBox rows = box(i * kVisitRows, std::min((i + 1) * kVisitRows, task_.rows()));
     call_.visits.row(rows.b, rows.h_begin, rows.h_end, rows.q_begin, rows.q_end, kv_tile_, visits_[i]);
   }
 }
@@ -118,7 +118,7 @@ std::span<const Part> PartFinder::next() {
 }
 
 // Rows of several heads: the box around them. Without keys.
-plan::TileBox PartFinder::box(int64_t row_begin, int64_t row_end) const {
+visits::TileBox PartFinder::box(int64_t row_begin, int64_t row_end) const {
   const int64_t first_head = row_begin / task_.q_count;
   const int64_t last_head = (row_end - 1) / task_.q_count;
   const bool one_head = first_head == last_head;
@@ -131,20 +131,20 @@ plan::TileBox PartFinder::box(int64_t row_begin, int64_t row_end) const {
           .q_end = task_.q_begin + q_last + 1};
 }
 
-plan::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
-  const std::vector<plan::TileRun>& runs = visits_[group].runs;
+visits::TileKind PartFinder::kind_at(int64_t group, int64_t block) {
+  const std::vector<visits::TileRun>& runs = visits_[group].runs;
   size_t& next = next_run_[group];
   while (next < runs.size() && runs[next].end <= block) {
     ++next;
   }
-  return next < runs.size() && runs[next].begin <= block ? runs[next].kind : plan::TileKind::kSkipped;
+  return next < runs.size() && runs[next].begin <= block ? runs[next].kind : visits::TileKind::kSkipped;
 }
 
 // The next block that some rows visit, or one behind the last.
 int64_t PartFinder::block_after(int64_t block) const {
   int64_t next = divide_up(task_.kv_end, kv_tile_);
   for (int64_t i = 0; i < groups_; ++i) {
-    const std::vector<plan::TileRun>& runs = visits_[i].runs;
+    const std::vector<visits::TileRun>& runs = visits_[i].runs;
     for (size_t run = next_run_[i]; run < runs.size(); ++run) {
       if (runs[run].end > block + 1) {
         next = std::min(next, std::max(runs[run].begin, block + 1));
@@ -167,11 +167,11 @@ void PartFinder::Found::add(const Part& part) {
 // Leaves out the first and last keys that none of the rows sees; false if those are all.
 bool PartFinder::trim_columns(Part& part) {
   const int64_t step = call_.dropout.threshold > 0 ? kDropoutColumns : kTrimColumns;
-  plan::TileBox tile = box(part.row_begin, part.row_end);
+  visits::TileBox tile = box(part.row_begin, part.row_end);
   const auto skipped = [&](int64_t begin, int64_t end) {
     tile.kv_begin = part.block * kv_tile_ + begin;
     tile.kv_end = part.block * kv_tile_ + end;
-    return call_.visits.classify(tile, visits_[0].scratch) == plan::TileKind::kSkipped;
+    return call_.visits.classify(tile, visits_[0].scratch) == visits::TileKind::kSkipped;
   };
   int64_t begin = part.column;
   int64_t end = part.column + part.columns;
@@ -206,16 +206,16 @@ void PartFinder::add_trimmed(const Part& whole, Found& found) {
 void PartFinder::find(int64_t block, Found& found) {
   const int64_t columns = std::min(kv_tile_, task_.kv_end - block * kv_tile_);
   for (int64_t group = 0; group < groups_; ++group) {
-    const plan::TileKind kind = kind_at(group, block);
+    const visits::TileKind kind = kind_at(group, block);
     const Part whole{.block = block,
                      .row_begin = group * kVisitRows,
                      .row_end = std::min((group + 1) * kVisitRows, task_.rows()),
                      .column = 0,
                      .columns = columns,
-                     .partial = kind == plan::TileKind::kPartial};
+                     .partial = kind == visits::TileKind::kPartial};
     if (whole.partial && untrimmed_ < kTrimTries) {
       add_trimmed(whole, found);
-    } else if (kind != plan::TileKind::kSkipped) {
+    } else if (kind != visits::TileKind::kSkipped) {
       found.add(whole);
     }
   }

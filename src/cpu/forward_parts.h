@@ -63,7 +63,7 @@ class SharedParts {
   static size_t bytes(const Problem& problem, const Partition& partition);
 
   // `memory` has so many bytes.
-  SharedParts(std::byte* memory, const Problem& problem, const Partition& partition, const plan::Visits& visits);
+  SharedParts(std::byte* memory, const Problem& problem, const Partition& partition, const visits::Visits& visits);
   // Null: the task is to find its own.
   PartList* of(const Task& task) const;
 
@@ -74,10 +74,10 @@ class SharedParts {
 class PartFinder {
  public:
   // `visits` has room for each group of rows; `shared` may be null.
-  PartFinder(const ForwardCall& call, const Task& task, plan::VisitRow* visits, PartList* shared);
+  PartFinder(const ForwardCall& call, const Task& task, visits::VisitRow* visits, PartList* shared);
 
   // What group 0 needs of a block; blocks are asked for in rising order. For tasks of few rows, instead of next().
-  plan::TileKind first_kind(int64_t block) { return kind_at(0, block); }
+  visits::TileKind first_kind(int64_t block) { return kind_at(0, block); }
   // The parts of the next visited block in the order of their rows, each within one or two groups; empty behind the
   // last. They stay until the next but one is asked for.
   std::span<const Part> next();
@@ -94,8 +94,8 @@ class PartFinder {
     void add(const Part& part);
   };
 
-  plan::TileBox box(int64_t row_begin, int64_t row_end) const;
-  plan::TileKind kind_at(int64_t group, int64_t block);
+  visits::TileBox box(int64_t row_begin, int64_t row_end) const;
+  visits::TileKind kind_at(int64_t group, int64_t block);
   int64_t block_after(int64_t block) const;
   void find(int64_t block, Found& found);
   void add_trimmed(const Part& whole, Found& found);
@@ -105,7 +105,7 @@ class PartFinder {
   const Task& task_;
   int64_t kv_tile_;
   int64_t groups_;
-  plan::VisitRow* visits_;  // of each group
+  visits::VisitRow* visits_;  // of each group
   size_t next_run_[kMaxVisitGroups] = {};
   int untrimmed_ = 0;  // partial tiles in a row that could not be made smaller
   int64_t block_;      // the last one found

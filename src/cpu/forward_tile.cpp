@@ -371,7 +371,7 @@ void TaskRunner::add_values(int64_t kv_begin, int64_t columns) {
     return;
   }
   const int64_t next = kv_begin + columns;
-  const bool visits_next = next < task_.kv_end && parts_.first_kind(next / kv_tile_) != plan::TileKind::kSkipped;
+  const bool visits_next = next < task_.kv_end && parts_.first_kind(next / kv_tile_) != visits::TileKind::kSkipped;
   for_pieces(kv_begin, columns, [&](int64_t first, int64_t count, const KeyPlace& place) {
     MatrixView next_keys{};
     if (visits_next && next + first < task_.kv_end) {
@@ -502,9 +502,9 @@ void TaskRunner::run() {
   }
   load_queries(0, task_.rows());
   for (int64_t block = task_.kv_begin / kv_tile_; block * kv_tile_ < task_.kv_end; ++block) {
-    const plan::TileKind kind = parts_.first_kind(block);
-    if (kind != plan::TileKind::kSkipped) {
-      run_direct(block, kind == plan::TileKind::kPartial);
+    const visits::TileKind kind = parts_.first_kind(block);
+    if (kind != visits::TileKind::kSkipped) {
+      run_direct(block, kind == visits::TileKind::kPartial);
     }
   }
 }

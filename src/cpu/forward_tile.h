@@ -7,7 +7,7 @@
 #include "cpu/call_memory.h"
 #include "cpu/forward.h"
 #include "cpu/partition.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 
 namespace flashlift::cpu {
 
@@ -26,7 +26,7 @@ struct ForwardCall {
   const Forward& kernel;
   const AttentionArguments& arguments;
   CallSizes sizes;
-  const plan::Visits& visits;
+  const visits::Visits& visits;
   const CaptureView* captures;
   Dropout dropout;
   const SharedParts& parts;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "flashlift/attention.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "support/error.h"
 
 namespace flashlift {
@@ -13,17 +13,17 @@ Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorV
     return invalid_argument("tiles have at least one query and one key, got {} and {}", q_tile, kv_tile);
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, captures));
-  const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  const visits::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
   const int64_t batches = visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
   const int64_t heads = visits.depends_on_h() ? problem.q_heads : 1;
   TileCounts counts{.q_tile = q_tile, .kv_tile = kv_tile};
-  plan::VisitRow row;
+  visits::VisitRow row;
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t q = 0; q < problem.q_len; q += q_tile) {
         visits.row(b, h, h + 1, q, std::min(q + q_tile, problem.q_len), kv_tile, row);
-        for (const plan::TileRun& run : row.runs) {
-          (run.kind == plan::TileKind::kFull ? counts.full : counts.partial) += run.end - run.begin;
+        for (const visits::TileRun& run : row.runs) {
+          (run.kind == visits::TileKind::kFull ? counts.full : counts.partial) += run.end - run.begin;
         }
       }
     }

@@ -22,7 +22,7 @@ class Call {
         memory_(SharedParts::bytes(problem(), partition_) / sizeof(Part) + 1),
         shared_(reinterpret_cast<std::byte*>(memory_.data()), problem(), partition_, visits_),
         rows_(kMaxVisitGroups) {
-    for (plan::VisitRow& row : rows_) {
+    for (visits::VisitRow& row : rows_) {
       visits_.reserve(row, problem().kv_len);
     }
   }
@@ -49,10 +49,10 @@ class Call {
   AttentionArguments arguments_;
   CallSizes sizes_;
   Partition partition_;
-  plan::Visits visits_;
+  visits::Visits visits_;
   std::vector<Part> memory_;
   SharedParts shared_;
-  std::vector<plan::VisitRow> rows_;
+  std::vector<visits::VisitRow> rows_;
 };
 
 using Mask = std::function<bool(int64_t h, int64_t q, int64_t kv)>;

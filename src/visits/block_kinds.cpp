@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "flashlift/block_mask.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
@@ -29,7 +29,7 @@ Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorV
   kv_block = std::min(kv_block, std::max<int64_t>(problem.kv_len, 1));
   const int64_t rows = divide_up(problem.q_len, q_block);
   const int64_t columns = divide_up(problem.kv_len, kv_block);
-  const plan::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  const visits::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
   BlockKinds result{.q_block = q_block,
                     .kv_block = kv_block,
                     .shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1, rows, columns},
@@ -37,7 +37,7 @@ Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorV
   const int64_t plane = rows * columns;
   result.kinds.assign(result.shape[0] * result.shape[1] * plane, problem.batch == 0 ? uint8_t{0} : kUnknown);
   std::vector<uint8_t> kinds(columns);
-  plan::VisitRow row;
+  visits::VisitRow row;
   const int64_t batches = by_batch || visits.depends_on_b() ? problem.batch : std::min<int64_t>(problem.batch, 1);
   const int64_t heads = by_head || visits.depends_on_h() ? problem.q_heads : 1;
   for (int64_t b = 0; b < batches; ++b) {
@@ -46,9 +46,9 @@ Result<BlockKinds> block_kinds(const Problem& problem, const std::vector<TensorV
       for (int64_t q = 0; q < problem.q_len; q += q_block, merged += columns) {
         std::fill(kinds.begin(), kinds.end(), uint8_t{0});
         visits.row(b, h, h + 1, q, std::min(q + q_block, problem.q_len), kv_block, row);
-        for (const plan::TileRun& run : row.runs) {
+        for (const visits::TileRun& run : row.runs) {
           std::fill(kinds.begin() + run.begin, kinds.begin() + run.end,
-                    run.kind == plan::TileKind::kFull ? kFull : kPartial);
+                    run.kind == visits::TileKind::kFull ? kFull : kPartial);
         }
         for (int64_t kv = 0; kv < columns; ++kv) {
           merge(kinds[kv], merged[kv]);

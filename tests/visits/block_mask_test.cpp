@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "flashlift/builder.h"
-#include "plan/visits.h"
+#include "visits/visits.h"
 #include "score/interpret.h"
 
 namespace flashlift {
@@ -58,12 +58,12 @@ TEST(BlockMask, GivesTheTilesAndTheMaskThatItWasMadeFrom) {
       ASSERT_EQ(mask.mask_mod({.b = 1, .h = 2, .q = q, .kv = kv, .q_len = 60, .kv_len = 60}), kv <= q);
     }
   }
-  const plan::Visits visits(problem, 2, 60, 60, captures);
-  plan::VisitRow row;
+  const visits::Visits visits(problem, 2, 60, 60, captures);
+  visits::VisitRow row;
   visits.row(1, 0, 3, 32, 48, 16, row);
   ASSERT_EQ(row.runs.size(), 2u);
-  EXPECT_EQ(row.runs[0], (plan::TileRun{0, 2, plan::TileKind::kFull}));
-  EXPECT_EQ(row.runs[1], (plan::TileRun{2, 3, plan::TileKind::kPartial}));
+  EXPECT_EQ(row.runs[0], (visits::TileRun{0, 2, visits::TileKind::kFull}));
+  EXPECT_EQ(row.runs[1], (visits::TileRun{2, 3, visits::TileKind::kPartial}));
 }
 
 TEST(BlockMask, FullBlocksDoNotRunMaskMod) {
@@ -74,11 +74,11 @@ TEST(BlockMask, FullBlocksDoNotRunMaskMod) {
   ASSERT_TRUE(restrict_to_blocks(kinds, problem).ok());
   BlockKinds owned = kinds;
   const std::vector<TensorView> captures = {owned.view()};
-  const plan::Visits visits(problem, 1, 64, 64, captures);
-  plan::VisitRow row;
+  const visits::Visits visits(problem, 1, 64, 64, captures);
+  visits::VisitRow row;
   visits.row(0, 0, 1, 32, 48, 16, row);
   ASSERT_EQ(row.runs.size(), 1u);
-  EXPECT_EQ(row.runs[0], (plan::TileRun{0, 2, plan::TileKind::kFull}));
+  EXPECT_EQ(row.runs[0], (visits::TileRun{0, 2, visits::TileKind::kFull}));
 }
 
 TEST(BlockMask, RefusesMalformedLists) {

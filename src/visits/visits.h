@@ -9,7 +9,7 @@
 #include "flashlift/problem.h"
 #include "score/intervals.h"
 
-namespace flashlift::plan {
+namespace flashlift::visits {
 
 // A box of the score plane within one batch; all ranges are half open and not empty, and lie within the lengths.
 struct TileBox {
@@ -93,4 +93,4 @@ class Visits {
   bool depends_on_h_ = false;
 };
 
-}  // namespace flashlift::plan
+}  // namespace flashlift::visits

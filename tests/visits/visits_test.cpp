@@ -1,5 +1,5 @@
 // Visited tiles against enumeration: sound on random programs, exact on the masks that people use.
-#include "plan/visits.h"
+#include "visits/visits.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "score/interpret.h"
 #include "score/random_program.h"
 
-namespace flashlift::plan {
+namespace flashlift::visits {
 namespace {
 
 Problem make_problem(std::optional<Program> score_mod, std::optional<Program> mask_mod, int64_t q_len, int64_t kv_len) {
@@ -362,4 +362,4 @@ TEST(Visits, NothingMaskedMeansNothingToAsk) {
 }
 
 }  // namespace
-}  // namespace flashlift::plan
+}  // namespace flashlift::visits

@@ -1,4 +1,4 @@
-#include "plan/visits.h"
+#include "visits/visits.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 #include "score/intervals.h"
 #include "support/rounding.h"
 
-namespace flashlift::plan {
+namespace flashlift::visits {
 namespace {
 
 void analyse(const Program& program, const Problem& problem, std::span<const TensorView> captures,
@@ -156,4 +156,4 @@ void Visits::column(int64_t b, int64_t h_begin, int64_t h_end, int64_t kv_begin,
   }
 }
 
-}  // namespace flashlift::plan
+}  // namespace flashlift::visits
