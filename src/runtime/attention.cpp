@@ -58,10 +58,6 @@ const char* to_string(DeviceKind device) {
   return "?";
 }
 
-Status Attention::Implementation::run_backward(const BackwardArguments&, const RunOptions&) const {
-  return unsupported("{} has no backward pass yet: only the CPU has one", name);
-}
-
 Attention::Attention(std::shared_ptr<const Implementation> implementation)
     : implementation_(std::move(implementation)) {}
 
@@ -84,6 +80,9 @@ Status Attention::run_backward(const BackwardArguments& arguments, const RunOpti
 const Problem& Attention::problem() const { return implementation_->problem(); }
 const std::string& Attention::implementation() const { return implementation_->name; }
 const std::vector<Consideration>& Attention::considerations() const { return implementation_->considerations; }
+const std::vector<Consideration>& Attention::backward_considerations() const {
+  return implementation_->backward_considerations;
+}
 int64_t Attention::workspace_bytes(int concurrency) const { return implementation_->workspace_bytes(concurrency); }
 int64_t Attention::backward_workspace_bytes(int concurrency) const {
   return implementation_->backward_workspace_bytes(concurrency);

@@ -14,13 +14,14 @@ struct Attention::Implementation {
   virtual const Problem& problem() const = 0;
   // The arguments have been verified against the problem.
   virtual Status run(const AttentionArguments& arguments, const RunOptions& options) const = 0;
-  virtual Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const;
+  virtual Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const = 0;
   virtual int64_t workspace_bytes(int concurrency) const = 0;
-  virtual int64_t backward_workspace_bytes(int /*concurrency*/) const { return 0; }
+  virtual int64_t backward_workspace_bytes(int concurrency) const = 0;
   virtual Result<std::string> code() const = 0;
 
   std::string name;
   std::vector<Consideration> considerations;
+  std::vector<Consideration> backward_considerations;
 };
 
 }  // namespace flashlift

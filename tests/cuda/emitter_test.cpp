@@ -192,7 +192,7 @@ TEST(Emitter, GradientsOfCapturedTensors) {
 }
 
 TEST(Emitter, RefusesWhatHopperCannotDo) {
-  const Result<ForwardConfig> config = choose_hopper_config(problem_of("attn h1 s64 d64 f32"));
+  const Result<ForwardConfig> config = choose_hopper_config(problem_of("attn h1 s64 d64 f32"), LengthClass::kUpTo1024);
   ASSERT_FALSE(config.ok());
   EXPECT_EQ(config.error().kind, ErrorKind::kUnsupported);
 }

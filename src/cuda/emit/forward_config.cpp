@@ -106,18 +106,19 @@ void set_tiles(ForwardConfig& config, int consumers, int kv_tile, int stages, bo
   config.ping_pong = ping_pong;
 }
 
-bool has_short_rows(const Problem& problem) { return problem.q_len <= 2048; }
+bool has_short_rows(LengthClass length) { return length <= LengthClass::kUpTo2048; }
 
 int widest_row(const ForwardConfig& config) { return std::max(config.head_dim_padded, config.value_dim_padded); }
 
 // Tiles measured on an H200; docs/lessons.md has the figures. More consumer warpgroups hide more latency, and read each
 // key for more queries, where their registers suffice; otherwise there are two, with as many keys at a time as
 // registers and shared memory allow. Of a short sequence, or under a mask, many rows compute much that is not there.
-void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
+void choose_hopper_tiles(const Problem& problem, LengthClass length, ForwardConfig& config) {
   constexpr size_t kSmallProgram = 16;
   const bool has_mods = config.has_score_mod || config.has_mask_mod;
   const bool small_mods = !problem.score_mod || problem.score_mod->nodes.size() <= kSmallProgram;
-  const bool short_rows = has_short_rows(problem);
+  const bool short_rows = has_short_rows(length);
+  const bool shortest_rows = length <= LengthClass::kUpTo1024;
   const int widest = widest_row(config);
   if (!config.dropout) {  // its random numbers take registers
     if (widest <= 64 && config.has_mask_mod && short_rows) {
@@ -128,7 +129,7 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
       config.q_stages = 2;
       return set_tiles(config, 4, 64, 6, false);
     }
-    if (widest <= 64 && !has_mods && problem.q_len <= 1024) {
+    if (widest <= 64 && !has_mods && shortest_rows) {
       return set_tiles(config, 4, 64, 4, false);
     }
     if (widest <= 64) {
@@ -146,7 +147,7 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
     if (widest <= 128 && !config.has_mask_mod && small_mods && !short_rows) {
       return set_tiles(config, 3, 80, 4, has_mods);
     }
-    if (widest <= 128 && problem.mask_mod && !config.has_score_mod && problem.q_len > 4096 &&
+    if (widest <= 128 && problem.mask_mod && !config.has_score_mod && length > LengthClass::kUpTo4096 &&
         is_one_comparison(*problem.mask_mod)) {
       return set_tiles(config, 3, 80, 4, false);
     }
@@ -154,7 +155,7 @@ void choose_hopper_tiles(const Problem& problem, ForwardConfig& config) {
   // Under a mask alone the warpgroups do better left alone, unless the products are long or the mask waits for loads.
   const bool mask_alone = config.has_mask_mod && !config.has_score_mod && !config.scout_loads;
   // In the shortest rows of wide heads small tiles reach less far beyond the diagonal.
-  const bool fine = mask_alone && problem.q_len <= 1024 && config.value_dim_padded > 128;
+  const bool fine = mask_alone && shortest_rows && config.value_dim_padded > 128;
   set_tiles(config, 2, 0, kHopperStages, !mask_alone || (config.value_dim_padded > 128 && !fine));
   for (const int kv_tile : {176, 160, 128, 112, 96, 80, 64}) {
     config.kv_tile = kv_tile;
@@ -221,7 +222,7 @@ Status choose_page_piece(ForwardConfig& config) {
   return {};
 }
 
-Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
+Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass length) {
   if (problem.dtype == DType::kF32) {
     return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
   }
@@ -229,8 +230,8 @@ Result<ForwardConfig> choose_hopper_config(const Problem& problem) {
   config.kind = KernelKind::kHopper;
   config.architecture = 90;
   config.vector_output = problem.value_dim % 8 == 0;
-  choose_hopper_tiles(problem, config);
-  config.plain_rounds = !has_short_rows(problem);  // half as much code again, and 2 to 7 % of long rows
+  choose_hopper_tiles(problem, length, config);
+  config.plain_rounds = !has_short_rows(length);  // half as much code again, and 2 to 7 % of long rows
   // Taking turns, all warpgroups need as many rounds.
   config.skips = !config.plain_rounds && config.has_mask_mod && !config.ping_pong && config.kv_tile <= 64;
   // Without normalisation the output is relative to the true maximum, and row maxima are the true ones.
@@ -310,6 +311,21 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     }
   }
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kPortableSharedBytes);
+}
+
+Result<ForwardConfig> choose_forward_config(const Problem& problem, KernelKind kind, LengthClass length,
+                                            int architecture) {
+  switch (kind) {
+    case KernelKind::kBulkDecode:
+      return choose_bulk_decode_config(problem, architecture);
+    case KernelKind::kDecode:
+      return choose_decode_config(problem, architecture);
+    case KernelKind::kHopper:
+      return choose_hopper_config(problem, length);
+    case KernelKind::kPortable:
+      break;
+  }
+  return choose_portable_config(problem, architecture);
 }
 
 std::string describe(const ForwardConfig& config) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/emit/length_class.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cuda {
@@ -68,8 +69,9 @@ inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
 
 // What follows from the problem alone, whatever the kernel: no tiles, no memory.
 ForwardConfig common_config(const Problem& problem);
-// The Hopper kernel's configuration. Errors: kUnsupported with the reason.
-Result<ForwardConfig> choose_hopper_config(const Problem& problem);
+// The Hopper kernel's configuration. Its tiles are chosen for the length; the problem's own is not read. Errors:
+// kUnsupported with the reason.
+Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass length);
 // That of the kernel for few queries with bulk copies, for an architecture of at least 90. Errors: kUnsupported with
 // the reason.
 Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture);
@@ -78,6 +80,10 @@ Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int arch
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture);
 // The portable kernel's, for an architecture of at least 80. Errors: kUnsupported with the reason.
 Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture);
+
+// That of any kind of kernel, for an architecture that can run it. Errors: kUnsupported with the reason.
+Result<ForwardConfig> choose_forward_config(const Problem& problem, KernelKind kind, LengthClass length,
+                                            int architecture);
 
 // "128x176 tiles, 2 stages, ..." for people.
 std::string describe(const ForwardConfig& config);

@@ -41,20 +41,6 @@ int heads_per_section(const ForwardParams& params, const ForwardConfig& config, 
   return static_cast<int>(divide_up(groups, sections) * params.group);
 }
 
-Result<ForwardConfig> choose_config(const Problem& problem, KernelKind kind, int architecture) {
-  switch (kind) {
-    case KernelKind::kBulkDecode:
-      return choose_bulk_decode_config(problem, architecture);
-    case KernelKind::kDecode:
-      return choose_decode_config(problem, architecture);
-    case KernelKind::kHopper:
-      return choose_hopper_config(problem);
-    case KernelKind::kPortable:
-      break;
-  }
-  return choose_portable_config(problem, architecture);
-}
-
 // Among how many blocks the keys of a unit are divided: enough to fill all multiprocessors, no more than have work, and
 // so that the last wave of blocks is as full as can be. More of them means more to put together.
 int choose_splits(int64_t units, int64_t tiles, int64_t slots) {
@@ -104,11 +90,11 @@ struct Forward::State {
 const ForwardConfig& Forward::config() const { return state_->config; }
 const std::string& Forward::code() const { return state_->code; }
 
-Result<Forward> Forward::compile(const Problem& problem, const Device& device, KernelKind kind,
+Result<Forward> Forward::compile(const Problem& problem, const Device& device, KernelKind kind, LengthClass length,
                                  const KernelCompiler& compile_kernel) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
   auto state = std::make_shared<State>(*driver, problem, device);
-  FLASHLIFT_ASSIGN_OR_RETURN(state->config, choose_config(problem, kind, device.architecture));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->config, choose_forward_config(problem, kind, length, device.architecture));
   const KernelSource source = forward_source(problem, state->config);
   state->code = emit_programs(problem);
   FLASHLIFT_ASSIGN_OR_RETURN(state->library, LoadedLibrary::compile(source, compile_kernel));

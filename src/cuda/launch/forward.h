@@ -13,9 +13,9 @@ namespace flashlift::cuda {
 // Immutable and safe to call from any thread.
 class Forward {
  public:
-  // `problem` is verified and simplified. Errors: kUnsupported with the reason why this kind of kernel does not take
-  // the problem; what the compiler says.
-  static Result<Forward> compile(const Problem& problem, const Device& device, KernelKind kind,
+  // `problem` is verified and simplified. Calls of any length run; those of `length` are what the tiles suit. Errors:
+  // kUnsupported with the reason why this kind of kernel does not take the problem; what the compiler says.
+  static Result<Forward> compile(const Problem& problem, const Device& device, KernelKind kind, LengthClass length,
                                  const KernelCompiler& compile_kernel);
 
   // Launches on `stream`; `arguments` are verified and their memory is the device's. Errors: kUnsupported where this

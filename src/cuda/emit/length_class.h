@@ -1,0 +1,29 @@
+// Classes of calls, by their number of queries.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashlift/problem.h"
+
+namespace flashlift::cuda {
+
+// Which kernel is fastest and which tiles are depends on the number of queries. A kernel is compiled once for each class
+// that calls belong to, when the first of them comes. In ascending order; numbers are of queries.
+enum class LengthClass : uint8_t { kFewRows, kUpTo1024, kUpTo2048, kUpTo4096, kLonger };
+inline constexpr size_t kLengthClasses = 5;
+
+// Query rows that share keys and values, up to which reading these is what a call costs: kFewRows.
+inline constexpr int64_t kFewRowsAtMost = 64;
+
+inline LengthClass length_class(const Problem& problem, int64_t q_len) {
+  if (q_len * (problem.q_heads / problem.kv_heads) <= kFewRowsAtMost) {
+    return LengthClass::kFewRows;
+  }
+  return q_len <= 1024   ? LengthClass::kUpTo1024
+         : q_len <= 2048 ? LengthClass::kUpTo2048
+         : q_len <= 4096 ? LengthClass::kUpTo4096
+                         : LengthClass::kLonger;
+}
+
+}  // namespace flashlift::cuda

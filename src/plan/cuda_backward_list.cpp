@@ -1,0 +1,28 @@
+#include <limits>
+
+#include "plan/cuda_lists.h"
+
+namespace flashlift::plan {
+namespace {
+
+constexpr int kAnyNewer = std::numeric_limits<int>::max();
+
+constexpr CudaBackward kList[] = {
+    {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
+};
+static_assert(std::size(kList) == cuda::kBackwardKinds);
+
+}  // namespace
+
+std::span<const CudaBackward> cuda_backward_list() { return kList; }
+
+std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device) {
+  if (auto reason = refusal(row.architectures, device)) {
+    return reason;
+  }
+  const Result<cuda::BackwardConfig> config =
+      cuda::choose_backward_config(problem, row.kind, device.architecture);
+  return config.ok() ? std::nullopt : std::optional(config.error().message);
+}
+
+}  // namespace flashlift::plan

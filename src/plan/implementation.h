@@ -1,0 +1,90 @@
+// Ordered lists of implementations, the preferred one first: one list for each backend and direction.
+//
+// To add an implementation, add its row to a list (cpu_forward_list.cpp, cpu_backward_list.cpp, cuda_forward_list.cpp,
+// cuda_backward_list.cpp). runtime takes the first row that does not refuse a call, and `explain` shows what each said.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "flashlift/attention.h"
+#include "flashlift/result.h"
+#include "support/error.h"
+
+namespace flashlift::plan {
+
+// What one row of a list says of a class of calls.
+template <typename Row>
+struct Answer {
+  const Row* row;
+  std::optional<std::string> refusal;  // none: it takes the calls
+};
+
+template <typename Row>
+using Answers = std::vector<Answer<Row>>;
+
+// Asks every row: refusal(row, by_name) gives the reason why it does not take the calls. Where `asked` is not empty, only
+// the row of that name is asked. Errors: kUnsupported where no row has that name; `what` is whose list it is, for people.
+template <typename Row, typename Refusal>
+Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, const char* what,
+                         const Refusal& refusal) {
+  Answers<Row> answers;
+  std::string names;
+  bool found = asked.empty();
+  for (const Row& row : list) {
+    const bool by_name = asked == row.name();
+    found = found || by_name;
+    names += (names.empty() ? "" : ", ") + std::string(row.name());
+    answers.push_back({&row, asked.empty() || by_name
+                                 ? refusal(row, by_name)
+                                 : std::optional(fmt::format("another implementation, {}, was asked for by name", asked))});
+  }
+  if (!found) {
+    return unsupported("{} has no implementation named {}: expected one of {}", what, asked, names);
+  }
+  return answers;
+}
+
+// The first row that takes the calls, or null.
+template <typename Row>
+const Row* first_of(const Answers<Row>& answers) {
+  for (const Answer<Row>& answer : answers) {
+    if (!answer.refusal) {
+      return answer.row;
+    }
+  }
+  return nullptr;
+}
+
+// The answers up to the first row that takes the calls. describe(row) says how that one runs them.
+template <typename Row, typename Describe>
+std::vector<Consideration> considerations(const Answers<Row>& answers, const Describe& describe) {
+  std::vector<Consideration> list;
+  for (const Answer<Row>& answer : answers) {
+    if (!answer.refusal) {
+      list.push_back({answer.row->name(), true, describe(*answer.row)});
+      break;
+    }
+    list.push_back({answer.row->name(), false, *answer.refusal});
+  }
+  return list;
+}
+
+// "a: its reason; b: its reason".
+inline void add_reason(std::string& reasons, const char* name, const std::string& reason) {
+  reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name, reason);
+}
+template <typename Row>
+std::string reasons_of(const Answers<Row>& answers) {
+  std::string reasons;
+  for (const Answer<Row>& answer : answers) {
+    if (answer.refusal) {
+      add_reason(reasons, answer.row->name(), *answer.refusal);
+    }
+  }
+  return reasons;
+}
+
+}  // namespace flashlift::plan

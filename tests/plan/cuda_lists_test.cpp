@@ -1,0 +1,103 @@
+#include "plan/cuda_lists.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/implementation.h"
+
+namespace flashlift::plan {
+namespace {
+
+using cuda::LengthClass;
+
+cuda::Device device_of(int architecture) { return {.name = "a device", .architecture = architecture}; }
+
+Problem problem_of(const std::string& text) {
+  const Result<Problem> problem = parse_problem(text);
+  EXPECT_TRUE(problem.ok()) << problem.error().message;
+  return *problem;
+}
+
+Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& asked = "") {
+  const LengthClass length = cuda::length_class(problem, problem.q_len);
+  return ask(cuda_forward_list(), asked, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
+    return refusal(row, problem, length, device_of(architecture), by_name);
+  });
+}
+
+std::string first_forward(const std::string& text, int architecture, const std::string& asked = "") {
+  const Result<Answers<CudaForward>> answers = ask_forward(problem_of(text), architecture, asked);
+  if (!answers.ok()) {
+    return answers.error().message;
+  }
+  const CudaForward* row = first_of(*answers);
+  return row == nullptr ? reasons_of(*answers) : row->name();
+}
+
+TEST(CudaForwardList, GivesEachDeviceAndLengthItsKernel) {
+  const std::string few = "attn hq8 hkv2 sq16 skv4096 d128 bf16";
+  const std::string many = "attn hq8 hkv2 sq17 skv4096 d128 bf16";  // 68 rows share keys and values
+  EXPECT_EQ(first_forward(few, 90), "cuda_sm90_decode");
+  EXPECT_EQ(first_forward(many, 90), "cuda_sm90");
+  EXPECT_EQ(first_forward("attn h1 sq1 skv64 d64 f32", 90), "cuda_decode");
+  EXPECT_EQ(first_forward("attn h1 s512 d64 f32", 90), "cuda_sm80");
+  EXPECT_EQ(first_forward(few, 80), "cuda_decode");
+  EXPECT_EQ(first_forward(many, 80), "cuda_sm80");
+  EXPECT_EQ(first_forward(few, 100), "cuda_sm90_decode");
+  EXPECT_EQ(first_forward(many, 100), "cuda_sm80");
+}
+
+TEST(CudaForwardList, SaysWhyEachImplementationRefuses) {
+  const std::string reasons = first_forward("attn h1 s512 d64 bf16", 75);
+  EXPECT_NE(reasons.find("cuda_sm90: a device has compute capability 7.5, expected 9.0"), std::string::npos) << reasons;
+  EXPECT_NE(reasons.find("cuda_sm80: a device has compute capability 7.5, expected 8.0 or newer"), std::string::npos)
+      << reasons;
+}
+
+TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
+  const std::string many = "attn h8 s4096 d128 bf16";
+  EXPECT_EQ(first_forward(many, 90, "cuda_decode"), "cuda_decode");
+  EXPECT_EQ(first_forward(many, 90, "cuda_sm80"), "cuda_sm80");
+  EXPECT_EQ(first_forward("attn h8 sq1 skv64 d128 bf16", 90, "cuda_sm90"), "cuda_sm90");
+  const std::string wrong = first_forward(many, 80, "cuda_sm90");
+  EXPECT_NE(wrong.find("cuda_sm90: a device has compute capability 8.0, expected 9.0"), std::string::npos) << wrong;
+  EXPECT_NE(wrong.find("cuda_sm80: another implementation, cuda_sm90, was asked for by name"), std::string::npos)
+      << wrong;
+  const std::string unknown = first_forward(many, 90, "cuda_sm99");
+  EXPECT_EQ(unknown,
+            "CUDA's forward pass has no implementation named cuda_sm99: expected one of cuda_sm90_decode, cuda_decode, "
+            "cuda_sm90, cuda_sm80");
+}
+
+// The tiles of a problem's own length and of its class are the same: a front end that does not know the lengths loses
+// nothing.
+TEST(CudaForwardList, LengthsFallIntoClasses) {
+  const Problem problem = problem_of("attn hq8 hkv2 s8 d128 bf16");
+  EXPECT_EQ(cuda::length_class(problem, 0), LengthClass::kFewRows);
+  EXPECT_EQ(cuda::length_class(problem, 16), LengthClass::kFewRows);
+  EXPECT_EQ(cuda::length_class(problem, 17), LengthClass::kUpTo1024);
+  EXPECT_EQ(cuda::length_class(problem, 1024), LengthClass::kUpTo1024);
+  EXPECT_EQ(cuda::length_class(problem, 1025), LengthClass::kUpTo2048);
+  EXPECT_EQ(cuda::length_class(problem, 2049), LengthClass::kUpTo4096);
+  EXPECT_EQ(cuda::length_class(problem, 4097), LengthClass::kLonger);
+}
+
+TEST(CudaBackwardList, EndsInAnImplementationForEveryArchitectureFromAmpereOn) {
+  const Problem problem = problem_of("attn h8 s512 d256 f32 causal");
+  for (const int architecture : {80, 86, 89, 90, 100, 120}) {
+    EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(architecture)), std::nullopt) << architecture;
+  }
+  EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(75)),
+            "a device has compute capability 7.5, expected 8.0 or newer");
+}
+
+TEST(CudaBackwardList, WhatItDoesNotHaveIsAnErrorThatNamesWhatItHas) {
+  const Result<Answers<CudaBackward>> answers =
+      ask(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",
+          [](const CudaBackward&, bool) { return std::optional<std::string>(); });
+  ASSERT_FALSE(answers.ok());
+  EXPECT_NE(answers.error().message.find("no implementation named cuda_decode"), std::string::npos);
+  EXPECT_NE(answers.error().message.find("cuda_sm80"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashlift::plan
