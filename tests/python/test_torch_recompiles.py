@@ -6,8 +6,9 @@ import functools
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch_mods
-from flashlift.torch import _mods, _native, flex_attention
+from flashlift.torch import _flex_attention, _mods, _native, flex_attention
 from test_torch_flex import assert_matches
 from torch.nn.attention.flex_attention import create_block_mask, or_masks
 
@@ -17,6 +18,7 @@ def compiled():
     """How many kernels were compiled since the test began."""
     _native._compiled.cache_clear()
     _mods._families.clear()
+    _flex_attention._constant_scales.cache_clear()
     return lambda: _native._compiled.cache_info().misses
 
 
@@ -194,3 +196,143 @@ def kept(factor):
 def test_another_object_is_another_mod(compiled, make):
     for i in range(2):
         assert_matches(*tensors(), make(i))
+
+
+def scaled(q, k, v, scale):
+    return flex_attention(q, k, v, torch_mods.alibi, scale=scale)
+
+
+def capped(q, k, v, cap):
+    return flex_attention(q, k, v, softcap(cap))
+
+
+def by_function(q, k, v, score_mod):
+    return flex_attention(q, k, v, score_mod)
+
+
+def capped_in_window(q, k, v, cap, size):
+    return flex_attention(q, k, v, softcap(cap * 2 + 1), mask_mod=torch_mods.causal_window(size))
+
+
+def biased_by_table(q, k, v, gain):
+    table = torch.arange(60.0)
+    return flex_attention(q, k, v, lambda score, b, h, i, j: score + (table * gain)[j], scale=gain / 2)
+
+
+def powered(q, k, v, power):
+    return flex_attention(q, k, v, lambda score, b, h, i, j: score.abs() ** power)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.cap, self.size, self.scale = number, int(number * 10), number / 10
+
+    def forward(self, q, k, v):
+        def score_mod(score, b, h, i, j):
+            return score * self.cap
+
+        def mask_mod(b, h, i, j):
+            return i - j < self.size
+
+        return flex_attention(q, k, v, score_mod, mask_mod=mask_mod, scale=self.scale)
+
+
+IN_GRAPHS = {
+    "scale": (lambda: scaled, lambda x: (x,)),
+    "argument": (lambda: capped, lambda x: (x,)),
+    "closure": (lambda: by_function, lambda x: (softcap(x),)),
+    "two": (lambda: capped_in_window, lambda x: (x, int(x * 64))),
+    "table": (lambda: biased_by_table, lambda x: (x,)),
+}
+
+
+@pytest.fixture
+def counted():
+    torch._dynamo.reset()
+    yield torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dynamic, most", [(None, 2), (True, 1)])
+@pytest.mark.parametrize("name", IN_GRAPHS)
+@torch.no_grad()
+def test_numbers_in_graphs(compiled, counted, name, dynamic, most):
+    """Dynamo makes an argument of a number at its second value, or at once where it is asked to."""
+    make, arguments = IN_GRAPHS[name]
+    attend = torch.compile(make(), fullgraph=True, backend=counted, dynamic=dynamic)
+    results = [attend(*tensors(), *arguments(0.5 + i / 64)) for i in range(100)]
+    assert counted.frame_count <= most
+    assert compiled() <= most
+    for i in (0, 1, 2, 57, 99):
+        expected = make()(*tensors(), *arguments(0.5 + i / 64))
+        torch.testing.assert_close(results[i], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic, most", [(None, 2), (True, 1)])
+@torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
+@torch.no_grad()
+def test_numbers_of_modules_in_graphs(compiled, counted, dynamic, most):
+    layer = Layer(0.5)
+    attend = torch.compile(layer, fullgraph=True, backend=counted, dynamic=dynamic)
+    results = []
+    for i in range(20):
+        layer.__init__(0.5 + i / 10)
+        results.append(attend(*tensors()))
+    assert counted.frame_count <= most
+    assert compiled() <= most
+    for i in (0, 1, 7, 19):
+        expected = Layer(0.5 + i / 10)(*tensors())
+        torch.testing.assert_close(results[i], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("name", [*IN_GRAPHS, "power", "closure_power"])
+def test_gradients_of_numbers_in_graphs(counted, name, dynamic):
+    """Also where a number is none that can be an argument, and where Dynamo is told to make none."""
+    others = {
+        "power": (lambda: powered, lambda x: (x * 2,)),
+        "closure_power": (lambda: by_function, lambda x: (lambda score, b, h, i, j: score.abs() ** (x * 2),)),
+    }
+    make, arguments = (IN_GRAPHS | others)[name]
+    attend = torch.compile(make(), fullgraph=True, backend=counted, dynamic=dynamic)
+    for number in (0.75, 1.5, 0.625):
+        gradients = []
+        for one in (attend, make()):
+            given = [one.requires_grad_() for one in tensors()]
+            out = one(*given, *arguments(number))
+            gradients.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_scales(compiled):
+    """Some scales are constants of their kernels; more are an argument of one."""
+    q, k, v = tensors()
+    for i in range(100):
+        scale = 0.1 + i / 64
+        out = flex_attention(q, k, v, torch_mods.alibi, scale=scale)
+        if i % 20 == 7:
+            expected = flex_attention(q * scale, k, v, torch_mods.alibi, scale=1.0)
+            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert compiled() <= 11
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+@pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor(2)], ids=["float", "integer"])
+@torch.no_grad()
+def test_numbers_that_a_graph_computes(counted, number):
+    attend = torch.compile(lambda q, k, v, x: capped(q, k, v, x.item()), fullgraph=True, backend=counted)
+    scale = torch.compile(lambda q, k, v, x: scaled(q, k, v, x.item()), fullgraph=True, backend=counted)
+    by_tensor = torch.compile(scaled, fullgraph=True, backend=counted)
+    for x in (number, number * 2):
+        torch.testing.assert_close(attend(*tensors(), x), capped(*tensors(), x.item()), atol=1e-5, rtol=1e-5)
+        expected = scaled(*tensors(), x.item())
+        torch.testing.assert_close(scale(*tensors(), x), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(by_tensor(*tensors(), x), expected, atol=1e-5, rtol=1e-5)
+    assert counted.frame_count == 3
+
+
+def test_a_scale_with_a_gradient_is_refused():
+    with pytest.raises(ValueError, match="multiply the query"):
+        scaled(*tensors(), torch.tensor(0.5, requires_grad=True))

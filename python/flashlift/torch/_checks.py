@@ -84,6 +84,14 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
         raise RuntimeError(f"Bq and Bkv must broadcast. Got Bq={query.size(0)} and Bkv={key.size(0)}")
 
 
+def check_scale(scale: float | torch.Tensor | None) -> None:
+    if isinstance(scale, torch.Tensor) and (scale.numel() != 1 or (scale.requires_grad and torch.is_grad_enabled())):
+        raise ValueError(
+            f"scale is a tensor of shape {list(scale.shape)}{' that requires a gradient' if scale.requires_grad else ''}; "
+            "expected a number: multiply the query by a tensor, or the score in a score_mod that captures it"
+        )
+
+
 def _surely(condition: bool | torch.SymBool) -> bool:
     # Dynamo calls its own booleans of unknown sizes bool, too.
     plain = type(condition) is bool and not torch.compiler.is_dynamo_compiling()

@@ -6,6 +6,7 @@ the same way. It never reaches a backend: when AOTAutograd runs Dynamo's graph, 
 the ordinary operator flashlift::attention.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ class _FlexAttention(HigherOrderOperator):
         if query.dtype == torch.float64:
             mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
             return attend_unfused(query, key, value, *mods, scale, sinks)
-        programs = []
-        for kind, graph, captured in (
-            ("score_mod", score_mod, score_captures),
-            ("mask_mod", block_mask[-1], mask_captures),
-        ):
-            programs.append(_trace_graph(graph, kind, list(captured)))
+        # A scale that may change is an argument of the program, where a captured number is.
+        factor, scale = (None, scale) if scale is None or isinstance(scale, (int, float)) else (scale, 1.0)
+        programs = [
+            _trace_graph(score_mod, "score_mod", list(score_captures), factor),
+            _trace_graph(block_mask[-1], "mask_mod", list(mask_captures)),
+        ]
         out, lse, maximum = attend(
             query, key, value, programs, scale, sinks, options["want_max"], options["dropout_p"], seed
         )
@@ -60,33 +61,41 @@ def _with(graph: Any, captures: tuple) -> Any:
     return lambda *scalars: graph(*scalars, *captures)
 
 
-def _trace_graph(graph: Any, kind: str, captured: list) -> tuple[Trace, Leaves]:
-    """The trace of a mod that Dynamo made a graph of. Numbers that it captures are symbols of Dynamo's, and arguments of
-    the program where that is possible."""
+def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> tuple[Trace, Leaves]:
+    """The trace of a mod that Dynamo made a graph of, given the score times `factor`. Numbers that it captures are symbols
+    of Dynamo's, and arguments of the program where that is possible."""
     floats = _read_floats(graph, len(captured))
-    is_tensor = [isinstance(one, torch.Tensor) and i not in floats for i, one in enumerate(captured)]
+    captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
+    mod = graph
+    if factor is not None:
+        mod, captured = _of_product(graph), [*captured, factor]
+    is_tensor = [isinstance(one, torch.Tensor) for one in captured]
     tensors, numbers = _divided(captured, is_tensor)
     stand_ins = [_stand_in(one) if whole else _number(one) for one, whole in zip(captured, is_tensor, strict=True)]
     if numbers:
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
-            found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves, (), symbols)
+            found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
         except Exception:  # noqa: BLE001 - with the numbers in the program, whatever is wrong is raised again
-            if floats:  # they are not known while a graph is compiled
-                raise
-            stand_ins = [
-                new if isinstance(one, torch.Tensor) else int(one) for new, one in zip(stand_ins, captured, strict=True)
-            ]
+            values = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
+            with _disable_current_modes():
+                values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
+            fixed = [new if one is None else one for new, one in zip(stand_ins, values, strict=True)]
             numbers = []
-            found = trace(lambda *scalars: graph(*scalars, *stand_ins), kind, leaves)
+            found = trace(lambda *scalars: mod(*scalars, *fixed), kind, leaves)
     else:
-        found = trace(graph, kind, [], stand_ins)
+        found = trace(mod, kind, [], stand_ins)
     if kind == "score_mod" and _calls_autograd_function(graph):
         found.autograd_function = "of a graph"
     if found.depends_on_sizes:
         for one in tensors:
             _ = [int(size) for size in one.shape]  # Dynamo compiles again for others
     return found, Leaves(tensors, numbers)
+
+
+def _of_product(graph: Any) -> Callable[..., torch.Tensor]:
+    """The mod, given the score times the last argument."""
+    return lambda score, *rest: graph(score * rest[-1], *rest[:-1])
 
 
 def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
@@ -115,11 +124,19 @@ def _hint(size: Any) -> Any:
     return int(size) if hint is None else hint
 
 
+def _fixed(symbol: Any) -> int | float:
+    """The number that a symbol stands for. Dynamo compiles again for another."""
+    return float(symbol) if isinstance(symbol, (float, torch.SymFloat)) else int(symbol)
+
+
 def _number(symbol: Any) -> torch.Tensor:
+    """In a number's place. Of one that a graph computes nothing is known, and no program depends on which it is."""
+    is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
+    number = symbol.node.hint if is_symbol else symbol
+    if number is None:
+        number = 1.0 if isinstance(symbol, torch.SymFloat) else 1
     with _disable_current_modes():
-        if isinstance(symbol, torch.Tensor):  # no program depends on which number it is
-            return torch.ones((), dtype=symbol.dtype)
-        return as_tensor(_hint(symbol))
+        return as_tensor(number)
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,7 @@ def flex_attention(
     """
     _checks.check_tensors(query, key, value, enable_gqa)
     _checks.check_batch(query, key, block_mask)
+    _checks.check_scale(scale)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = _autocast(query, key, value)
     dtype = query.dtype
@@ -92,6 +93,7 @@ def flex_attention(
         out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     else:
+        score_mod, scale = _with_scale(query, value, score_mod, scale)
         programs = [] if score_mod is None else [traced(score_mod, "score_mod")]
         if mask_mod is not None:
             is_of_blocks = trace_of_blocks is not None and mask_mod is of_blocks
@@ -155,6 +157,36 @@ def in_graph(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from flashlift.torch._dynamo import flex_attention_in_graph
 
     return flex_attention_in_graph(*args)
+
+
+_MAX_SCALES = 8  # that are constants of kernels for the same heads
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant_scales(q_heads: int, depth: int, value_depth: int, dtype: torch.dtype) -> dict[float, None]:
+    """Those that were met first, to be added to."""
+    return {}
+
+
+def _with_scale(
+    query: torch.Tensor, value: torch.Tensor, score_mod: Mod | None, scale: float | None
+) -> tuple[Mod | None, float | None]:
+    """A score_mod and a scale that mean the same. A kernel makes most of a scale that is a constant, but where many are
+    met, as of a temperature that falls with each step, they are numbers that a score_mod captures."""
+    if scale is None or not math.isfinite(scale):
+        return score_mod, scale
+    scale = float(scale)
+    constants = _constant_scales(query.size(1), query.size(-1), value.size(-1), query.dtype)
+    if scale in constants or len(constants) < _MAX_SCALES:
+        constants[scale] = None
+        return score_mod, scale
+
+    def over_scaled(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
+        return score * scale if score_mod is None else score_mod(score * scale, b, h, q, kv)
+
+    return over_scaled, 1.0
 
 
 def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:

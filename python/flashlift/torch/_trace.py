@@ -135,6 +135,8 @@ class Trace:
             if type(one) not in (Slot, SizeOf) and in_mode:
                 # A graph is being traced: it makes its constants itself, whatever tensors it is made of.
                 value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
+            elif isinstance(value, torch.SymFloat):
+                value = as_tensor(value).to(one.dtype).to(device)
             elif not isinstance(value, torch.Tensor) and (in_mode or isinstance(value, torch.SymInt)):
                 value = torch.full((), value, dtype=one.dtype, device=device)
             elif not isinstance(value, torch.Tensor):
@@ -172,6 +174,8 @@ def as_tensor(number: int | float) -> torch.Tensor:
     """A number in Python's own precision."""
     if isinstance(number, torch.SymInt):
         return torch.full((), number, dtype=torch.int64)
+    if isinstance(number, torch.SymFloat):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
+        return torch.ones((), dtype=torch.float64) * number
     if isinstance(number, torch.Tensor):
         return number
     return torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
