@@ -1,6 +1,7 @@
 #include "flashlift/stablehlo.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "llvm/ADT/DenseSet.h"
@@ -10,6 +11,7 @@
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/rewrite.h"
+#include "support/own_stack.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -35,6 +37,9 @@ class Fuser {
       if (!erased_.contains(product)) {
         visit(product);
       }
+      if (work_.is_spent()) {
+        break;  // the last candidate says so
+      }
     }
     remove_dead_code(module_);
   }
@@ -50,7 +55,7 @@ class Fuser {
     if (auto function = product->getParentOfType<mlir::func::FuncOp>()) {
       candidate.function = function.getName().str();
     }
-    const Result<LiftedAttention> found = lift_attention(product, gradients_);
+    const Result<LiftedAttention> found = lift_attention(product, gradients_, work_);
     if (!found.ok()) {
       if (found.error().kind == ErrorKind::kNotFound) {
         return;
@@ -106,6 +111,7 @@ class Fuser {
   Module& module_;
   FuseAs as_;
   bool gradients_;
+  Work work_;
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 
@@ -144,16 +150,7 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
                            [](mlir::Operation* op) { return static_cast<bool>(op->getDiscardableAttr(kComposite)); });
 }
 
-}  // namespace
-
-const char* to_string(FuseAs as) { return as == FuseAs::kCustomCall ? "custom_call" : "composite"; }
-
-size_t FuseResult::fused_count() const {
-  return static_cast<size_t>(
-      std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
-}
-
-Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {
+Result<FuseResult> fuse_on_this_stack(std::string_view module_text, const FuseOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Module module, Module::parse(module_text, options.name));
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
@@ -181,6 +178,21 @@ Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options
   result.module = module.print();
   result.candidates = std::move(again.candidates);
   return result;
+}
+
+}  // namespace
+
+const char* to_string(FuseAs as) { return as == FuseAs::kCustomCall ? "custom_call" : "composite"; }
+
+size_t FuseResult::fused_count() const {
+  return static_cast<size_t>(
+      std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
+}
+
+Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {
+  std::optional<Result<FuseResult>> result;
+  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(module_text, options)); }));
+  return *std::move(result);
 }
 
 }  // namespace flashlift::stablehlo

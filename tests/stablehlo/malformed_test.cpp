@@ -151,7 +151,9 @@ TEST(Malformed, SmallTextsOfLargeThings) {
       {of_body("  %0 = stablehlo.constant dense<0> : tensor<9999999x9999999x9999999xi32>\n"), "more than 2^63 - 1"},
       {of_body("  %0 = stablehlo.iota dim = 0 : tensor<9999999x9999999x0x9999999xi32>\n"), "more than 2^63 - 1"},
       // A verifier's error, which would print the operation with what its aliases become.
-      {doubling + "\"builtin.module\"() ({}) {sym_name = 3, a = #a18} : () -> ()", "parts once its aliases"},
+      {doubling + R"("func.func"() ({ "func.return"() : () -> () })
+          {sym_name = "f", function_type = (i32) -> (), a = [#a18, #a18, #a18]} : () -> ())",
+       "parts once its aliases"},
   };
   for (const auto& [text, message] : cases) {
     const Result<Module> module = Module::parse(text, "bad.mlir");

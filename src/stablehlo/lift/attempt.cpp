@@ -53,6 +53,45 @@ OperandDims operand_dims(mlir::Operation* product, unsigned side) {
   return own;
 }
 
+std::optional<bool> DependsOn::known(mlir::Operation* op) const {
+  if (op == product_) {
+    return true;
+  }
+  // What stands before the product, or in a block around its own, does not depend on it.
+  if (op == nullptr || op->getBlock() != product_->getBlock() || op->isBeforeInBlock(product_) ||
+      llvm::is_contained(barriers_, op)) {
+    return false;
+  }
+  const auto found = known_.find(op);
+  return found == known_.end() ? std::nullopt : std::optional(found->second);
+}
+
+// Without recursion: as many operations as a module has may stand behind one another.
+bool DependsOn::operator()(mlir::Operation* op) {
+  std::vector<mlir::Operation*> pending{op};
+  while (!pending.empty()) {
+    mlir::Operation* next = pending.back();
+    bool depends = false;
+    bool complete = true;
+    for (size_t i = 0; !known(next) && i < next->getNumOperands(); ++i) {
+      mlir::Operation* definition = next->getOperand(static_cast<unsigned>(i)).getDefiningOp();
+      const std::optional<bool> operand = known(definition);
+      depends = depends || operand.value_or(false);
+      if (!operand) {
+        pending.push_back(definition);
+        complete = false;
+      }
+    }
+    if (complete || known(next)) {
+      if (!known(next)) {
+        known_[next] = depends;
+      }
+      pending.pop_back();
+    }
+  }
+  return *known(op);
+}
+
 std::vector<Affine> affine_of(const std::vector<Index>& indices) {
   std::vector<Affine> affine;
   for (const Index& index : indices) {
@@ -64,6 +103,12 @@ std::vector<Affine> affine_of(const std::vector<Index>& indices) {
 int Attempt::new_atom(int64_t size) {
   sizes_[static_cast<size_t>(next_atom_)] = size;
   return next_atom_++;
+}
+
+Status Attempt::check_atoms_left(size_t count) const {
+  return static_cast<size_t>(next_atom_) + count <= static_cast<size_t>(kFirstBound)
+             ? Status()
+             : unsupported("the operands of the products have too many dimensions");
 }
 
 void Attempt::request_split(const SplitRequest& request) {
@@ -114,8 +159,9 @@ Status Attempt::place_probabilities() {
 
 // The same numbering of atoms and leaves each time, so that equal formulas are equal.
 Result<Evaluator> Attempt::make_evaluator() {
-  Evaluator evaluator(arena_, first_, sizes_, options_.opens_reductions,
-                      [this](mlir::Operation* op) { return depends_(op); });
+  Evaluator evaluator(
+      arena_, first_, sizes_, options_.opens_reductions, [this](mlir::Operation* op) { return depends_(op); },
+      *options_.work);
   if (key_dims_.size() > 1) {
     std::vector<int64_t> key_sizes;
     for (const int64_t dim : key_dims_) {
@@ -249,6 +295,7 @@ Status Attempt::place_operands() {
   const std::vector<Affine> score = affine_of(evaluator_->score_indices());
   const size_t batch = dims.lhs_batch.size();
   std::vector<Affine> contract;
+  FLASHLIFT_RETURN_IF_ERROR(check_atoms_left(dims.lhs_contract.size()));
   for (const int64_t d : dims.lhs_contract) {
     const int64_t size = shape(first_->getOperand(0))[static_cast<size_t>(d)];
     contract.push_back(size == 1 ? Affine{} : affine_atom(new_atom(size)));
@@ -304,6 +351,7 @@ Status Attempt::place_output() {
   }
   const auto v_shape = shape(v_operand_);
   std::vector<Affine> v_free;
+  FLASHLIFT_RETURN_IF_ERROR(check_atoms_left(v_shape.size()));
   for (size_t d = 0; d < v_shape.size(); ++d) {
     const int64_t dim = static_cast<int64_t>(d);
     if (std::find(v_contract.begin(), v_contract.end(), dim) == v_contract.end() &&

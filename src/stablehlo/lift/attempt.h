@@ -20,6 +20,7 @@
 #include "stablehlo/lift/program.h"
 #include "stablehlo/lift/roles.h"
 #include "stablehlo/lift/softmax.h"
+#include "stablehlo/lift/work.h"
 
 namespace flashlift::stablehlo {
 
@@ -28,27 +29,12 @@ class DependsOn {
  public:
   DependsOn(mlir::Operation* product, std::vector<mlir::Operation*> barriers)
       : product_(product), barriers_(std::move(barriers)) {}
-  bool operator()(mlir::Operation* op) {
-    if (op == product_) {
-      return true;
-    }
-    if (op == nullptr || llvm::is_contained(barriers_, op)) {
-      return false;
-    }
-    if (const auto found = known_.find(op); found != known_.end()) {
-      return found->second;
-    }
-    known_[op] = false;  // SSA has no cycles; this also bounds the walk
-    bool depends = false;
-    for (const mlir::Value operand : op->getOperands()) {
-      mlir::Operation* definition = operand.getDefiningOp();
-      depends = depends || (definition != nullptr && (*this)(definition));
-    }
-    known_[op] = depends;
-    return depends;
-  }
+  bool operator()(mlir::Operation* op);
 
  private:
+  // What needs no look at the operands.
+  std::optional<bool> known(mlir::Operation* op) const;
+
   mlir::Operation* product_;
   std::vector<mlir::Operation*> barriers_;
   llvm::DenseMap<mlir::Operation*, bool> known_;
@@ -73,6 +59,7 @@ struct AttemptOptions {
   // otherwise as the tensor that it is.
   bool opens_reductions = false;
   GradientUse gradient = GradientUse::kNone;
+  Work* work = nullptr;  // that the attempt takes its steps from
 };
 
 // A try to read one pair of products as attention, with given digits for the dimensions of the probabilities.
@@ -115,6 +102,8 @@ class Attempt {
   std::optional<std::vector<Index>> row_indices(mlir::Value value);
   void request_split(const SplitRequest& request);
   int new_atom(int64_t size);
+  // To be asked before new_atom() is called `count` times.
+  Status check_atoms_left(size_t count) const;
   std::string summary() const;
 
   // --- attempt_exits.cpp: what leaves the score plane ---

@@ -103,6 +103,7 @@ Status Attempt::find_lse_gradient() {
 Status Attempt::place_values_of_gradient() {
   const unsigned other = 1 - side_;
   const auto other_shape = shape(second_->getOperand(other));
+  FLASHLIFT_RETURN_IF_ERROR(check_atoms_left(other_shape.size()));
   for (const int64_t d : operand_dims(second_, other).free) {
     if (other_shape[static_cast<size_t>(d)] != 1) {
       value_depth_.push_back(new_atom(other_shape[static_cast<size_t>(d)]));

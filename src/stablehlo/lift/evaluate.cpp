@@ -136,12 +136,13 @@ bool is_neutral(ReduceKind kind, double init) {
 }  // namespace
 
 Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
-                     bool opens_reductions, std::function<bool(mlir::Operation*)> depends_on_score)
+                     bool opens_reductions, std::function<bool(mlir::Operation*)> depends_on_score, Work& work)
     : arena_(arena),
       score_product_(score_product),
       atom_sizes_(std::move(atom_sizes)),
       opens_reductions_(opens_reductions),
-      depends_on_score_(std::move(depends_on_score)) {
+      depends_on_score_(std::move(depends_on_score)),
+      work_(work) {
   atom_sizes_.resize(kMaxAtoms, 1);
 }
 
@@ -183,6 +184,10 @@ SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) 
   auto key = std::make_pair(value.getAsOpaquePointer(), indices);
   if (const auto found = memo_.find(key); found != memo_.end()) {
     return found->second;
+  }
+  work_.spend(1);
+  if (work_.is_spent() || ++steps_ > Work::kMostOfAnAttempt) {
+    return fail("the operations between the two products take too many steps to follow");
   }
   if (++depth_ > kMaxDepth) {
     return fail("the operations between the two products are nested too deeply");

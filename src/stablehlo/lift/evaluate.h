@@ -11,6 +11,7 @@
 #include "mlir/IR/Value.h"
 #include "stablehlo/lift/affine.h"
 #include "stablehlo/lift/symbol.h"
+#include "stablehlo/lift/work.h"
 
 namespace flashlift::stablehlo {
 
@@ -28,8 +29,9 @@ class Evaluator {
   // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `opens_reductions`: any-of and all-of reductions
   // that do not depend on the score are read, too, instead of being loads. `depends_on_score` tells whether an
   // operation computes with the score product's result: such an operation must be understood, it cannot become a load.
+  // Each value at other indices is a step of `work`.
   Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes, bool opens_reductions,
-            std::function<bool(mlir::Operation*)> depends_on_score);
+            std::function<bool(mlir::Operation*)> depends_on_score, Work& work);
 
   // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
@@ -115,6 +117,8 @@ class Evaluator {
   std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
   std::vector<Place> places_;
   int depth_ = 0;
+  Work& work_;
+  int64_t steps_ = 0;
   int next_bound_ = kFirstBound;
   std::vector<Digit> digits_ = std::vector<Digit>(kMaxAtoms);  // by atom
   std::vector<int> active_ranges_;                             // atoms of the reductions being evaluated

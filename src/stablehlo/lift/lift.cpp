@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
 constexpr int kMostSplits = 24;
+constexpr const char* kTooMuchWork =
+    "looking for attention in this module takes too long; split the module, or give it with fewer operations";
 
 int64_t summed_elements(mlir::Operation* product) {
   int64_t count = 1;
@@ -49,7 +51,8 @@ struct Chain {
   bool has_softmax = false;  // or what may be one: a summed exponential
 };
 
-Chain chain_behind(mlir::Value value) {
+Chain chain_behind(mlir::Value value, Work& work) {
+  constexpr int64_t kOperationsAStep = 8;
   Chain chain;
   llvm::DenseSet<mlir::Operation*> seen;
   std::vector<mlir::Operation*> stack{value.getDefiningOp()};
@@ -63,11 +66,15 @@ Chain chain_behind(mlir::Value value) {
       chain.products.push_back(op);
       continue;
     }
+    if (kind(op) == OpKind::kCustomCall) {
+      continue;  // an attention that was fused before, as a rule; no formula goes through it
+    }
     chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op));
     for (const mlir::Value operand : op->getOperands()) {
       stack.push_back(operand.getDefiningOp());
     }
   }
+  work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
   // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
   std::stable_sort(chain.products.begin(), chain.products.end(),
                    [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
@@ -82,6 +89,9 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
     digits.push_back({size});
   }
   for (int tries = 0; tries < kMostSplits; ++tries) {
+    if (options.work->is_spent()) {
+      return unsupported("{}", kTooMuchWork);
+    }
     Attempt attempt(first, second, side, digits, options);
     auto lifted = attempt.run();
     const auto split = attempt.wanted_split();
@@ -98,9 +108,9 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
 }
 
 // Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
-Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side,
-                                        bool gradients) {
-  auto lifted = lift_pair(first, second, side, {});
+Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
+                                        Work& work) {
+  auto lifted = lift_pair(first, second, side, {.work = &work});
   if (lifted.ok()) {
     return lifted;
   }
@@ -111,7 +121,8 @@ Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation*
       {.gradient = GradientUse::kAlone},
       {.opens_reductions = true, .gradient = GradientUse::kAlone},
   };
-  for (const AttemptOptions& way : kOtherWays) {
+  for (AttemptOptions way : kOtherWays) {
+    way.work = &work;
     if (way.gradient != GradientUse::kNone && !gradients) {
       continue;
     }
@@ -155,13 +166,16 @@ std::vector<const ResultView*> results_of(const LiftedAttention& found) {
   return results;
 }
 
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients) {
+Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work) {
   if (!is_product(second_product)) {
     return not_found("not a matrix product of static shapes");
   }
+  if (work.is_spent()) {
+    return unsupported("{}", kTooMuchWork);
+  }
   std::optional<Error> reason;
   for (unsigned side = 0; side < 2; ++side) {
-    const Chain chain = chain_behind(second_product->getOperand(side));
+    const Chain chain = chain_behind(second_product->getOperand(side), work);
     if (!chain.has_softmax) {
       continue;
     }
@@ -169,7 +183,7 @@ Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gra
       if (first->getBlock() != second_product->getBlock()) {
         continue;
       }
-      auto lifted = lift_in_any_way(first, second_product, side, gradients);
+      auto lifted = lift_in_any_way(first, second_product, side, gradients, work);
       if (lifted.ok()) {
         return lifted;
       }

@@ -8,13 +8,15 @@
 
 #include "flashlift/result.h"
 #include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/work.h"
 #include "stablehlo/reader/module.h"
 
 namespace flashlift::stablehlo {
 
 // Looks at a product as the second one of an attention. Errors are kUnsupported, with the reason for a person.
 // kNotFound: it does not look like attention at all (no exponential, or no product before it) and is not worth a word.
-// gradients: where the module holds the attention's backward pass too, that is lifted with it.
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients);
+// gradients: where the module holds the attention's backward pass too, that is lifted with it. `work` is for all
+// products of a module: once it is spent, an error says so.
+Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);
 
 }  // namespace flashlift::stablehlo

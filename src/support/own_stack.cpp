@@ -1,0 +1,49 @@
+#include "support/own_stack.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <exception>
+
+#include "support/error.h"
+
+namespace flashlift {
+namespace {
+
+struct Call {
+  const std::function<void()>& body;
+  std::exception_ptr thrown;
+};
+
+void* run(void* argument) {
+  Call& call = *static_cast<Call*>(argument);
+  try {
+    call.body();
+  } catch (...) {
+    call.thrown = std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status run_on_own_stack(const std::function<void()>& body) {
+  Call call{body, nullptr};
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kOwnStackBytes);
+  pthread_t thread{};
+  const int failed = pthread_create(&thread, &attributes, run, &call);
+  pthread_attr_destroy(&attributes);
+  if (failed != 0) {
+    return internal_error("cannot start a thread with a stack of {} MiB: {}", kOwnStackBytes >> 20,
+                          std::strerror(failed));
+  }
+  pthread_join(thread, nullptr);
+  if (call.thrown) {
+    std::rethrow_exception(call.thrown);
+  }
+  return {};
+}
+
+}  // namespace flashlift
