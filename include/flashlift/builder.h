@@ -134,18 +134,11 @@ Expr max(Expr x, Expr y);
 Expr abs(Expr x);
 Expr floor_div(Expr x, Expr y);
 Expr mod(Expr x, Expr y);
-Expr pow(Expr x, Expr y);
-Expr exp(Expr x);
-Expr exp2(Expr x);
-Expr log(Expr x);
-Expr log2(Expr x);
-Expr sqrt(Expr x);
-Expr rsqrt(Expr x);
-Expr tanh(Expr x);
-Expr sigmoid(Expr x);
-Expr sin(Expr x);
-Expr cos(Expr x);
-Expr erf(Expr x);
+// A function for each row of the table's functions of f32: exp(x), pow(x, y), round_bf16(x), ...
+#define FLASHLIFT_FUNCTION(name, ...) Expr name(Expr x);
+#define FLASHLIFT_FUNCTION2(name, ...) Expr name(Expr x, Expr y);
+#define FLASHLIFT_OP(...)
+#include "flashlift/ops.def"
 Expr to(Type type, Expr x);
 // The number of queries and keys, as run-time values.
 Expr q_len();

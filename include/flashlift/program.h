@@ -33,7 +33,7 @@ enum class Type : uint8_t { kI1, kI32, kI64, kF32 };
 const char* to_string(Type type);
 
 enum class Op : uint8_t {
-#define FLASHLIFT_OP(name, arity, rule, doc) k_##name,
+#define FLASHLIFT_OP(name, ...) k_##name,
 #include "flashlift/ops.def"
 };
 
@@ -63,7 +63,7 @@ struct OpInfo {
 };
 const OpInfo& info(Op op);
 inline constexpr int kOpCount = 0
-#define FLASHLIFT_OP(name, arity, rule, doc) +1
+#define FLASHLIFT_OP(...) +1
 #include "flashlift/ops.def"
     ;
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "problem/elements.h"
+#include "score/operation.h"
 
 namespace flashlift::problem {
 namespace {
@@ -15,16 +16,12 @@ const double kScoreRounding = std::ldexp(1.0, -18);
 
 bool is_step(const Program& program, const Node& node) {
   const bool of_real = !node.operands.empty() && program.nodes[node.operands.back()].type == Type::kF32;
-  switch (node.op) {
-    case Op::k_floor:
-    case Op::k_ceil:
-    case Op::k_round_even:
-    case Op::k_round_f16:
-    case Op::k_round_bf16:
-      return true;
-    default:  // comparisons and conversions to integers, bits and all else that is no longer a real number
-      return of_real && node.type != Type::kF32;
+  if (node.type != Type::kF32) {  // comparisons, conversions to integers, bits: no longer a real number
+    return of_real;
   }
+  // Roundings follow their operand as a whole, and step all the same.
+  const bool rounds = score::is_any(node.op, {Op::k_floor, Op::k_ceil, Op::k_round_even, Op::k_round_f16, Op::k_round_bf16});
+  return rounds;
 }
 
 // log of the sum of exponentials, as one end of the scores' ranges has it.

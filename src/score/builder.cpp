@@ -182,18 +182,12 @@ Expr max(Expr x, Expr y) { return arithmetic(Op::k_max, x, y); }
 Expr abs(Expr x) { return active_builder().apply(Op::k_abs, {promote(x, std::max(x.type(), Type::kI32))}); }
 Expr floor_div(Expr x, Expr y) { return arithmetic(Op::k_floor_div, x, y); }
 Expr mod(Expr x, Expr y) { return arithmetic(Op::k_mod, x, y); }
-Expr pow(Expr x, Expr y) { return active_builder().apply(Op::k_pow, {promote(x, Type::kF32), promote(y, Type::kF32)}); }
-Expr exp(Expr x) { return unary_float(Op::k_exp, x); }
-Expr exp2(Expr x) { return unary_float(Op::k_exp2, x); }
-Expr log(Expr x) { return unary_float(Op::k_log, x); }
-Expr log2(Expr x) { return unary_float(Op::k_log2, x); }
-Expr sqrt(Expr x) { return unary_float(Op::k_sqrt, x); }
-Expr rsqrt(Expr x) { return unary_float(Op::k_rsqrt, x); }
-Expr tanh(Expr x) { return unary_float(Op::k_tanh, x); }
-Expr sigmoid(Expr x) { return unary_float(Op::k_sigmoid, x); }
-Expr sin(Expr x) { return unary_float(Op::k_sin, x); }
-Expr cos(Expr x) { return unary_float(Op::k_cos, x); }
-Expr erf(Expr x) { return unary_float(Op::k_erf, x); }
+#define FLASHLIFT_FUNCTION(name, ...) \
+  Expr name(Expr x) { return unary_float(Op::k_##name, x); }
+#define FLASHLIFT_FUNCTION2(name, ...) \
+  Expr name(Expr x, Expr y) { return active_builder().apply(Op::k_##name, {promote(x, Type::kF32), promote(y, Type::kF32)}); }
+#define FLASHLIFT_OP(...)
+#include "flashlift/ops.def"
 Expr to(Type type, Expr x) { return promote(x, type); }
 Expr q_len() { return active_builder().input(Op::k_q_len); }
 Expr kv_len() { return active_builder().input(Op::k_kv_len); }

@@ -1,16 +1,55 @@
 #include "score/derivative.h"
 
 #include <bit>
-#include <cmath>
 #include <optional>
 
+#include "score/derivative_rules.h"
 #include "score/simplify.h"
 
 namespace flashlift::score {
 namespace {
 
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kTwoOverRootPi = 1.12837916709551257f;
+class Differentiator;
+
+// A value of the program that is being differentiated, or a number that has no node yet.
+struct Symbol {
+  Differentiator* owner = nullptr;
+  ValueId id = 0;
+  double number = 0;
+
+  Symbol(double value) : number(value) {}  // NOLINT(google-explicit-constructor): rules mix both
+  Symbol(Differentiator* of, ValueId value) : owner(of), id(value) {}
+};
+struct Condition {
+  Differentiator* owner;
+  ValueId id;
+};
+
+Symbol operation(Op op, const Symbol& x);
+Symbol operation(Op op, const Symbol& x, const Symbol& y);
+Condition comparison(Op op, const Symbol& x, const Symbol& y);
+
+// The vocabulary of the rules in flashlift/ops.def, see derivative_rules.h.
+Symbol operator+(const Symbol& x, const Symbol& y) { return operation(Op::k_add, x, y); }
+Symbol operator-(const Symbol& x, const Symbol& y) { return operation(Op::k_sub, x, y); }
+Symbol operator*(const Symbol& x, const Symbol& y) { return operation(Op::k_mul, x, y); }
+Symbol operator/(const Symbol& x, const Symbol& y) { return operation(Op::k_div, x, y); }
+Symbol operator-(const Symbol& x) { return operation(Op::k_neg, x); }
+Symbol sign(const Symbol& x) { return operation(Op::k_sign, x); }
+Symbol exp(const Symbol& x) { return operation(Op::k_exp, x); }
+Symbol log(const Symbol& x) { return operation(Op::k_log, x); }
+Symbol sin(const Symbol& x) { return operation(Op::k_sin, x); }
+Symbol cos(const Symbol& x) { return operation(Op::k_cos, x); }
+Symbol pow(const Symbol& x, const Symbol& y) { return operation(Op::k_pow, x, y); }
+Condition operator==(const Symbol& x, const Symbol& y) { return comparison(Op::k_eq, x, y); }
+Condition operator<(const Symbol& x, const Symbol& y) { return comparison(Op::k_lt, x, y); }
+Condition operator>(const Symbol& x, const Symbol& y) { return comparison(Op::k_gt, x, y); }
+Condition operator>=(const Symbol& x, const Symbol& y) { return comparison(Op::k_ge, x, y); }
+Condition operator&(const Condition& x, const Condition& y);
+Symbol where(const Condition& condition, const Symbol& x, const Symbol& y);
+Symbol truncated(const Symbol& x) {
+  return where(x < 0.0, operation(Op::k_ceil, x), operation(Op::k_floor, x));
+}
 
 // Reverse mode: walks back from the result, adding up for each f32 node what the result changes by as the node does.
 // The adjoints are nodes of the same program, after those they are made of.
@@ -42,6 +81,12 @@ class Differentiator {
     return simplified(d_score ? *d_score : constant(0));
   }
 
+  ValueId make(Op op, Type type, std::vector<ValueId> operands, int64_t payload = 0) {
+    body_.nodes.push_back({.op = op, .type = type, .operands = std::move(operands), .payload = payload});
+    return static_cast<ValueId>(body_.nodes.size() - 1);
+  }
+  ValueId id_of(const Symbol& x) { return x.owner != nullptr ? x.id : constant(static_cast<float>(x.number)); }
+
  private:
   Derivative simplified(ValueId d_score) {
     std::vector<ValueId> results = {d_score};
@@ -56,185 +101,42 @@ class Differentiator {
     return derivative;
   }
 
-  ValueId make(Op op, Type type, std::vector<ValueId> operands, int64_t payload = 0) {
-    body_.nodes.push_back({.op = op, .type = type, .operands = std::move(operands), .payload = payload});
-    return static_cast<ValueId>(body_.nodes.size() - 1);
-  }
   ValueId constant(float value) { return make(Op::k_constant, Type::kF32, {}, std::bit_cast<uint32_t>(value)); }
-  ValueId unary(Op op, ValueId x) { return make(op, Type::kF32, {x}); }
-  ValueId binary(Op op, ValueId x, ValueId y) { return make(op, Type::kF32, {x, y}); }
-  ValueId add(ValueId x, ValueId y) { return binary(Op::k_add, x, y); }
-  ValueId sub(ValueId x, ValueId y) { return binary(Op::k_sub, x, y); }
-  ValueId mul(ValueId x, ValueId y) { return binary(Op::k_mul, x, y); }
-  ValueId div(ValueId x, ValueId y) { return binary(Op::k_div, x, y); }
-  ValueId compare(Op op, ValueId x, ValueId y) { return make(op, Type::kI1, {x, y}); }
-  ValueId select(ValueId condition, ValueId x, ValueId y) { return make(Op::k_select, Type::kF32, {condition, x, y}); }
+  ValueId add(ValueId x, ValueId y) { return make(Op::k_add, Type::kF32, {x, y}); }
 
   void pass(ValueId to, ValueId adjoint) { adjoints_[to] = adjoints_[to] ? add(*adjoints_[to], adjoint) : adjoint; }
 
-  void propagate(const Node& node, ValueId y, ValueId g) {
+  void pass(ValueId to, const Symbol& adjoint) { pass(to, id_of(adjoint)); }
+  void pass(ValueId, Flat) {}
+  void pass(ValueId, Opaque) {}
+
+  // The rules' expressions make nodes; what an operand that is no f32 gets is left alone.
+  void propagate(const Node& node, ValueId result, ValueId adjoint) {
+    if (node.op == Op::k_select) {
+      const Condition condition{this, node.operands[0]};
+      pass(node.operands[1], where(condition, Symbol(this, adjoint), 0.0));
+      pass(node.operands[2], where(condition, 0.0, Symbol(this, adjoint)));
+      return;
+    }
+    const auto is_real = [&](size_t i) {
+      return i < node.operands.size() && body_.nodes[node.operands[i]].type == Type::kF32;
+    };
+    if (!is_real(0)) {
+      return;
+    }
+    const Symbol x(this, node.operands[0]);
+    const Symbol y(this, node.operands[is_real(1) ? 1 : 0]);
+    const Symbol f(this, result);
+    const Symbol g(this, adjoint);
     switch (node.op) {
-      // Values that no f32 operand changes continuously.
-      case Op::k_score:
-      case Op::k_b:
-      case Op::k_h:
-      case Op::k_q:
-      case Op::k_kv:
-      case Op::k_q_len:
-      case Op::k_kv_len:
-      case Op::k_constant:
-      case Op::k_load:
-      case Op::k_search:
-      case Op::k_floor_div:
-      case Op::k_mod:
-      case Op::k_sign:
-      case Op::k_floor:
-      case Op::k_ceil:
-      case Op::k_round_even:
-      case Op::k_eq:
-      case Op::k_ne:
-      case Op::k_lt:
-      case Op::k_le:
-      case Op::k_gt:
-      case Op::k_ge:
-      case Op::k_is_finite:
-      case Op::k_and:
-      case Op::k_or:
-      case Op::k_xor:
-      case Op::k_not:
-      case Op::k_shl:
-      case Op::k_shr:
-      case Op::k_ushr:
-      case Op::k_to_i1:
-      case Op::k_to_i32:
-      case Op::k_to_i64:
-      case Op::k_bitcast_i32:
-      case Op::k_bitcast_f32:
-        return;
-      case Op::k_to_f32:
-        if (body_.nodes[node.operands[0]].type == Type::kF32) {
-          pass(node.operands[0], g);
-        }
-        return;
-      case Op::k_round_bf16:
-      case Op::k_round_f16:
-        pass(node.operands[0], g);
-        return;
-      case Op::k_select:
-        pass(node.operands[1], select(node.operands[0], g, constant(0)));
-        pass(node.operands[2], select(node.operands[0], constant(0), g));
-        return;
-      case Op::k_add:
-      case Op::k_sub:
-      case Op::k_mul:
-      case Op::k_div:
-      case Op::k_rem:
-      case Op::k_min:
-      case Op::k_max:
-      case Op::k_pow:
-        propagate_binary(node.op, node.operands[0], node.operands[1], y, g);
-        return;
-      case Op::k_neg:
-      case Op::k_abs:
-      case Op::k_exp:
-      case Op::k_exp2:
-      case Op::k_expm1:
-      case Op::k_log:
-      case Op::k_log2:
-      case Op::k_log1p:
-      case Op::k_sqrt:
-      case Op::k_rsqrt:
-      case Op::k_tanh:
-      case Op::k_sigmoid:
-      case Op::k_sin:
-      case Op::k_cos:
-      case Op::k_erf:
-        pass(node.operands[0], times_slope(node.op, node.operands[0], y, g));
-        return;
-    }
-  }
-
-  void propagate_binary(Op op, ValueId a, ValueId b, ValueId y, ValueId g) {
-    switch (op) {
-      case Op::k_add:
-        pass(a, g);
-        pass(b, g);
-        return;
-      case Op::k_sub:
-        pass(a, g);
-        pass(b, unary(Op::k_neg, g));
-        return;
-      case Op::k_mul:
-        pass(a, mul(g, b));
-        pass(b, mul(g, a));
-        return;
-      case Op::k_div:
-        pass(a, div(g, b));
-        pass(b, unary(Op::k_neg, mul(g, div(y, b))));
-        return;
-      case Op::k_rem: {  // x - trunc(x / y) * y
-        const ValueId quotient = div(a, b);
-        const ValueId truncated =
-            select(compare(Op::k_lt, quotient, constant(0)), unary(Op::k_ceil, quotient), unary(Op::k_floor, quotient));
-        pass(a, g);
-        pass(b, unary(Op::k_neg, mul(g, truncated)));
-        return;
-      }
-      case Op::k_min:
-      case Op::k_max: {
-        const ValueId half = select(compare(Op::k_eq, a, b), mul(g, constant(0.5f)), constant(0));
-        const Op wins = op == Op::k_min ? Op::k_lt : Op::k_gt;
-        pass(a, select(compare(wins, a, b), g, half));
-        pass(b, select(compare(wins, b, a), g, half));
-        return;
-      }
-      case Op::k_pow: {
-        const ValueId zero = constant(0);
-        const ValueId slope = mul(b, binary(Op::k_pow, a, sub(b, constant(1))));
-        pass(a, select(compare(Op::k_eq, b, zero), zero, mul(g, slope)));
-        // 0^y is 0 around any y > 0, where the formula would be 0 * -inf.
-        const ValueId flat = make(Op::k_and, Type::kI1, {compare(Op::k_eq, a, zero), compare(Op::k_ge, b, zero)});
-        pass(b, select(flat, zero, mul(g, mul(y, unary(Op::k_log, a)))));
-        return;
-      }
-      default:
-        return;
-    }
-  }
-
-  // g * f'(x) for y = f(x)
-  ValueId times_slope(Op op, ValueId x, ValueId y, ValueId g) {
-    switch (op) {
-      case Op::k_neg:
-        return unary(Op::k_neg, g);
-      case Op::k_abs:
-        return mul(g, unary(Op::k_sign, x));
-      case Op::k_exp:
-        return mul(g, y);
-      case Op::k_exp2:
-        return mul(g, mul(y, constant(kLn2)));
-      case Op::k_expm1:
-        return mul(g, add(y, constant(1)));
-      case Op::k_log:
-        return div(g, x);
-      case Op::k_log2:
-        return div(g, mul(x, constant(kLn2)));
-      case Op::k_log1p:
-        return div(g, add(x, constant(1)));
-      case Op::k_sqrt:
-        return div(g, mul(constant(2), y));
-      case Op::k_rsqrt:
-        return mul(g, mul(constant(-0.5f), mul(y, mul(y, y))));
-      case Op::k_tanh:
-        return mul(g, sub(constant(1), mul(y, y)));
-      case Op::k_sigmoid:
-        return mul(g, mul(y, sub(constant(1), y)));
-      case Op::k_sin:
-        return mul(g, unary(Op::k_cos, x));
-      case Op::k_cos:
-        return unary(Op::k_neg, mul(g, unary(Op::k_sin, x)));
-      default:  // erf
-        return mul(g, mul(constant(kTwoOverRootPi), unary(Op::k_exp, unary(Op::k_neg, mul(x, x)))));
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, ...) \
+  case Op::k_##name:                                                    \
+    pass(x.id, to_x);                                                   \
+    if (is_real(1)) {                                                   \
+      pass(y.id, to_y);                                                 \
+    }                                                                   \
+    return;
+#include "flashlift/ops.def"
     }
   }
 
@@ -243,6 +145,32 @@ class Differentiator {
   std::vector<std::optional<ValueId>> adjoints_;  // of the source's nodes
   std::vector<LoadDerivative> loads_;
 };
+
+Differentiator& owner_of(const Symbol& x, const Symbol& y) { return x.owner != nullptr ? *x.owner : *y.owner; }
+
+Symbol operation(Op op, const Symbol& x) { return {x.owner, x.owner->make(op, Type::kF32, {x.id})}; }
+
+Symbol operation(Op op, const Symbol& x, const Symbol& y) {
+  Differentiator& owner = owner_of(x, y);
+  const ValueId left = owner.id_of(x);
+  return {&owner, owner.make(op, Type::kF32, {left, owner.id_of(y)})};
+}
+
+Condition comparison(Op op, const Symbol& x, const Symbol& y) {
+  Differentiator& owner = owner_of(x, y);
+  const ValueId left = owner.id_of(x);
+  return {&owner, owner.make(op, Type::kI1, {left, owner.id_of(y)})};
+}
+
+Condition operator&(const Condition& x, const Condition& y) {
+  return {x.owner, x.owner->make(Op::k_and, Type::kI1, {x.id, y.id})};
+}
+
+Symbol where(const Condition& condition, const Symbol& x, const Symbol& y) {
+  Differentiator& owner = *condition.owner;
+  const ValueId left = owner.id_of(x);
+  return {&owner, owner.make(Op::k_select, Type::kF32, {condition.id, left, owner.id_of(y)})};
+}
 
 }  // namespace
 

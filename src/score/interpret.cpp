@@ -4,10 +4,28 @@
 #include <array>
 #include <bit>
 
-#include "score/scalar.h"
 #include "support/half.h"
 
 namespace flashlift::score {
+namespace {
+
+int32_t coordinate(Op op, const Coordinates& at) {
+  if (op == Op::k_b) {
+    return at.b;
+  }
+  if (op == Op::k_h) {
+    return at.h;
+  }
+  if (op == Op::k_q) {
+    return at.q;
+  }
+  if (op == Op::k_kv) {
+    return at.kv;
+  }
+  return op == Op::k_q_len ? at.q_len : at.kv_len;
+}
+
+}  // namespace
 
 Element load_element(const TensorView& tensor, std::span<const int64_t> indices) {
   int64_t offset = 0;
@@ -60,57 +78,50 @@ BasicInterpreter<Real>::BasicInterpreter(const Program& program, std::span<const
     : program_(program), captures_(captures), integers_(program.nodes.size()), reals_(program.nodes.size()) {}
 
 template <typename Real>
+Scalar<Real> BasicInterpreter<Real>::evaluate_node(const Node& node, Real score, const Coordinates& at) const {
+  switch (info(node.op).rule) {
+    case TypeRule::kInputF32:
+      return {.i = 0, .f = score};
+    case TypeRule::kInputI32:
+      return {.i = coordinate(node.op, at), .f = 0};
+    case TypeRule::kConstant:
+      return {.i = node.payload,
+              .f = node.type == Type::kF32 ? std::bit_cast<float>(static_cast<uint32_t>(node.payload)) : 0.0f};
+    case TypeRule::kLoad: {
+      std::array<int64_t, kMaxRank> indices{};
+      for (size_t i = 0; i < node.operands.size(); ++i) {
+        indices[i] = integers_[node.operands[i]];
+      }
+      const Element element = load_element(captures_[node.payload], {indices.data(), node.operands.size()});
+      return {.i = element.integer, .f = static_cast<Real>(element.real)};
+    }
+    case TypeRule::kSearch:
+      return {.i = search_element(captures_[node.payload], integers_[node.operands[0]]), .f = 0};
+    case TypeRule::kNumeric:
+    case TypeRule::kInteger:
+    case TypeRule::kBits:
+    case TypeRule::kFloat:
+    case TypeRule::kCompare:
+    case TypeRule::kCompareAny:
+    case TypeRule::kPredicate:
+    case TypeRule::kSelect:
+    case TypeRule::kConvert:
+    case TypeRule::kBitcast:
+      break;
+  }
+  std::array<Scalar<Real>, 3> operands;
+  for (size_t i = 0; i < node.operands.size(); ++i) {
+    operands[i] = {.i = integers_[node.operands[i]], .f = reals_[node.operands[i]]};
+  }
+  const Type operand_type = program_.nodes[node.operands.back()].type;
+  return apply<Real>(node.op, node.type, operand_type, {operands.data(), node.operands.size()});
+}
+
+template <typename Real>
 void BasicInterpreter<Real>::evaluate(Real score, const Coordinates& at) {
   for (ValueId id = 0; id < program_.nodes.size(); ++id) {
     const Node& node = program_.nodes[id];
-    Scalar<Real> value;
-    switch (node.op) {
-      case Op::k_score:
-        value.f = score;
-        break;
-      case Op::k_b:
-        value.i = at.b;
-        break;
-      case Op::k_h:
-        value.i = at.h;
-        break;
-      case Op::k_q:
-        value.i = at.q;
-        break;
-      case Op::k_kv:
-        value.i = at.kv;
-        break;
-      case Op::k_q_len:
-        value.i = at.q_len;
-        break;
-      case Op::k_kv_len:
-        value.i = at.kv_len;
-        break;
-      case Op::k_constant:
-        value.i = node.payload;
-        value.f = node.type == Type::kF32 ? std::bit_cast<float>(static_cast<uint32_t>(node.payload)) : 0.0f;
-        break;
-      case Op::k_load: {
-        std::array<int64_t, kMaxRank> indices{};
-        for (size_t i = 0; i < node.operands.size(); ++i) {
-          indices[i] = integers_[node.operands[i]];
-        }
-        const Element element = load_element(captures_[node.payload], {indices.data(), node.operands.size()});
-        value = {.i = element.integer, .f = static_cast<Real>(element.real)};
-        break;
-      }
-      case Op::k_search:
-        value.i = search_element(captures_[node.payload], integers_[node.operands[0]]);
-        break;
-      default: {
-        std::array<Scalar<Real>, 3> operands;
-        for (size_t i = 0; i < node.operands.size(); ++i) {
-          operands[i] = {.i = integers_[node.operands[i]], .f = reals_[node.operands[i]]};
-        }
-        const Type operand_type = program_.nodes[node.operands.back()].type;
-        value = apply<Real>(node.op, node.type, operand_type, {operands.data(), node.operands.size()});
-      }
-    }
+    const Scalar<Real> value = evaluate_node(node, score, at);
     integers_[id] = value.i;
     reals_[id] = value.f;
   }

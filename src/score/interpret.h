@@ -6,6 +6,7 @@
 
 #include "flashlift/program.h"
 #include "flashlift/tensor.h"
+#include "score/scalar.h"
 
 namespace flashlift::score {
 
@@ -34,6 +35,7 @@ class BasicInterpreter {
 
  private:
   void evaluate(Real score, const Coordinates& at);
+  Scalar<Real> evaluate_node(const Node& node, Real score, const Coordinates& at) const;
 
   const Program& program_;
   std::span<const TensorView> captures_;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <initializer_list>
 
+#include "score/interval_real.h"
+
 namespace flashlift::score {
 namespace {
 
@@ -151,8 +153,6 @@ Interval sharpen_and(Interval result, const Interval& x, const Interval& y) {
   return result;
 }
 
-}  // namespace
-
 Interval integer_add(Type type, const Interval& x, const Interval& y) {
   return fit(type, {Wide{x.lo} + y.lo, Wide{x.hi} + y.hi});
 }
@@ -284,24 +284,39 @@ Interval integer_ushr(Type type, const Interval& x, const Interval& y) {
   return fit(type, result);
 }
 
+// From any integer type to i32 or i64.
+Interval integer_to_integer(Type type, const Interval& x) { return fit(type, {x.lo, x.hi}); }
+
+}  // namespace
+
 Interval integer_compare(Op op, const Interval& x, const Interval& y) {
   const auto decided = [](bool surely, bool possibly) { return Interval::integer(surely, possibly); };
-  switch (op) {
-    case Op::k_eq:
-      return decided(x.is_point() && y.is_point() && x.lo == y.lo, x.lo <= y.hi && y.lo <= x.hi);
-    case Op::k_ne:
-      return decided(x.hi < y.lo || y.hi < x.lo, !(x.is_point() && y.is_point() && x.lo == y.lo));
-    case Op::k_lt:
-      return decided(x.hi < y.lo, x.lo < y.hi);
-    case Op::k_le:
-      return decided(x.hi <= y.lo, x.lo <= y.hi);
-    case Op::k_gt:
-      return decided(x.lo > y.hi, x.hi > y.lo);
-    default:  // ge
-      return decided(x.lo >= y.hi, x.hi >= y.lo);
+  const bool same_point = x.is_point() && y.is_point() && x.lo == y.lo;
+  const bool overlap = x.lo <= y.hi && y.lo <= x.hi;
+  if (op == Op::k_eq) {
+    return decided(same_point, overlap);
   }
+  if (op == Op::k_ne) {
+    return decided(!overlap, !same_point);
+  }
+  if (op == Op::k_lt) {
+    return decided(x.hi < y.lo, x.lo < y.hi);
+  }
+  if (op == Op::k_le) {
+    return decided(x.hi <= y.lo, x.lo <= y.hi);
+  }
+  return op == Op::k_gt ? integer_compare(Op::k_lt, y, x) : integer_compare(Op::k_le, y, x);
 }
 
-Interval integer_to_integer(Type type, const Interval& x) { return fit(type, {x.lo, x.hi}); }
+Interval integer_operation(Op op, Type type, const Interval& x, const Interval& y) {
+  const Interval undefined = Interval::everything(type);
+  switch (op) {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, ...) \
+  case Op::k_##name:                                                                                     \
+    return integer_interval;
+#include "flashlift/ops.def"
+  }
+  return undefined;
+}
 
 }  // namespace flashlift::score

@@ -144,14 +144,11 @@ int64_t saturated(double value, Type type) {
   return value >= static_cast<double>(all.hi) ? all.hi : static_cast<int64_t>(value);
 }
 
-}  // namespace
+Interval real_neg(const Interval& x) { return Interval::real(-x.real_hi, -x.real_lo, x.may_be_nan); }
 
-Interval real_value(double value) {
-  if (std::isnan(value)) {
-    return Interval::only_nan();
-  }
-  const bool subnormal = std::abs(value) < kMinNormal && value != 0;
-  return subnormal ? Interval::real(std::min(value, 0.0), std::max(value, 0.0)) : Interval::real(value, value);
+Interval real_abs(const Interval& x) {
+  const double lo = contains(x, 0) ? 0 : std::min(std::abs(x.real_lo), std::abs(x.real_hi));
+  return Interval::real(lo, std::max(std::abs(x.real_lo), std::abs(x.real_hi)), x.may_be_nan);
 }
 
 Interval real_add(const Interval& x, const Interval& y) {
@@ -166,7 +163,7 @@ Interval real_add(const Interval& x, const Interval& y) {
                  x.may_be_nan || y.may_be_nan || opposite);
 }
 
-Interval real_sub(const Interval& x, const Interval& y) { return real_add(x, real_unary(Op::k_neg, y)); }
+Interval real_sub(const Interval& x, const Interval& y) { return real_add(x, y.has_number() ? real_neg(y) : y); }
 
 Interval real_mul(const Interval& x, const Interval& y) {
   if (!x.has_number() || !y.has_number()) {
@@ -241,79 +238,25 @@ Interval real_pow(const Interval& x, const Interval& y) {
   return clamped(loose(result.real_lo, result.real_hi, false), 0, kInfinity);
 }
 
-Interval real_unary(Op op, const Interval& x) {
-  if (!x.has_number()) {
-    return Interval::only_nan();
-  }
-  switch (op) {
-    case Op::k_neg:
-      return Interval::real(-x.real_hi, -x.real_lo, x.may_be_nan);
-    case Op::k_abs: {
-      const double lo = contains(x, 0) ? 0 : std::min(std::abs(x.real_lo), std::abs(x.real_hi));
-      return Interval::real(lo, std::max(std::abs(x.real_lo), std::abs(x.real_hi)), x.may_be_nan);
-    }
-    case Op::k_sign:
-      return exact(x, sign);
-    case Op::k_floor:
-      return exact(x, std::floor);
-    case Op::k_ceil:
-      return exact(x, std::ceil);
-    case Op::k_round_even:
-      return exact(x, std::nearbyint);
-    case Op::k_exp:
-      return exponential(x, std::exp, 0);
-    case Op::k_exp2:
-      return exponential(x, std::exp2, 0);
-    case Op::k_expm1:
-      return exponential(x, std::expm1, -1);
-    case Op::k_log:
-      return logarithm(x, std::log, 0);
-    case Op::k_log2:
-      return logarithm(x, std::log2, 0);
-    case Op::k_log1p:
-      return logarithm(x, std::log1p, -1);
-    case Op::k_sqrt:
-      return square_root(x);
-    case Op::k_rsqrt:
-      return reciprocal_root(x);
-    case Op::k_tanh:
-      return clamped(monotone(x, std::tanh), -1, 1);
-    case Op::k_sigmoid:
-      return clamped(monotone(x, sigmoid), 0, 1);
-    case Op::k_erf:
-      return clamped(monotone(x, std::erf), -1, 1);
-    case Op::k_sin:
-    case Op::k_cos:
-      return wave(x);
-    case Op::k_round_bf16:
-      return exact(x, to_bf16);
-    case Op::k_round_f16:
-      return exact(x, to_f16);
-    default:
-      return Interval::everything(Type::kF32);
-  }
-}
-
 Interval real_compare(Op op, const Interval& x, const Interval& y) {
   const bool may_be_nan = x.may_be_nan || y.may_be_nan;
   const bool numbers = x.has_number() && y.has_number();
   const bool ordered = numbers && !may_be_nan;  // a comparison with NaN is false, except ne
   const bool same_point = numbers && x.real_lo == x.real_hi && y.real_lo == y.real_hi && x.real_lo == y.real_lo;
   const bool overlap = numbers && x.real_lo <= y.real_hi && y.real_lo <= x.real_hi;
-  switch (op) {
-    case Op::k_eq:
-      return decided(same_point && !may_be_nan, overlap);
-    case Op::k_ne:
-      return decided(!overlap, !same_point || may_be_nan);
-    case Op::k_lt:
-      return decided(ordered && x.real_hi < y.real_lo, numbers && x.real_lo < y.real_hi);
-    case Op::k_le:
-      return decided(ordered && x.real_hi <= y.real_lo, numbers && x.real_lo <= y.real_hi);
-    case Op::k_gt:
-      return decided(ordered && x.real_lo > y.real_hi, numbers && x.real_hi > y.real_lo);
-    default:  // ge
-      return decided(ordered && x.real_lo >= y.real_hi, numbers && x.real_hi >= y.real_lo);
+  if (op == Op::k_eq) {
+    return decided(same_point && !may_be_nan, overlap);
   }
+  if (op == Op::k_ne) {
+    return decided(!overlap, !same_point || may_be_nan);
+  }
+  if (op == Op::k_lt) {
+    return decided(ordered && x.real_hi < y.real_lo, numbers && x.real_lo < y.real_hi);
+  }
+  if (op == Op::k_le) {
+    return decided(ordered && x.real_hi <= y.real_lo, numbers && x.real_lo <= y.real_hi);
+  }
+  return op == Op::k_gt ? real_compare(Op::k_lt, y, x) : real_compare(Op::k_le, y, x);
 }
 
 Interval real_is_finite(const Interval& x) {
@@ -330,10 +273,6 @@ Interval real_to_integer(Type type, const Interval& x) {
   return x.may_be_nan ? hull(type, result, Interval::integer(0, 0)) : result;
 }
 
-Interval integer_to_real(const Interval& x) {
-  return outward(static_cast<double>(x.lo), static_cast<double>(x.hi), false);
-}
-
 // The bits of positive floats are ordered as they are; the sign of zero is not known.
 Interval real_to_bits(const Interval& x) {
   if (x.may_be_nan || !x.has_number() || x.real_lo <= 0) {
@@ -341,6 +280,20 @@ Interval real_to_bits(const Interval& x) {
   }
   return Interval::integer(std::bit_cast<int32_t>(static_cast<float>(x.real_lo)),
                            std::bit_cast<int32_t>(static_cast<float>(x.real_hi)));
+}
+
+}  // namespace
+
+Interval real_value(double value) {
+  if (std::isnan(value)) {
+    return Interval::only_nan();
+  }
+  const bool subnormal = std::abs(value) < kMinNormal && value != 0;
+  return subnormal ? Interval::real(std::min(value, 0.0), std::max(value, 0.0)) : Interval::real(value, value);
+}
+
+Interval integer_to_real(const Interval& x) {
+  return outward(static_cast<double>(x.lo), static_cast<double>(x.hi), false);
 }
 
 Interval bits_to_real(const Interval& x) {
@@ -351,6 +304,22 @@ Interval bits_to_real(const Interval& x) {
   const double lo = std::bit_cast<float>(static_cast<int32_t>(x.lo));
   const double hi = std::bit_cast<float>(static_cast<int32_t>(x.hi));
   return outward(lo, hi, false);
+}
+
+Interval real_operation(Op op, const Interval& x, const Interval& y) {
+  const Interval undefined = Interval::everything(Type::kF32);
+  const TypeRule type_rule = info(op).rule;
+  const bool is_function = type_rule == TypeRule::kFloat || type_rule == TypeRule::kNumeric;
+  if (is_function && info(op).arity == 1 && !x.has_number()) {
+    return Interval::only_nan();
+  }
+  switch (op) {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, ...) \
+  case Op::k_##name:                                                                   \
+    return real_interval;
+#include "flashlift/ops.def"
+  }
+  return undefined;
 }
 
 }  // namespace flashlift::score

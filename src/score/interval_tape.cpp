@@ -6,6 +6,7 @@
 
 #include "score/interval_integer.h"
 #include "score/interval_real.h"
+#include "score/operation.h"
 
 namespace flashlift::score {
 namespace {
@@ -244,58 +245,57 @@ class TapeCompiler {
   // What stays a form without any instruction.
   std::optional<Form> compile_linear(const Node& node) {
     const Type type = node.type;
-    switch (node.op) {
-      case Op::k_score:
-        return slot_form(kScore);
-      case Op::k_b:
-      case Op::k_h:
-      case Op::k_q:
-      case Op::k_kv: {
-        const auto slot = static_cast<uint32_t>(node.op) - static_cast<uint32_t>(Op::k_b);
-        return ranges_[slot].is_point() ? constant_form(ranges_[slot].lo) : slot_form(slot);
-      }
-      case Op::k_q_len:
-        return constant_form(domain_.q_len);
-      case Op::k_kv_len:
-        return constant_form(domain_.kv_len);
-      case Op::k_constant:
-        if (type == Type::kF32) {
-          return emit_constant(type, real_value(std::bit_cast<float>(static_cast<uint32_t>(node.payload))));
-        }
-        return constant_form(node.payload);
-      case Op::k_add:
-      case Op::k_sub:
-        return is_integer(type) ? within(type, combine(form(node, 0), 1, form(node, 1), node.op == Op::k_add ? 1 : -1))
-                                : std::nullopt;
-      case Op::k_neg:
-        return is_integer(type) ? within(type, combine(form(node, 0), -1, {}, 0)) : std::nullopt;
-      case Op::k_not:  // -1 - x
-        return is_integer(type) ? within(type, combine(constant_form(-1), 1, form(node, 0), -1)) : std::nullopt;
-      case Op::k_mul:
-        return is_integer(type) ? product(type, form(node, 0), form(node, 1)) : std::nullopt;
-      case Op::k_shl: {
-        const Form& amount = form(node, 1);
-        const bool small = amount.is_constant() && amount.constant >= 0 && amount.constant < 31;
-        return small ? product(type, form(node, 0), constant_form(int64_t{1} << amount.constant)) : std::nullopt;
-      }
-      case Op::k_min:
-      case Op::k_max:
-        return is_integer(type) ? extremum(node) : std::nullopt;
-      case Op::k_select:
-        if (form(node, 0).is_constant()) {
-          return form(node, 0).constant != 0 ? form(node, 1) : form(node, 2);
-        }
-        return form(node, 1) == form(node, 2) ? std::optional(form(node, 1)) : std::nullopt;
-      case Op::k_and:
-      case Op::k_or:
-        return type == Type::kI1 ? connective(node) : std::nullopt;
-      case Op::k_to_i1:
-      case Op::k_to_i32:
-      case Op::k_to_i64:
-        return operand_type(node) != Type::kF32 ? within(type, form(node, 0)) : std::nullopt;
-      default:
-        return std::nullopt;
+    const Op op = node.op;
+    if (op == Op::k_score) {
+      return slot_form(kScore);
     }
+    if (is_any(op, {Op::k_b, Op::k_h, Op::k_q, Op::k_kv})) {
+      const auto slot = static_cast<uint32_t>(op) - static_cast<uint32_t>(Op::k_b);
+      return ranges_[slot].is_point() ? constant_form(ranges_[slot].lo) : slot_form(slot);
+    }
+    if (is_any(op, {Op::k_q_len, Op::k_kv_len})) {
+      return constant_form(op == Op::k_q_len ? domain_.q_len : domain_.kv_len);
+    }
+    if (op == Op::k_constant) {
+      return type == Type::kF32
+                 ? emit_constant(type, real_value(std::bit_cast<float>(static_cast<uint32_t>(node.payload))))
+                 : constant_form(node.payload);
+    }
+    if (op == Op::k_select) {
+      if (form(node, 0).is_constant()) {
+        return form(node, 0).constant != 0 ? form(node, 1) : form(node, 2);
+      }
+      return form(node, 1) == form(node, 2) ? std::optional(form(node, 1)) : std::nullopt;
+    }
+    if (is_any(op, {Op::k_and, Op::k_or}) && type == Type::kI1) {
+      return connective(node);
+    }
+    if (is_any(op, {Op::k_to_i1, Op::k_to_i32, Op::k_to_i64}) && operand_type(node) != Type::kF32) {
+      return within(type, form(node, 0));
+    }
+    return is_integer(type) ? compile_linear_integer(node) : std::nullopt;
+  }
+
+  std::optional<Form> compile_linear_integer(const Node& node) {
+    const Type type = node.type;
+    if (is_any(node.op, {Op::k_add, Op::k_sub})) {
+      return within(type, combine(form(node, 0), 1, form(node, 1), node.op == Op::k_add ? 1 : -1));
+    }
+    if (node.op == Op::k_neg) {
+      return within(type, combine(form(node, 0), -1, {}, 0));
+    }
+    if (node.op == Op::k_not) {  // -1 - x
+      return within(type, combine(constant_form(-1), 1, form(node, 0), -1));
+    }
+    if (node.op == Op::k_mul) {
+      return product(type, form(node, 0), form(node, 1));
+    }
+    if (node.op == Op::k_shl) {
+      const Form& amount = form(node, 1);
+      const bool small = amount.is_constant() && amount.constant >= 0 && amount.constant < 31;
+      return small ? product(type, form(node, 0), constant_form(int64_t{1} << amount.constant)) : std::nullopt;
+    }
+    return is_any(node.op, {Op::k_min, Op::k_max}) ? extremum(node) : std::nullopt;
   }
 
   std::optional<Form> product(Type type, const Form& x, const Form& y) const {

@@ -1,14 +1,30 @@
 #include "flashlift/program.h"
+#include "score/operation.h"
 
 namespace flashlift {
 namespace {
 
 constexpr OpInfo kTable[] = {
-#define FLASHLIFT_OP(name, arity, rule, doc) {#name, arity, TypeRule::rule, doc},
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)                      \
+  {#name, arity, TypeRule::rule, doc},
+#include "flashlift/ops.def"
+};
+
+constexpr score::Operation kOperations[] = {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)                      \
+  {score::Shape::shape, score::Domain::domain, ulps, cuda, score::IntervalForm::cuda_interval, stablehlo, aten},
 #include "flashlift/ops.def"
 };
 
 }  // namespace
+
+namespace score {
+
+const Operation& operation(Op op) { return kOperations[static_cast<size_t>(op)]; }
+
+}  // namespace score
 
 const OpInfo& info(Op op) { return kTable[static_cast<size_t>(op)]; }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "score/operation.h"
 #include "score/scalar.h"
 
 namespace flashlift::score {
@@ -147,45 +148,39 @@ class Simplifier {
 
   // x > y is y < x: one spelling for intervals and backends to see.
   static void spell_comparison(Node& made) {
-    if (made.op == Op::k_gt || made.op == Op::k_ge) {
+    if (made.operands.size() == 2 && is_any(made.op, {Op::k_gt, Op::k_ge})) {
       made.op = made.op == Op::k_gt ? Op::k_lt : Op::k_le;
       std::swap(made.operands[0], made.operands[1]);
     }
   }
 
   std::optional<ValueId> apply_identity(const Node& made) {
-    switch (made.op) {
-      case Op::k_add:
-      case Op::k_sub:
-        return additive_identity(made);
-      case Op::k_mul:
-      case Op::k_div:
-        return multiplicative_identity(made);
-      case Op::k_and:
-      case Op::k_or:
-      case Op::k_xor:
-      case Op::k_not:
-        return logical_identity(made);
-      case Op::k_eq:
-      case Op::k_ne:
-        return equality_identity(made);
-      case Op::k_select:
-        return select_identity(made);
-      case Op::k_neg: {
-        const Node& inner = node(made.operands[0]);
-        return inner.op == Op::k_neg ? std::optional(inner.operands[0]) : std::nullopt;
-      }
-      case Op::k_to_i1:
-      case Op::k_to_i32:
-      case Op::k_to_i64:
-      case Op::k_to_f32:
-        return conversion_identity(made);
-      case Op::k_min:
-      case Op::k_max:
-        return made.operands[0] == made.operands[1] ? std::optional(made.operands[0]) : extremum_identity(made);
-      default:
-        return std::nullopt;
+    if (is_any(made.op, {Op::k_add, Op::k_sub})) {
+      return additive_identity(made);
     }
+    if (is_any(made.op, {Op::k_mul, Op::k_div})) {
+      return multiplicative_identity(made);
+    }
+    if (info(made.op).rule == TypeRule::kBits) {
+      return logical_identity(made);
+    }
+    if (is_any(made.op, {Op::k_eq, Op::k_ne})) {
+      return equality_identity(made);
+    }
+    if (made.op == Op::k_select) {
+      return select_identity(made);
+    }
+    if (made.op == Op::k_neg) {
+      const Node& inner = node(made.operands[0]);
+      return inner.op == Op::k_neg ? std::optional(inner.operands[0]) : std::nullopt;
+    }
+    if (info(made.op).rule == TypeRule::kConvert) {
+      return conversion_identity(made);
+    }
+    if (is_any(made.op, {Op::k_min, Op::k_max})) {
+      return made.operands[0] == made.operands[1] ? std::optional(made.operands[0]) : extremum_identity(made);
+    }
+    return std::nullopt;
   }
 
   // x + 0 is not x for floats (-0 + 0 is 0), but x - 0 and x + -0 are.
@@ -237,14 +232,10 @@ class Simplifier {
       return made.op == Op::k_and ? y : x;
     }
     if (is_constant(y, ones)) {
-      switch (made.op) {
-        case Op::k_and:
-          return x;
-        case Op::k_or:
-          return y;
-        default:
-          return unary(Op::k_not, made.type, x);
+      if (made.op == Op::k_and) {
+        return x;
       }
+      return made.op == Op::k_or ? y : unary(Op::k_not, made.type, x);
     }
     return std::nullopt;
   }
@@ -354,24 +345,11 @@ class Simplifier {
 }  // namespace
 
 void order_operands(Node& node, std::span<const Node> nodes) {
-  switch (node.op) {
-    case Op::k_add:
-    case Op::k_mul:
-    case Op::k_min:
-    case Op::k_max:
-    case Op::k_and:
-    case Op::k_or:
-    case Op::k_xor:
-    case Op::k_eq:
-    case Op::k_ne: {
-      const auto rank = [&](ValueId id) { return std::make_pair(nodes[id].op == Op::k_constant, id); };
-      if (rank(node.operands[1]) < rank(node.operands[0])) {
-        std::swap(node.operands[0], node.operands[1]);
-      }
-      return;
-    }
-    default:
-      return;
+  const bool commutes = is_any(node.op, {Op::k_add, Op::k_mul, Op::k_min, Op::k_max, Op::k_and, Op::k_or, Op::k_xor,
+                                         Op::k_eq, Op::k_ne});
+  const auto rank = [&](ValueId id) { return std::make_pair(nodes[id].op == Op::k_constant, id); };
+  if (commutes && rank(node.operands[1]) < rank(node.operands[0])) {
+    std::swap(node.operands[0], node.operands[1]);
   }
 }
 

@@ -24,17 +24,12 @@ bool all_same(std::span<const Type> types) {
   return std::all_of(types.begin(), types.end(), [&](Type type) { return type == types.front(); });
 }
 
+// Of to_i1, to_i32 and to_i64; otherwise to_f32.
 Type conversion_target(Op op) {
-  switch (op) {
-    case Op::k_to_i1:
-      return Type::kI1;
-    case Op::k_to_i32:
-      return Type::kI32;
-    case Op::k_to_i64:
-      return Type::kI64;
-    default:
-      return Type::kF32;
-  }
+  return op == Op::k_to_i1    ? Type::kI1
+         : op == Op::k_to_i32 ? Type::kI32
+         : op == Op::k_to_i64 ? Type::kI64
+                              : Type::kF32;
 }
 
 Status verify_load(const Program& program, ValueId id) {

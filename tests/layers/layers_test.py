@@ -3,7 +3,8 @@
     layers_test.py ROOT
 
 Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
-to. The check itself is checked first, on lines that must and must not pass.
+to, and that no switch over operations has a default. The check itself is checked first, on lines that must and must not
+pass.
 """
 
 import re
@@ -42,6 +43,32 @@ NOT_HOST_CODE = ["src/cuda/kernels"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
 SUFFIXES = {".h", ".hpp", ".def", ".cpp", ".cc", ".cuh", ".cu", ".inc"}
+
+
+# Where the meaning of operations is written down. (What matches patterns of a few operations, as lifting does, may leave
+# the others alone.)
+OPERATIONS = ("src/score", "src/problem", "src/cpu", "src/cuda", "src/runtime")
+
+
+def switches_that_forget(path, text):
+    """Lines of `default:` in a switch over operations, which would hide that it lacks a new one."""
+    if not path.startswith(tuple(folder + "/" for folder in OPERATIONS)):
+        return []
+    found, stack = [], []  # for each open brace: whether a `case Op::` stands in it, and the line of its `default:`
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line.split("//")[0]
+        if stack and re.match(r"\s*case (\w+::)*Op::k_", code):
+            stack[-1][0] = True
+        if stack and re.match(r"\s*default:", code):
+            stack[-1][1] = number
+        for character in re.sub(r"'.'|\"(\\.|[^\"])*\"", "", code):
+            if character == "{":
+                stack.append([False, None])
+            elif character == "}" and stack:
+                over_operations, default = stack.pop()
+                if over_operations and default:
+                    found.append(default)
+    return found
 
 
 def allowed(folder):
@@ -101,6 +128,10 @@ def check_the_check():
         assert reason is None, f"{path} -> {included} should be allowed: {reason}"
     for path, included in must_fail:
         assert problem_with(path, included, everything), f"{path} -> {included} should be refused"
+    forgets = "switch (op) {\n  case Op::k_add: {\n    break;\n  }\n  default:\n    return 0;\n}"
+    assert switches_that_forget("src/score/x.cpp", forgets) == [5]
+    assert switches_that_forget("src/stablehlo/lift/x.cpp", forgets) == []
+    assert switches_that_forget("src/score/x.cpp", forgets.replace("Op::k_add", "Type::kI1")) == []
 
 
 def main(root):
@@ -114,7 +145,10 @@ def main(root):
         if any(path.startswith(folder + "/") for folder in NOT_HOST_CODE):
             continue
         files += 1
-        for number, line in enumerate(source.read_text().splitlines(), 1):
+        text = source.read_text()
+        for number in switches_that_forget(path, text):
+            problems.append(f"{path}:{number}: a switch over operations has a default, which would hide a new operation")
+        for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             reason = match and problem_with(path, match.group(1), ours)
             if reason:

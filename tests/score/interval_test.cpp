@@ -19,7 +19,7 @@ namespace {
 
 std::vector<Op> all_ops() {
   return {
-#define FLASHLIFT_OP(name, arity, rule, doc) Op::k_##name,
+#define FLASHLIFT_OP(name, ...) Op::k_##name,
 #include "flashlift/ops.def"
   };
 }

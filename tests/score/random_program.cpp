@@ -112,7 +112,7 @@ class Generator {
   }
 
   static constexpr std::array kOps = {
-#define FLASHLIFT_OP(name, arity, rule, doc) Op::k_##name,
+#define FLASHLIFT_OP(name, ...) Op::k_##name,
 #include "flashlift/ops.def"
   };
 

@@ -9,6 +9,7 @@
 #include "flashlift/block_mask.h"
 #include "flashlift/builder.h"
 #include "problem/features.h"
+#include "score/operation.h"
 
 namespace flashlift::testing {
 namespace {
@@ -162,36 +163,49 @@ class ProgramDrawer {
         return limited(apply(Op::k_mul, {bias(depth - 1), real(static_cast<float>(pick(-20, 20)) * 0.1f)}));
       case 3:
         return apply(Op::k_select, {condition(depth - 1), bias(depth - 1), bias(depth - 1)});
-      case 4: {
-        const Op op = one_of(random_, {Op::k_tanh, Op::k_sigmoid, Op::k_sin, Op::k_cos, Op::k_erf});
-        return builder_.apply(op, {bias(depth - 1)});
-      }
-      case 5: {
-        const Op op = one_of(random_, {Op::k_sqrt, Op::k_log1p});
-        return builder_.apply(op, {apply(Op::k_abs, {bias(depth - 1)})});
-      }
-      case 6: {
-        const Op op = one_of(random_, {Op::k_exp, Op::k_exp2, Op::k_expm1});
-        return builder_.apply(op, {apply(Op::k_neg, {apply(Op::k_abs, {bias(depth - 1)})})});
-      }
-      case 7: {
-        const Expr positive = apply(Op::k_add, {apply(Op::k_abs, {bias(depth - 1)}), real(0.5f)});
-        switch (pick(0, 4)) {
-          case 0:
-            return apply(Op::k_log, {positive});
-          case 1:
-            return apply(Op::k_log2, {positive});
-          case 2:
-            return apply(Op::k_rsqrt, {positive});
-          case 3:
-            return apply(Op::k_div, {bias(depth - 1), positive});
-          default:
-            return apply(Op::k_pow, {positive, real(0.75f)});
-        }
-      }
+      case 4:
+        return apply(Op::k_div, {bias(depth - 1), positive(depth - 1)});
+      case 5:
+        return apply(Op::k_pow, {positive(depth - 1), real(0.75f)});
+      case 6:
+      case 7:
+        return function(depth - 1);
       default:
         return limited(exact(depth));
     }
+  }
+
+  Expr positive(int depth) { return apply(Op::k_add, {apply(Op::k_abs, {bias(depth)}), real(0.5f)}); }
+
+  // A function of f32 over operands where its row says that values and slopes are moderate.
+  Expr function(int depth) {
+    std::vector<Op> functions;
+    for (int i = 0; i < kOpCount; ++i) {
+      if (score::operation(static_cast<Op>(i)).domain != score::Domain::kNotDrawn) {
+        functions.push_back(static_cast<Op>(i));
+      }
+    }
+    const Op op = functions[static_cast<size_t>(pick(0, static_cast<int64_t>(functions.size()) - 1))];
+    std::vector<Expr> operands;
+    for (int i = 0; i < info(op).arity; ++i) {
+      operands.push_back(in_domain(score::operation(op).domain, depth));
+    }
+    return limited(builder_.apply(op, operands));
+  }
+
+  Expr in_domain(score::Domain domain, int depth) {
+    switch (domain) {
+      case score::Domain::kPositive:
+        return positive(depth);
+      case score::Domain::kNegative:
+        return apply(Op::k_neg, {apply(Op::k_abs, {bias(depth)})});
+      case score::Domain::kUnit:
+        return apply(Op::k_mul, {apply(Op::k_tanh, {bias(depth)}), real(0.75f)});
+      case score::Domain::kAnywhere:
+      case score::Domain::kNotDrawn:
+        break;
+    }
+    return bias(depth);
   }
 
   Expr limited(Expr x) { return apply(Op::k_max, {apply(Op::k_min, {x, real(6.0f)}), real(-6.0f)}); }

@@ -1,34 +1,44 @@
 #include "cpu/jit/math_library.h"
 
+#include <algorithm>
+
 // The vector function ABI's names: e or d for AVX-512 or AVX2, N for unmasked, lanes, v per vector operand. Declared
 // without their vector types, since only their addresses are taken here.
-#define FLASHLIFT_MATH_LIBRARY(X) \
-  X(pow, powf, vv)                \
-  X(expm1, expm1f, v) X(log2, log2f, v) X(log1p, log1pf, v) X(sin, sinf, v) X(cos, cosf, v) X(erf, erff, v)
-
 extern "C" {
-#define FLASHLIFT_DECLARE(op, name, operands) \
-  void _ZGVeN16##operands##_##name();         \
-  void _ZGVdN8##operands##_##name();
-FLASHLIFT_MATH_LIBRARY(FLASHLIFT_DECLARE)
-#undef FLASHLIFT_DECLARE
+#define FLASHLIFT_DECLARE(function, operands) \
+  void _ZGVeN16##operands##_##function();     \
+  void _ZGVdN8##operands##_##function();
+#define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_DECLARE(__VA_ARGS__))
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, library, ...)                                                            \
+  FLASHLIFT_LIBRARY library
+#include "flashlift/ops.def"
+#undef FLASHLIFT_LIBRARY
 }
 
 namespace flashlift::cpu {
 namespace {
 
 const LibraryFunction kAvx512[] = {
-#define FLASHLIFT_ENTRY(op, name, operands) \
-  {Op::k_##op, "_ZGVeN16" #operands "_" #name, reinterpret_cast<void*>(&_ZGVeN16##operands##_##name)},
-    FLASHLIFT_MATH_LIBRARY(FLASHLIFT_ENTRY)
-#undef FLASHLIFT_ENTRY
+#define FLASHLIFT_AVX512(function, operands) \
+  {#function, "_ZGVeN16" #operands "_" #function, reinterpret_cast<void*>(&_ZGVeN16##operands##_##function)},
+#define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_AVX512(__VA_ARGS__))
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, library, ...)                                                            \
+  FLASHLIFT_LIBRARY library
+#include "flashlift/ops.def"
+#undef FLASHLIFT_LIBRARY
 };
 
 const LibraryFunction kAvx2[] = {
-#define FLASHLIFT_ENTRY(op, name, operands) \
-  {Op::k_##op, "_ZGVdN8" #operands "_" #name, reinterpret_cast<void*>(&_ZGVdN8##operands##_##name)},
-    FLASHLIFT_MATH_LIBRARY(FLASHLIFT_ENTRY)
-#undef FLASHLIFT_ENTRY
+#define FLASHLIFT_AVX2(function, operands) \
+  {#function, "_ZGVdN8" #operands "_" #function, reinterpret_cast<void*>(&_ZGVdN8##operands##_##function)},
+#define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_AVX2(__VA_ARGS__))
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, library, ...)                                                            \
+  FLASHLIFT_LIBRARY library
+#include "flashlift/ops.def"
+#undef FLASHLIFT_LIBRARY
 };
 
 }  // namespace
@@ -43,6 +53,12 @@ std::span<const LibraryFunction> math_library(Isa isa) {
       return kAvx512;
   }
   return {};
+}
+
+const LibraryFunction* vector_function(std::string_view scalar, Isa isa) {
+  const std::span<const LibraryFunction> library = math_library(isa);
+  const auto found = std::ranges::find(library, scalar, &LibraryFunction::scalar);
+  return found == library.end() ? nullptr : &*found;
 }
 
 }  // namespace flashlift::cpu

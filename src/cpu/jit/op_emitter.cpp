@@ -18,14 +18,10 @@ Value* OpEmitter::emit(const Node& node, Type operand_type, std::span<Value* con
     case TypeRule::kInteger:
     case TypeRule::kBits:
     case TypeRule::kFloat:
-      return operand_type == Type::kF32 ? emit_float(node.op, x[0], second) : emit_integer(node.op, x[0], second);
     case TypeRule::kCompare:
     case TypeRule::kCompareAny:
-      return emit_compare(node.op, operand_type, x[0], second);
-    case TypeRule::kPredicate: {
-      Value* magnitude = ir_.CreateUnaryIntrinsic(intrinsic::fabs, x[0]);
-      return ir_.CreateFCmpOLT(magnitude, llvm::ConstantFP::getInfinity(magnitude->getType()));
-    }
+    case TypeRule::kPredicate:
+      return operand_type == Type::kF32 ? emit_real(node.op, x[0], second) : emit_integer(node.op, x[0], second);
     case TypeRule::kSelect:
       return ir_.CreateSelect(x[0], x[1], x[2]);
     case TypeRule::kConvert:
@@ -40,6 +36,31 @@ Value* OpEmitter::emit(const Node& node, Type operand_type, std::span<Value* con
       break;
   }
   return nullptr;
+}
+
+// The verifier admits no operation over integers whose row says `undefined`, nor one over f32 below.
+Value* OpEmitter::emit_integer(Op op, Value* x, Value* y) {
+  Value* const undefined = nullptr;
+  switch (op) {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, cpu_integer, ...)                                                                     \
+  case Op::k_##name:                                                                                                 \
+    return cpu_integer;
+#include "flashlift/ops.def"
+  }
+  return undefined;
+}
+
+Value* OpEmitter::emit_real(Op op, Value* x, Value* y) {
+  Value* const undefined = nullptr;
+  switch (op) {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
+                     cpu_real, ...)                                                                                  \
+  case Op::k_##name:                                                                                                 \
+    return cpu_real;
+#include "flashlift/ops.def"
+  }
+  return undefined;
 }
 
 // ---- Integers -----------------------------------------------------------------------------------------------------
@@ -79,62 +100,29 @@ OpEmitter::Division OpEmitter::floor_divide(Value* x, Value* y) {
           ir_.CreateSelect(adjust, ir_.CreateAdd(d.remainder, y), d.remainder)};
 }
 
-Value* OpEmitter::emit_shift(Op op, Value* x, Value* y) {
-  // LLVM's shifts by the width or more are undefined.
-  const unsigned width = x->getType()->getScalarSizeInBits();
-  Value* inside = ir_.CreateICmpULT(y, math_.integer(width, y));
-  Value* last = math_.integer(width - 1, y);
-  if (op == Op::k_shr) {
-    return ir_.CreateAShr(x, ir_.CreateSelect(inside, y, last));
-  }
-  Value* amount = ir_.CreateSelect(inside, y, zero(y));
-  Value* shifted = op == Op::k_shl ? ir_.CreateShl(x, amount) : ir_.CreateLShr(x, amount);
-  return ir_.CreateSelect(inside, shifted, zero(x));
+// LLVM's shifts by the width or more are undefined.
+Value* OpEmitter::is_inside(Value* amount) {
+  return ir_.CreateICmpULT(amount, math_.integer(amount->getType()->getScalarSizeInBits(), amount));
 }
 
-Value* OpEmitter::emit_integer(Op op, Value* x, Value* y) {
-  switch (op) {
-    case Op::k_add:
-      return ir_.CreateAdd(x, y);
-    case Op::k_sub:
-      return ir_.CreateSub(x, y);
-    case Op::k_mul:
-      return ir_.CreateMul(x, y);
-    case Op::k_div:
-      return divide(x, y).quotient;
-    case Op::k_rem:
-      return divide(x, y).remainder;
-    case Op::k_floor_div:
-      return floor_divide(x, y).quotient;
-    case Op::k_mod:
-      return floor_divide(x, y).remainder;
-    case Op::k_min:
-      return ir_.CreateBinaryIntrinsic(intrinsic::smin, x, y);
-    case Op::k_max:
-      return ir_.CreateBinaryIntrinsic(intrinsic::smax, x, y);
-    case Op::k_neg:
-      return ir_.CreateNeg(x);
-    case Op::k_abs:
-      return ir_.CreateBinaryIntrinsic(intrinsic::abs, x, ir_.getFalse());
-    case Op::k_sign: {
-      Value* positive = ir_.CreateZExt(ir_.CreateICmpSGT(x, zero(x)), x->getType());
-      return ir_.CreateOr(positive, ir_.CreateSExt(ir_.CreateICmpSLT(x, zero(x)), x->getType()));
-    }
-    case Op::k_and:
-      return ir_.CreateAnd(x, y);
-    case Op::k_or:
-      return ir_.CreateOr(x, y);
-    case Op::k_xor:
-      return ir_.CreateXor(x, y);
-    case Op::k_not:
-      return ir_.CreateNot(x);
-    case Op::k_shl:
-    case Op::k_shr:
-    case Op::k_ushr:
-      return emit_shift(op, x, y);
-    default:
-      return nullptr;  // the verifier admits no other op over integers
-  }
+Value* OpEmitter::emit_shl(Value* x, Value* y) {
+  Value* inside = is_inside(y);
+  return ir_.CreateSelect(inside, ir_.CreateShl(x, ir_.CreateSelect(inside, y, zero(y))), zero(x));
+}
+
+Value* OpEmitter::emit_ushr(Value* x, Value* y) {
+  Value* inside = is_inside(y);
+  return ir_.CreateSelect(inside, ir_.CreateLShr(x, ir_.CreateSelect(inside, y, zero(y))), zero(x));
+}
+
+Value* OpEmitter::emit_shr(Value* x, Value* y) {
+  Value* last = math_.integer(x->getType()->getScalarSizeInBits() - 1, y);
+  return ir_.CreateAShr(x, ir_.CreateSelect(is_inside(y), y, last));
+}
+
+Value* OpEmitter::emit_integer_sign(Value* x) {
+  Value* positive = ir_.CreateZExt(ir_.CreateICmpSGT(x, zero(x)), x->getType());
+  return ir_.CreateOr(positive, ir_.CreateSExt(ir_.CreateICmpSLT(x, zero(x)), x->getType()));
 }
 
 // ---- Floats -------------------------------------------------------------------------------------------------------
@@ -147,13 +135,27 @@ Value* OpEmitter::emit_round_bf16(Value* x) {
   return ir_.CreateSelect(ir_.CreateFCmpUNO(x, x), x, math_.to_float_bits(kept));
 }
 
-Value* OpEmitter::emit_library(Op op, Value* x, Value* y) {
-  const LibraryFunction* function = nullptr;
-  for (const LibraryFunction& candidate : math_library(isa_)) {
-    if (candidate.op == op) {
-      function = &candidate;
-    }
-  }
+Value* OpEmitter::emit_round_f16(Value* x) {
+  return ir_.CreateFPExt(ir_.CreateFPTrunc(x, x->getType()->getWithNewType(ir_.getHalfTy())), x->getType());
+}
+
+// One vector min and a blend; llvm.minimum would also order the zeros, for twice the instructions.
+Value* OpEmitter::emit_extremum(Predicate is_better, Value* x, Value* y) {
+  Value* chosen = ir_.CreateSelect(ir_.CreateCmp(is_better, y, x), y, x);
+  return ir_.CreateSelect(ir_.CreateFCmpUNO(x, y), llvm::ConstantFP::getNaN(x->getType()), chosen);
+}
+
+Value* OpEmitter::emit_sign(Value* x) {
+  Value* unit = ir_.CreateBinaryIntrinsic(intrinsic::copysign, math_.number(1.0, x), x);
+  return ir_.CreateSelect(ir_.CreateFCmpONE(x, zero(x)), unit, x);
+}
+
+Value* OpEmitter::emit_is_finite(Value* x) {
+  Value* magnitude = ir_.CreateUnaryIntrinsic(intrinsic::fabs, x);
+  return ir_.CreateFCmpOLT(magnitude, llvm::ConstantFP::getInfinity(magnitude->getType()));
+}
+
+Value* OpEmitter::library(const char* function, Value* x, Value* y) {
   const bool scalar = !x->getType()->isVectorTy();
   std::vector<Value*> operands{x};
   if (y != nullptr) {
@@ -165,93 +167,10 @@ Value* OpEmitter::emit_library(Op op, Value* x, Value* y) {
   llvm::Type* vector = operands[0]->getType();
   const std::vector<llvm::Type*> types(operands.size(), vector);
   llvm::Module* module = ir_.GetInsertBlock()->getModule();
-  const llvm::FunctionCallee callee =
-      module->getOrInsertFunction(function->name, llvm::FunctionType::get(vector, types, false));
+  const llvm::FunctionCallee callee = module->getOrInsertFunction(vector_function(function, isa_)->name,
+                                                                  llvm::FunctionType::get(vector, types, false));
   Value* result = ir_.CreateCall(callee, operands);
   return scalar ? ir_.CreateExtractElement(result, uint64_t{0}) : result;
-}
-
-Value* OpEmitter::emit_float(Op op, Value* x, Value* y) {
-  switch (op) {
-    case Op::k_add:
-      return ir_.CreateFAdd(x, y);
-    case Op::k_sub:
-      return ir_.CreateFSub(x, y);
-    case Op::k_mul:
-      return ir_.CreateFMul(x, y);
-    case Op::k_div:
-      return ir_.CreateFDiv(x, y);
-    case Op::k_rem:
-      return ir_.CreateFRem(x, y);
-    case Op::k_min:
-    case Op::k_max: {
-      // One vector min and a blend; llvm.minimum would also order the zeros, for twice the instructions.
-      Value* better = op == Op::k_min ? ir_.CreateFCmpOLT(y, x) : ir_.CreateFCmpOGT(y, x);
-      Value* chosen = ir_.CreateSelect(better, y, x);
-      return ir_.CreateSelect(ir_.CreateFCmpUNO(x, y), llvm::ConstantFP::getNaN(x->getType()), chosen);
-    }
-    case Op::k_neg:
-      return ir_.CreateFNeg(x);
-    case Op::k_abs:
-      return ir_.CreateUnaryIntrinsic(intrinsic::fabs, x);
-    case Op::k_sign: {
-      Value* unit = ir_.CreateBinaryIntrinsic(intrinsic::copysign, math_.number(1.0, x), x);
-      return ir_.CreateSelect(ir_.CreateFCmpONE(x, zero(x)), unit, x);
-    }
-    case Op::k_floor:
-      return ir_.CreateUnaryIntrinsic(intrinsic::floor, x);
-    case Op::k_ceil:
-      return ir_.CreateUnaryIntrinsic(intrinsic::ceil, x);
-    case Op::k_round_even:
-      return ir_.CreateUnaryIntrinsic(intrinsic::roundeven, x);
-    case Op::k_exp:
-      return math_.exp(x);
-    case Op::k_exp2:
-      return math_.exp2(x);
-    case Op::k_log:
-      return math_.log(x);
-    case Op::k_sqrt:
-      return ir_.CreateUnaryIntrinsic(intrinsic::sqrt, x);
-    case Op::k_rsqrt:
-      return ir_.CreateFDiv(math_.number(1.0, x), ir_.CreateUnaryIntrinsic(intrinsic::sqrt, x));
-    case Op::k_tanh:
-      return math_.tanh(x);
-    case Op::k_sigmoid:
-      return math_.sigmoid(x);
-    case Op::k_pow:
-    case Op::k_expm1:
-    case Op::k_log2:
-    case Op::k_log1p:
-    case Op::k_sin:
-    case Op::k_cos:
-    case Op::k_erf:
-      return emit_library(op, x, y);
-    case Op::k_round_bf16:
-      return emit_round_bf16(x);
-    case Op::k_round_f16:
-      return ir_.CreateFPExt(ir_.CreateFPTrunc(x, x->getType()->getWithNewType(ir_.getHalfTy())), x->getType());
-    default:
-      return nullptr;  // the verifier admits no other op over floats
-  }
-}
-
-Value* OpEmitter::emit_compare(Op op, Type type, Value* x, Value* y) {
-  using Predicate = llvm::CmpInst::Predicate;
-  const bool real = type == Type::kF32;
-  switch (op) {
-    case Op::k_eq:
-      return ir_.CreateCmp(real ? Predicate::FCMP_OEQ : Predicate::ICMP_EQ, x, y);
-    case Op::k_ne:
-      return ir_.CreateCmp(real ? Predicate::FCMP_UNE : Predicate::ICMP_NE, x, y);
-    case Op::k_lt:
-      return ir_.CreateCmp(real ? Predicate::FCMP_OLT : Predicate::ICMP_SLT, x, y);
-    case Op::k_le:
-      return ir_.CreateCmp(real ? Predicate::FCMP_OLE : Predicate::ICMP_SLE, x, y);
-    case Op::k_gt:
-      return ir_.CreateCmp(real ? Predicate::FCMP_OGT : Predicate::ICMP_SGT, x, y);
-    default:
-      return ir_.CreateCmp(real ? Predicate::FCMP_OGE : Predicate::ICMP_SGE, x, y);
-  }
 }
 
 Value* OpEmitter::emit_convert(Type target, Type source, Value* x) {

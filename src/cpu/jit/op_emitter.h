@@ -21,13 +21,24 @@ class OpEmitter {
   MathEmitter& math() { return math_; }
 
  private:
+  using Predicate = llvm::CmpInst::Predicate;
+
   llvm::Value* emit_integer(Op op, llvm::Value* x, llvm::Value* y);
-  llvm::Value* emit_float(Op op, llvm::Value* x, llvm::Value* y);
-  llvm::Value* emit_compare(Op op, Type type, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_real(Op op, llvm::Value* x, llvm::Value* y);
   llvm::Value* emit_convert(Type target, Type source, llvm::Value* x);
-  llvm::Value* emit_shift(Op op, llvm::Value* x, llvm::Value* y);
+
+  // What rows of flashlift/ops.def call.
+  llvm::Value* emit_shl(llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_shr(llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_ushr(llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_integer_sign(llvm::Value* x);
+  llvm::Value* emit_extremum(Predicate is_better, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_sign(llvm::Value* x);
+  llvm::Value* emit_is_finite(llvm::Value* x);
   llvm::Value* emit_round_bf16(llvm::Value* x);
-  llvm::Value* emit_library(Op op, llvm::Value* x, llvm::Value* y);
+  llvm::Value* emit_round_f16(llvm::Value* x);
+  // A call of the vector form of a scalar function, such as "erff".
+  llvm::Value* library(const char* function, llvm::Value* x, llvm::Value* y = nullptr);
 
   struct Division {
     llvm::Value* quotient;
@@ -35,6 +46,7 @@ class OpEmitter {
   };
   Division divide(llvm::Value* x, llvm::Value* y);
   Division floor_divide(llvm::Value* x, llvm::Value* y);
+  llvm::Value* is_inside(llvm::Value* amount);
   // The quotient where y is neither 0 nor (with x the lowest integer) -1.
   llvm::Value* plain_quotient(llvm::Value* x, llvm::Value* y);
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "cpu/jit/score_function.h"
+#include "score/operation.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -23,30 +24,20 @@ Shape shape_of(const Node& node, const std::vector<Shape>& shapes) {
     shape.uniform = shape.uniform && shapes[operand].uniform;
   }
   const auto x = [&](size_t i) { return shapes[node.operands[i]]; };
-  switch (node.op) {
-    case Op::k_score:
-      return {false, 0};
-    case Op::k_kv:
-      return {false, 1};
-    case Op::k_add:
-      if (x(0).uniform || x(1).uniform) {
-        shape.direction = x(0).direction + x(1).direction;
-      }
-      break;
-    case Op::k_sub:
-      if (x(0).uniform || x(1).uniform) {
-        shape.direction = x(0).direction - x(1).direction;
-      }
-      break;
-    case Op::k_neg:
-      shape.direction = -x(0).direction;
-      break;
-    case Op::k_to_i32:
-    case Op::k_to_i64:
-      shape.direction = x(0).direction;
-      break;
-    default:
-      break;
+  if (node.op == Op::k_score) {
+    return {false, 0};
+  }
+  if (node.op == Op::k_kv) {
+    return {false, 1};
+  }
+  if (score::is_any(node.op, {Op::k_add, Op::k_sub}) && (x(0).uniform || x(1).uniform)) {
+    shape.direction = x(0).direction + (node.op == Op::k_add ? x(1).direction : -x(1).direction);
+  }
+  if (node.op == Op::k_neg) {
+    shape.direction = -x(0).direction;
+  }
+  if (score::is_any(node.op, {Op::k_to_i32, Op::k_to_i64})) {
+    shape.direction = x(0).direction;
   }
   if (node.type != Type::kI32 && node.type != Type::kI64) {
     shape.direction = 0;
@@ -81,29 +72,44 @@ Value* ProgramEmitter::constant(const Node& node) {
   return nullptr;
 }
 
+Value* ProgramEmitter::input(Op op) const {
+  if (op == Op::k_b) {
+    return b_;
+  }
+  if (op == Op::k_h) {
+    return h_;
+  }
+  if (op == Op::k_q) {
+    return q_;
+  }
+  if (op == Op::k_kv) {
+    return kv_;
+  }
+  return op == Op::k_q_len ? q_len_ : kv_len_;
+}
+
 Value* ProgramEmitter::emit_node(ProgramState& state, const Node& node) {
-  switch (node.op) {
-    case Op::k_score:
+  switch (info(node.op).rule) {
+    case TypeRule::kInputF32:
       return score_;
-    case Op::k_b:
-      return b_;
-    case Op::k_h:
-      return h_;
-    case Op::k_q:
-      return q_;
-    case Op::k_kv:
-      return kv_;
-    case Op::k_q_len:
-      return q_len_;
-    case Op::k_kv_len:
-      return kv_len_;
-    case Op::k_constant:
+    case TypeRule::kInputI32:
+      return input(node.op);
+    case TypeRule::kConstant:
       return constant(node);
-    case Op::k_load:
+    case TypeRule::kLoad:
       return loads_.emit(state.captures[static_cast<size_t>(node.payload)], load_indices(state, node));
-    case Op::k_search:
+    case TypeRule::kSearch:
       return loads_.search(state.captures[static_cast<size_t>(node.payload)], state.values[node.operands[0]]);
-    default:
+    case TypeRule::kNumeric:
+    case TypeRule::kInteger:
+    case TypeRule::kBits:
+    case TypeRule::kFloat:
+    case TypeRule::kCompare:
+    case TypeRule::kCompareAny:
+    case TypeRule::kPredicate:
+    case TypeRule::kSelect:
+    case TypeRule::kConvert:
+    case TypeRule::kBitcast:
       break;
   }
   std::vector<Value*> operands;

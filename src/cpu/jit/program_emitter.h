@@ -79,6 +79,7 @@ class ProgramEmitter {
   void open_function(const char* name);
   void add_program(const Program& program);
   void emit_nodes(ProgramState& state, bool uniform);
+  llvm::Value* input(Op op) const;
   llvm::Value* emit_node(ProgramState& state, const Node& node);
   llvm::Value* constant(const Node& node);
   std::vector<LoadIndex> load_indices(const ProgramState& state, const Node& node);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cuda/emit/program_emitter.h"
+#include "score/operation.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
@@ -25,23 +26,16 @@ bool divides_by_constant(const Program& program, const Node& node) {
 // May it give -inf for a finite score? Overflow aside.
 bool may_mask(const Program& score_mod) {
   return std::any_of(score_mod.nodes.begin(), score_mod.nodes.end(), [&](const Node& node) {
-    switch (node.op) {
-      case Op::k_constant:
-        return node.type == Type::kF32 && !std::isfinite(std::bit_cast<float>(static_cast<uint32_t>(node.payload)));
-      case Op::k_load:
-        return node.type == Type::kF32;
-      case Op::k_div:
-        return node.type == Type::kF32 && !divides_by_constant(score_mod, node);
-      case Op::k_log:
-      case Op::k_log2:
-      case Op::k_log1p:
-      case Op::k_rsqrt:
-      case Op::k_pow:
-      case Op::k_bitcast_f32:
-        return node.type == Type::kF32;
-      default:
-        return false;
+    if (node.type != Type::kF32) {
+      return false;
     }
+    if (node.op == Op::k_constant) {
+      return !std::isfinite(std::bit_cast<float>(static_cast<uint32_t>(node.payload)));
+    }
+    if (node.op == Op::k_div) {
+      return !divides_by_constant(score_mod, node);
+    }
+    return node.op == Op::k_load || score::has_pole(score::operation(node.op).shape);
   });
 }
 

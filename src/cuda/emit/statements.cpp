@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/emit/program_emitter.h"
+#include "score/operation.h"
 #include "support/error.h"
 
 namespace flashlift::cuda {
@@ -55,75 +56,16 @@ std::string constant_text(const Node& node) {
 
 // How tightly an operation is known over intervals.
 bool has_interval_form(const Program& program, const Node& node) {
-  const bool real = node.type == Type::kF32;
   const Type operand = node.operands.empty() ? node.type : program.nodes[node.operands.back()].type;
-  switch (node.op) {
-    case Op::k_score:
-    case Op::k_b:
-    case Op::k_h:
-    case Op::k_q:
-    case Op::k_kv:
-    case Op::k_q_len:
-    case Op::k_kv_len:
-    case Op::k_constant:
-    case Op::k_load:
-    case Op::k_search:
-    case Op::k_add:
-    case Op::k_sub:
-    case Op::k_mul:
-    case Op::k_min:
-    case Op::k_max:
-    case Op::k_neg:
-    case Op::k_abs:
-    case Op::k_tanh:
-    case Op::k_floor:
-    case Op::k_ceil:
-    case Op::k_eq:
-    case Op::k_ne:
-    case Op::k_lt:
-    case Op::k_le:
-    case Op::k_gt:
-    case Op::k_ge:
-    case Op::k_is_finite:
-    case Op::k_select:
-    case Op::k_to_i1:
-    case Op::k_to_i32:
-    case Op::k_to_i64:
-    case Op::k_to_f32:
-    case Op::k_floor_div:
-    case Op::k_mod:
-    case Op::k_shl:
-    case Op::k_shr:
-    case Op::k_ushr:
-    case Op::k_and:
-      return true;
-    case Op::k_div:
-    case Op::k_rem:
-    case Op::k_sign:
-      return !real;
-    case Op::k_or:
-    case Op::k_xor:
-    case Op::k_not:
-      return operand == Type::kI1;
-    case Op::k_round_even:
-    case Op::k_pow:
-    case Op::k_exp:
-    case Op::k_exp2:
-    case Op::k_expm1:
-    case Op::k_log:
-    case Op::k_log2:
-    case Op::k_log1p:
-    case Op::k_sqrt:
-    case Op::k_rsqrt:
-    case Op::k_sigmoid:
-    case Op::k_sin:
-    case Op::k_cos:
-    case Op::k_erf:
-    case Op::k_bitcast_i32:
-    case Op::k_bitcast_f32:
-    case Op::k_round_bf16:
-    case Op::k_round_f16:
+  switch (score::operation(node.op).cuda_interval) {
+    case score::IntervalForm::kNone:
       return false;
+    case score::IntervalForm::kBooleans:
+      return operand == Type::kI1;
+    case score::IntervalForm::kIntegers:
+      return operand != Type::kF32;
+    case score::IntervalForm::kAllTypes:
+      return true;
   }
   return false;
 }
@@ -432,7 +374,8 @@ std::string Emitter::call(const Node& node) const {
   if (const auto comparison = comparison_with_key(node)) {
     return *comparison;
   }
-  return fmt::format("{}_{}({})", interval_ ? "iv" : "op", info(node.op).name, operands(node));
+  return interval_ ? fmt::format("iv_{}({})", info(node.op).name, operands(node))
+                   : fmt::format("{}({})", score::operation(node.op).cuda, operands(node));
 }
 
 std::optional<std::string> Emitter::comparison_with_key(const Node& node) const {

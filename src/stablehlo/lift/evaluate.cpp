@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <string_view>
 
+#include "score/operation.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 
@@ -17,76 +20,16 @@ constexpr int kMaxDepth = 3000;
 
 // The score op of an elementwise operation with the same operands; nothing for those that need more than that.
 std::optional<Op> scalar_op(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAbs:
-      return Op::k_abs;
-    case OpKind::kCeil:
-      return Op::k_ceil;
-    case OpKind::kCosine:
-      return Op::k_cos;
-    case OpKind::kChloErf:
-      return Op::k_erf;
-    case OpKind::kExponential:
-      return Op::k_exp;
-    case OpKind::kExponentialMinusOne:
-      return Op::k_expm1;
-    case OpKind::kFloor:
-      return Op::k_floor;
-    case OpKind::kIsFinite:
-      return Op::k_is_finite;
-    case OpKind::kLog:
-      return Op::k_log;
-    case OpKind::kLogPlusOne:
-      return Op::k_log1p;
-    case OpKind::kLogistic:
-      return Op::k_sigmoid;
-    case OpKind::kNegate:
-      return Op::k_neg;
-    case OpKind::kNot:
-      return Op::k_not;
-    case OpKind::kRoundNearestEven:
-      return Op::k_round_even;
-    case OpKind::kRsqrt:
-      return Op::k_rsqrt;
-    case OpKind::kSign:
-      return Op::k_sign;
-    case OpKind::kSine:
-      return Op::k_sin;
-    case OpKind::kSqrt:
-      return Op::k_sqrt;
-    case OpKind::kTanh:
-      return Op::k_tanh;
-    case OpKind::kAdd:
-      return Op::k_add;
-    case OpKind::kAnd:
-      return Op::k_and;
-    case OpKind::kDivide:
-      return Op::k_div;
-    case OpKind::kMaximum:
-      return Op::k_max;
-    case OpKind::kMinimum:
-      return Op::k_min;
-    case OpKind::kMultiply:
-      return Op::k_mul;
-    case OpKind::kOr:
-      return Op::k_or;
-    case OpKind::kPower:
-      return Op::k_pow;
-    case OpKind::kRemainder:
-      return Op::k_rem;
-    case OpKind::kShiftLeft:
-      return Op::k_shl;
-    case OpKind::kShiftRightArithmetic:
-      return Op::k_shr;
-    case OpKind::kShiftRightLogical:
-      return Op::k_ushr;
-    case OpKind::kSubtract:
-      return Op::k_sub;
-    case OpKind::kXor:
-      return Op::k_xor;
-    default:
-      return std::nullopt;
-  }
+  static const std::map<std::string_view, Op> by_name = [] {
+    std::map<std::string_view, Op> names;
+    for (int i = 0; i < kOpCount; ++i) {
+      names.emplace(score::operation(static_cast<Op>(i)).stablehlo, static_cast<Op>(i));
+    }
+    names.erase("");
+    return names;
+  }();
+  const auto found = by_name.find(info(kind).name);
+  return found == by_name.end() ? std::nullopt : std::optional(found->second);
 }
 
 // Whether arithmetic of this element type is what a score program's type does: i8 and u32 wrap elsewhere.

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numbers>
 #include <set>
+
+#include "score/derivative_rules.h"
+#include "score/operation.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -81,40 +83,11 @@ void collect(const SymArena& arena, SymId id, std::set<SymId>& into) {
 // Whether the result follows its operands without a branch or a step of its own. A select does: its condition is looked
 // at by itself.
 bool is_smooth(const Sym& sym) {
-  switch (sym.op) {
-    case Op::k_select:
-      return true;
-    case Op::k_and:
-    case Op::k_or:
-    case Op::k_xor:
-    case Op::k_not:
-      return sym.type == Type::kI1;
-    case Op::k_add:
-    case Op::k_sub:
-    case Op::k_mul:
-    case Op::k_div:
-    case Op::k_neg:
-    case Op::k_pow:
-    case Op::k_exp:
-    case Op::k_exp2:
-    case Op::k_expm1:
-    case Op::k_log:
-    case Op::k_log2:
-    case Op::k_log1p:
-    case Op::k_sqrt:
-    case Op::k_rsqrt:
-    case Op::k_tanh:
-    case Op::k_sigmoid:
-    case Op::k_sin:
-    case Op::k_cos:
-    case Op::k_erf:
-    case Op::k_to_f32:
-    case Op::k_round_bf16:
-    case Op::k_round_f16:
-      return sym.type == Type::kF32;
-    default:
-      return false;
+  if (sym.op == Op::k_select) {
+    return true;
   }
+  return sym.type == Type::kI1 ? info(sym.op).rule == TypeRule::kBits
+                               : sym.type == Type::kF32 && score::is_smooth(score::operation(sym.op).shape);
 }
 
 bool is_comparison(Op op) { return info(op).rule == TypeRule::kCompare || info(op).rule == TypeRule::kCompareAny; }
@@ -278,67 +251,18 @@ const std::vector<double>& NumericRow::derivatives(SymId id) {
 // By the chain rule. A slope of 0 stays one, whatever it is multiplied with.
 double NumericRow::derivative_of_operation(const Sym& sym, double value, const std::vector<double>& args,
                                            const std::vector<double>& slopes) const {
-  const auto times = [](double slope, double factor) { return slope == 0 ? 0 : slope * factor; };
-  const double x = args[0];
-  switch (sym.op) {
-    case Op::k_add:
-      return slopes[0] + slopes[1];
-    case Op::k_sub:
-      return slopes[0] - slopes[1];
-    case Op::k_mul:
-      return times(slopes[0], args[1]) + times(slopes[1], x);
-    case Op::k_div:
-      return times(slopes[0], 1 / args[1]) - times(slopes[1], value / args[1]);
-    case Op::k_neg:
-      return -slopes[0];
-    case Op::k_select:
-      return x != 0 ? slopes[1] : slopes[2];
-    case Op::k_max:
-      return x > args[1] ? slopes[0] : slopes[1];
-    case Op::k_min:
-      return x < args[1] ? slopes[0] : slopes[1];
-    case Op::k_abs:
-      return x < 0 ? -slopes[0] : slopes[0];
-    case Op::k_pow:
-      return times(slopes[0], args[1] * std::pow(x, args[1] - 1)) + times(slopes[1], value * std::log(x));
-    case Op::k_exp:
-      return slopes[0] * value;
-    case Op::k_exp2:
-      return slopes[0] * value * std::log(2.0);
-    case Op::k_expm1:
-      return slopes[0] * (value + 1);
-    case Op::k_log:
-      return slopes[0] / x;
-    case Op::k_log2:
-      return slopes[0] / (x * std::log(2.0));
-    case Op::k_log1p:
-      return slopes[0] / (1 + x);
-    case Op::k_sqrt:
-      return slopes[0] / (2 * value);
-    case Op::k_rsqrt:
-      return -0.5 * slopes[0] * value / x;
-    case Op::k_tanh:
-      return slopes[0] * (1 - value * value);
-    case Op::k_sigmoid:
-      return slopes[0] * value * (1 - value);
-    case Op::k_sin:
-      return slopes[0] * std::cos(x);
-    case Op::k_cos:
-      return -slopes[0] * std::sin(x);
-    case Op::k_erf:
-      return slopes[0] * 2 / std::sqrt(std::numbers::pi) * std::exp(-x * x);
-    case Op::k_round_bf16:
-    case Op::k_round_f16:
-    case Op::k_to_f32:
-      return slopes[0];
-    case Op::k_floor:
-    case Op::k_ceil:
-    case Op::k_round_even:
-    case Op::k_sign:
-      return 0;
-    default:
-      return std::numeric_limits<double>::quiet_NaN();
+  if (sym.op == Op::k_select) {
+    return args[0] != 0 ? slopes[1] : slopes[2];
   }
+  const double y = args.size() > 1 ? args[1] : 0;
+  double sum = 0;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (slopes[i] != 0) {
+      const score::NumberGradients gradients = score::number_gradients(sym.op, args[0], y, value, slopes[i]);
+      sum += i == 0 ? gradients.to_x : gradients.to_y;
+    }
+  }
+  return sum;
 }
 
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known) {

@@ -1,5 +1,5 @@
-// The score-program operations on a GPU, by the semantics of flashlift/ops.def: op_<name> for each line of that table.
-// Generated code calls nothing else. i1 is bool, i32 int, i64 long long, f32 float.
+// The score-program operations on a GPU, by the semantics of flashlift/ops.def: op_<name> for each row of that table
+// that names no function of CUDA's. Generated code calls nothing else. i1 is bool, i32 int, i64 long long, f32 float.
 #pragma once
 
 #include "cuda/kernels/common/ptx.cuh"
@@ -98,15 +98,6 @@ FL_OP float op_max(float x, float y) {
 FL_OP float op_neg(float x) { return -x; }
 FL_OP float op_abs(float x) { return fabsf(x); }
 FL_OP float op_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
-FL_OP float op_floor(float x) { return floorf(x); }
-FL_OP float op_ceil(float x) { return ceilf(x); }
-FL_OP float op_round_even(float x) { return rintf(x); }
-FL_OP float op_pow(float x, float y) { return powf(x, y); }
-FL_OP float op_expm1(float x) { return expm1f(x); }
-FL_OP float op_log1p(float x) { return log1pf(x); }
-FL_OP float op_sin(float x) { return sinf(x); }
-FL_OP float op_cos(float x) { return cosf(x); }
-FL_OP float op_erf(float x) { return erff(x); }
 
 // Functions of the special-function unit: its error (2^-22, tanh 2^-11) is below what 16-bit inputs bring, and far
 // below what they cost otherwise. f32 problems take the accurate ones.

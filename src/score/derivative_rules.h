@@ -1,0 +1,59 @@
+// What the rows of flashlift/ops.def need to state derivatives once, for programs (derivative.cpp) and for numbers (here).
+//
+// A rule gives the gradient that an operand gets, from the operands x and y, the result f and its gradient g.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "flashlift/program.h"
+
+namespace flashlift::score {
+
+// The result does not follow the operand continuously, so that its derivative is 0 wherever there is one.
+struct Flat {};
+inline constexpr Flat flat;
+// As flat for gradients. But what is known of the derivative proves nothing: the operation reads bits, for example.
+struct Opaque {};
+inline constexpr Opaque opaque;
+
+inline constexpr double kLn2 = std::numbers::ln2;
+inline constexpr double kTwoOverRootPi = 2 * std::numbers::inv_sqrtpi;
+
+// The gradients in numbers.
+struct NumberGradients {
+  double to_x;
+  double to_y;
+};
+
+namespace rules {
+
+using std::cos;
+using std::exp;
+using std::log;
+using std::pow;
+using std::sin;
+inline double sign(double x) { return x > 0 ? 1.0 : (x < 0 ? -1.0 : x); }
+inline double truncated(double x) { return std::trunc(x); }
+inline double where(bool condition, double x, double y) { return condition ? x : y; }
+
+inline double number(double gradient) { return gradient; }
+inline double number(Flat) { return 0; }
+inline double number(Opaque) { return std::numeric_limits<double>::quiet_NaN(); }
+
+}  // namespace rules
+
+// What x and y get of the gradient g of f = op(x, y). NaN for what is opaque. Not for select.
+inline NumberGradients number_gradients(Op op, double x, double y, double f, double g) {
+  using namespace rules;  // NOLINT(google-build-using-namespace): the table's expressions name its functions
+  switch (op) {
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, ...) \
+  case Op::k_##name:                                                    \
+    return {number(to_x), number(to_y)};
+#include "flashlift/ops.def"
+  }
+  return {};
+}
+
+}  // namespace flashlift::score
