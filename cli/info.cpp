@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/output.h"
+#include "score/operation.h"
 #include "support/environment.h"
 #include "support/version.h"
 #ifdef FLASHLIFT_HAS_CPU
@@ -173,13 +174,29 @@ Outcome run_info(bool as_json) {
   return kSuccess;
 }
 
+Outcome print_operations(bool as_json) {
+  if (as_json) {
+    fmt::print("{}", score::operations_as_json());
+    return kSuccess;
+  }
+  Table operations({"operation", "operands", "computes"});
+  for (const Json& row : Json::parse(score::operations_as_json())) {
+    const int operands = row["operands"];
+    operations.add({row["name"], operands < 0 ? "indices" : std::to_string(operands), row["computes"]});
+  }
+  fmt::print("{}", operations.text());
+  return kSuccess;
+}
+
 }  // namespace
 
 void add_info(CLI::App& app, Outcome& outcome) {
   CLI::App* command = app.add_subcommand("info", "Show versions, devices, instruction sets and environment variables");
   auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "Print one JSON object");
-  command->callback([as_json, &outcome] { outcome = run_info(*as_json); });
+  auto operations = std::make_shared<bool>(false);
+  command->add_flag("--ops", *operations, "List the operations of score programs instead");
+  command->callback([=, &outcome] { outcome = *operations ? print_operations(*as_json) : run_info(*as_json); });
 }
 
 }  // namespace flashlift::cli

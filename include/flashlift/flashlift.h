@@ -36,6 +36,10 @@ extern "C" {
 int32_t flashlift_api_version(void);
 /* The release, such as "0.1.0". Static. */
 const char* flashlift_version(void);
+// The operations that score programs are made of, as a JSON array of objects: name, operands (-1: any number), kind,
+// computes, stablehlo (the operation that it is, or ""), aten (names of torch functions that it is, separated by
+// spaces). The text lives as long as the process.
+const char* flashlift_operations(void);
 
 /* ---- Errors ---- */
 

@@ -160,6 +160,7 @@ _ERRORS = {
 _CORE = _ERRORS | {
     "flashlift_api_version": (c_int32, []),
     "flashlift_version": (c_char_p, []),
+    "flashlift_operations": (c_char_p, []),
     "flashlift_attention_compile": (c_void_p, [c_char_p, POINTER(CompileOptions), POINTER(c_void_p)]),
     "flashlift_attention_destroy": (None, [c_void_p]),
     "flashlift_attention_problem": (c_char_p, [c_void_p]),

@@ -9,6 +9,7 @@
 #include "capi/error.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
+#include "score/operation.h"
 #include "support/error.h"
 #include "support/version.h"
 
@@ -294,6 +295,11 @@ extern "C" {
 
 int32_t flashlift_api_version(void) { return FLASHLIFT_API_VERSION; }
 const char* flashlift_version(void) { return flashlift::version(); }
+
+const char* flashlift_operations(void) {
+  static const std::string text = flashlift::score::operations_as_json();
+  return text.c_str();
+}
 
 FlashliftError* flashlift_attention_compile(const char* problem, const FlashliftCompileOptions* options,
                                             FlashliftAttention** attention) {

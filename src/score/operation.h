@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 
 #include "flashlift/program.h"
 
@@ -41,6 +42,9 @@ struct Operation {
 };
 
 const Operation& operation(Op op);
+
+// The table for front ends that are not C++; see flashlift_operations() in flashlift/flashlift.h.
+std::string operations_as_json();
 
 // For what concerns a few operations only. A switch over all of them has no default, so that a new one is not forgotten.
 constexpr bool is_any(Op op, std::initializer_list<Op> list) { return std::find(list.begin(), list.end(), op) != list.end(); }

@@ -404,3 +404,13 @@ def test_draw_keeps_the_old_file_when_it_cannot_write(flashlift, tmp_path):
     assert_bad_input(flashlift("draw", "attn h2 s8 d8", "-o", tmp_path / "no" / "mask.svg"), "no/mask.svg")
     assert_bad_input(flashlift("draw", "attn h2 s8 d8", "-o", tmp_path), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_info_lists_the_operations_of_programs(flashlift):
+    rows = {row["name"]: row for row in json.loads(flashlift("info", "--ops", "--json").stdout)}
+    assert rows["erf"] == {
+        "name": "erf", "operands": 1, "kind": "function", "computes": "error function", "stablehlo": "chlo.erf",
+        "aten": "erf special_erf",
+    }  # fmt: skip
+    assert rows["load"]["operands"] == -1
+    assert "error function" in flashlift("info", "--ops").stdout

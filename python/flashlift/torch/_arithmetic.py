@@ -1,10 +1,13 @@
 """Elementwise ATen operations on program values. Operands come promoted to one type, as torch promotes them; results
 are rounded or wrapped to the torch type by the caller."""
 
+import functools
+import json
 import math
 from collections.abc import Callable
 
 from flashlift._errors import UnsupportedError
+from flashlift._library import core
 from flashlift.torch._program import Builder, Node
 
 Compute = Callable[..., Node]
@@ -228,7 +231,18 @@ def _log_sigmoid(builder: Builder, x: Node) -> Node:
     return builder.emit("sub", builder.emit("min", x, builder.constant(0.0, "f32")), builder.emit("log1p", small))
 
 
+@functools.cache
+def _of_table(kinds: tuple[str, ...], operands: int) -> dict[str, str]:
+    """Functions of torch's that are one operation and nothing else, and which one, as the table of operations has them."""
+    rows = json.loads(core().flashlift_operations())
+    wanted = [row for row in rows if row["kind"] in kinds and row["operands"] == operands]
+    return {name: row["name"] for row in wanted for name in row["aten"].split()}
+
+
+_COMPUTING = ("arithmetic", "integer", "bits", "function")
+
 BINARY: dict[str, Compute] = {
+    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 2).items()},
     "add": _with_alpha("add"),
     "sub": _with_alpha("sub"),
     "subtract": _with_alpha("sub"),
@@ -240,38 +254,15 @@ BINARY: dict[str, Compute] = {
     "true_divide": _divide,
     "floor_divide": _floor_divide,
     "remainder": _remainder,
-    "fmod": _simple("rem"),
     "atan2": _arctangent_of_two,
     "arctan2": _arctangent_of_two,
-    "minimum": _simple("min"),
-    "maximum": _simple("max"),
     "pow": _power,
-    "bitwise_and": _simple("and"),
-    "bitwise_or": _simple("or"),
-    "bitwise_xor": _simple("xor"),
-    "__and__": _simple("and"),
-    "__or__": _simple("or"),
-    "__xor__": _simple("xor"),
-    "bitwise_left_shift": _simple("shl"),
-    "bitwise_right_shift": _simple("shr"),
-    "__lshift__": _simple("shl"),
-    "__rshift__": _simple("shr"),
 }
 
 UNARY: dict[str, Compute] = {
-    **{
-        name: _simple(name)
-        for name in (
-            *("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt"),
-            *("tanh", "sigmoid", "sin", "cos", "erf", "neg", "abs"),
-        )
-    },
-    "negative": _simple("neg"),
-    "absolute": _simple("abs"),
-    "special_expit": _simple("sigmoid"),
+    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 1).items()},
     "sign": _sign,
     "sgn": _sign,
-    "bitwise_not": _simple("not"),
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),
     "trunc": _truncate,
@@ -300,16 +291,6 @@ UNARY: dict[str, Compute] = {
     "log_sigmoid": _log_sigmoid,
 }
 
-_COMPARED = {
-    "eq": ("eq",),
-    "ne": ("ne", "not_equal"),
-    "lt": ("lt", "less"),
-    "le": ("le", "less_equal"),
-    "gt": ("gt", "greater"),
-    "ge": ("ge", "greater_equal"),
-}
-
-
 def _comparison(op: str) -> Compute:
     def compute(builder: Builder, x: Node, y: Node) -> Node:
         if x.type == "i1" and op not in ("eq", "ne"):  # programs order numbers only
@@ -320,7 +301,7 @@ def _comparison(op: str) -> Compute:
 
 
 COMPARISONS: dict[str, Compute] = {
-    **{name: _comparison(op) for op, names in _COMPARED.items() for name in names},
+    **{name: _comparison(op) for name, op in _of_table(("comparison",), 2).items()},
     "logical_and": _logical("and"),
     "logical_or": _logical("or"),
     "logical_xor": _logical("xor"),
