@@ -124,6 +124,11 @@ Interval reciprocal_root(const Interval& x) {
 
 Interval wave(const Interval& x) { return Interval::real(-1.01, 1.01, x.may_be_nan || may_be_infinite(x)); }
 
+Interval angle(const Interval& x, const Interval& y) {
+  return x.has_number() && y.has_number() ? Interval::real(-3.15, 3.15, x.may_be_nan || y.may_be_nan)
+                                          : Interval::only_nan();
+}
+
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double sign(double x) { return x > 0 ? 1.0 : (x < 0 ? -1.0 : 0.0); }
 double to_bf16(double x) { return bf16_to_float(float_to_bf16(static_cast<float>(x))); }

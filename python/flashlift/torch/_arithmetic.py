@@ -146,21 +146,6 @@ def _arctangent(builder: Builder, x: Node) -> Node:
     return builder.emit("mul", builder.emit("sign", x), builder.emit("add", base, small))
 
 
-def _arctangent_of_two(builder: Builder, y: Node, x: Node) -> Node:
-    zero, right = builder.constant(0.0, "f32"), builder.constant(math.pi / 2, "f32")
-    sign = builder.emit("select", _is_negative(builder, y), builder.constant(-1.0, "f32"), builder.constant(1.0, "f32"))
-    on_axis = builder.emit("eq", x, zero)
-    angle = _arctangent(
-        builder, builder.emit("div", y, builder.emit("select", on_axis, builder.constant(1.0, "f32"), x))
-    )
-    turned = builder.emit("add", angle, _scaled(builder, sign, math.pi))
-    left = _is_negative(builder, x)
-    axis = builder.emit("select", builder.emit("eq", y, zero), zero, builder.emit("mul", sign, right))
-    nowhere = builder.emit("select", left, _scaled(builder, sign, math.pi), axis)  # atan2(0, -0)
-    axis = builder.emit("select", builder.emit("eq", y, zero), nowhere, axis)
-    return builder.emit("select", on_axis, axis, builder.emit("select", left, turned, angle))
-
-
 def _is_negative(builder: Builder, x: Node) -> Node:
     """By the sign bit."""
     if x.type == "i1":
@@ -254,8 +239,6 @@ BINARY: dict[str, Compute] = {
     "true_divide": _divide,
     "floor_divide": _floor_divide,
     "remainder": _remainder,
-    "atan2": _arctangent_of_two,
-    "arctan2": _arctangent_of_two,
     "pow": _power,
 }
 
