@@ -20,6 +20,7 @@ inline constexpr Opaque opaque;
 
 inline constexpr double kLn2 = std::numbers::ln2;
 inline constexpr double kTwoOverRootPi = 2 * std::numbers::inv_sqrtpi;
+inline constexpr double kHalfRootPi = 0.5 / std::numbers::inv_sqrtpi;
 
 // The gradients in numbers.
 struct NumberGradients {

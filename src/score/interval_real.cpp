@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "score/scalar.h"
 #include "support/half.h"
 
 namespace flashlift::score {
@@ -123,6 +124,14 @@ Interval reciprocal_root(const Interval& x) {
 }
 
 Interval wave(const Interval& x) { return Interval::real(-1.01, 1.01, x.may_be_nan || may_be_infinite(x)); }
+
+Interval inverse_error(const Interval& x) {
+  if (x.real_hi < -1 || x.real_lo > 1) {
+    return Interval::only_nan();
+  }
+  const bool beyond = x.real_lo < -1 || x.real_hi > 1;
+  return loose(inverse_erf(std::max(x.real_lo, -1.0)), inverse_erf(std::min(x.real_hi, 1.0)), x.may_be_nan || beyond);
+}
 
 Interval angle(const Interval& x, const Interval& y) {
   return x.has_number() && y.has_number() ? Interval::real(-3.15, 3.15, x.may_be_nan || y.may_be_nan)

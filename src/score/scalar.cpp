@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "support/half.h"
 
@@ -154,6 +155,25 @@ Scalar<Real> convert(Type target, Type source, Scalar<Real> x) {
 }
 
 }  // namespace
+
+double inverse_erf(double x) {
+  const double size = std::abs(x);
+  if (!(size < 1)) {
+    return size == 1 ? std::copysign(std::numeric_limits<double>::infinity(), x)
+                     : std::numeric_limits<double>::quiet_NaN();
+  }
+  // Winitzki's approximation, good to 2e-3, and Halley's iteration on erfc, which has no cancellation near 1.
+  constexpr double kFit = 0.147;
+  const double logarithm = std::log1p(-x * x);
+  const double middle = 2 / (std::numbers::pi * kFit) + logarithm / 2;
+  double y = std::sqrt(std::sqrt(middle * middle - logarithm / kFit) - middle);
+  for (int i = 0; i < 4; ++i) {
+    const double slope = 2 * std::numbers::inv_sqrtpi * std::exp(-y * y);
+    const double error = (size < 0.5 ? std::erf(y) - size : (1 - size) - std::erfc(y)) / slope;
+    y -= error / (1 + y * error);
+  }
+  return std::copysign(y, x);
+}
 
 template <typename Real>
 Scalar<Real> apply(Op op, Type result_type, Type operand_type, std::span<const Scalar<Real>> x) {

@@ -14,6 +14,9 @@ struct Scalar {
   Real f = 0;
 };
 
+// The y with erf(y) = x: infinite at -1 and 1, NaN beyond. The standard library has none.
+double inverse_erf(double x);
+
 // What `op` gives over these operands, which are all of type `operand_type` (select: its last two). Not for inputs,
 // constants and loads.
 template <typename Real>
