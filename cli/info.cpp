@@ -11,7 +11,7 @@
 #include "support/environment.h"
 #include "support/version.h"
 #ifdef FLASHLIFT_HAS_CPU
-#include "cpu/tile/isa.h"
+#include "plan/cpu_lists.h"
 #include "runtime/tbb_executor.h"
 #endif
 #ifdef FLASHLIFT_HAS_CUDA
@@ -47,14 +47,17 @@ std::string processor_name() {
 }
 
 void add_cpu(Json& devices) {
-  const auto detected = cpu::detect_isa();
-  const auto used = cpu::choose_isa();
+  const auto best = [](const plan::CpuMachine& machine) {
+    const std::optional<cpu::Isa> isa = plan::best_isa(machine);
+    return isa ? Json(cpu::to_string(*isa)) : Json(nullptr);
+  };
+  const Result<plan::CpuMachine> machine = plan::this_cpu();
   devices.push_back({{"device", "cpu"},
                      {"name", processor_name()},
                      {"threads", runtime::default_executor().concurrency()},
-                     {"instruction_set", detected ? Json(cpu::to_string(*detected)) : Json(nullptr)},
-                     {"used", used ? Json(cpu::to_string(*used)) : Json(nullptr)},
-                     {"problem", used ? Json(nullptr) : Json(used.error().message)}});
+                     {"instruction_set", best({.has = cpu::detect_capabilities(), .first = std::nullopt})},
+                     {"used", machine.ok() ? best(*machine) : Json(nullptr)},
+                     {"problem", machine.ok() ? Json(nullptr) : Json(machine.error().message)}});
 }
 #endif
 

@@ -264,6 +264,14 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   return Run(call, parallel, layout.memory.workers, captured, *memory, done).run();
 }
 
+std::string Backward::describe(const Forward& forward) {
+  const BackwardConfig config;
+  return fmt::format("{} tiles of {} queries by {} keys, {} to {} keys a task, {} products, {}",
+                     to_string(forward.kernels().isa), config.q_tile, config.kv_tile, config.min_chunk,
+                     config.max_chunk, forward.pairs() == nullptr ? "f32" : "bf16",
+                     forward.score() == nullptr ? "no programs" : "programs compiled by LLVM");
+}
+
 int64_t Backward::workspace_bytes(const Forward& forward, int concurrency) {
   const Problem& p = forward.problem();
   const MemoryLayout layout(Backward(forward), {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len}, true, nullptr,

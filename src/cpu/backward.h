@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cpu/forward.h"
@@ -40,6 +41,8 @@ class Backward {
   int64_t v_stride() const { return round_up(forward_.problem().value_dim, int64_t{forward_.kernels().lanes}); }
   // What a call of the problem's own sizes uses besides inputs and outputs for d_q, d_k and d_v.
   static int64_t workspace_bytes(const Forward& forward, int concurrency);
+  // How a backward pass with the kernels of `forward` runs, for people.
+  static std::string describe(const Forward& forward);
 
  private:
   explicit Backward(const Forward& forward) : forward_(forward) {}

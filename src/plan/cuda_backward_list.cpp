@@ -20,8 +20,7 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
   if (auto reason = refusal(row.architectures, device)) {
     return reason;
   }
-  const Result<cuda::BackwardConfig> config =
-      cuda::choose_backward_config(problem, row.kind, device.architecture);
+  const Result<cuda::BackwardConfig> config = cuda::choose_backward_config(problem, row.kind, device.architecture);
   return config.ok() ? std::nullopt : std::optional(config.error().message);
 }
 

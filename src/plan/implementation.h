@@ -25,8 +25,9 @@ struct Answer {
 template <typename Row>
 using Answers = std::vector<Answer<Row>>;
 
-// Asks every row: refusal(row, by_name) gives the reason why it does not take the calls. Where `asked` is not empty, only
-// the row of that name is asked. Errors: kUnsupported where no row has that name; `what` is whose list it is, for people.
+// Asks every row: refusal(row, by_name) gives the reason why it does not take the calls. Where `asked` is not empty,
+// only the row of that name is asked. Errors: kUnsupported where no row has that name; `what` is whose list it is, for
+// people.
 template <typename Row, typename Refusal>
 Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, const char* what,
                          const Refusal& refusal) {
@@ -37,9 +38,10 @@ Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, co
     const bool by_name = asked == row.name();
     found = found || by_name;
     names += (names.empty() ? "" : ", ") + std::string(row.name());
-    answers.push_back({&row, asked.empty() || by_name
-                                 ? refusal(row, by_name)
-                                 : std::optional(fmt::format("another implementation, {}, was asked for by name", asked))});
+    answers.push_back(
+        {&row, asked.empty() || by_name
+                   ? refusal(row, by_name)
+                   : std::optional(fmt::format("another implementation, {}, was asked for by name", asked))});
   }
   if (!found) {
     return unsupported("{} has no implementation named {}: expected one of {}", what, asked, names);

@@ -4,6 +4,8 @@
 
 #include "cpu/backward.h"
 #include "cpu/forward.h"
+#include "plan/cpu_lists.h"
+#include "plan/implementation.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/program_key.h"
 #include "runtime/simplified.h"
@@ -38,7 +40,9 @@ Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Prob
 
 class CpuAttention : public Attention::Implementation {
  public:
-  CpuAttention(const Problem& given, cpu::Forward forward) : given_(given), forward_(std::move(forward)) {}
+  // The forward pass's kernels, and the backward pass's: none, if it has none, for the reason that is given.
+  CpuAttention(const Problem& given, cpu::Forward forward, Result<cpu::Forward> backward_kernels)
+      : given_(given), forward_(std::move(forward)), backward_kernels_(std::move(backward_kernels)) {}
 
   const Problem& problem() const override { return given_; }
 
@@ -47,6 +51,9 @@ class CpuAttention : public Attention::Implementation {
   }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    if (!backward_kernels_.ok()) {
+      return backward_kernels_.error();
+    }
     // A bit for each captured tensor: such a key is short enough to need no memory.
     uint64_t wanted_bits = 0;
     static_assert(2 * kMaxCaptures <= 64);
@@ -54,22 +61,22 @@ class CpuAttention : public Attention::Implementation {
       wanted_bits |= uint64_t{arguments.d_captures[i].has_value()} << i;
     }
     const std::string key(reinterpret_cast<const char*>(&wanted_bits), sizeof(wanted_bits));
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto backward,
-                               backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
-                                 std::vector<bool> wanted(given_.captures.size());
-                                 for (size_t i = 0; i < wanted.size(); ++i) {
-                                   wanted[i] = ((wanted_bits >> i) & 1) != 0;
-                                 }
-                                 FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
-                                                            cpu::Backward::compile(forward_, wanted, compile_gradient));
-                                 return std::make_shared<const cpu::Backward>(std::move(compiled));
-                               }));
+    FLASHLIFT_ASSIGN_OR_RETURN(
+        const auto backward, backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
+          std::vector<bool> wanted(given_.captures.size());
+          for (size_t i = 0; i < wanted.size(); ++i) {
+            wanted[i] = ((wanted_bits >> i) & 1) != 0;
+          }
+          FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
+                                     cpu::Backward::compile(*backward_kernels_, wanted, compile_gradient));
+          return std::make_shared<const cpu::Backward>(std::move(compiled));
+        }));
     return backward->run(arguments, parallel(options));
   }
 
   int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
   int64_t backward_workspace_bytes(int concurrency) const override {
-    return cpu::Backward::workspace_bytes(forward_, concurrency);
+    return backward_kernels_.ok() ? cpu::Backward::workspace_bytes(*backward_kernels_, concurrency) : 0;
   }
   Result<std::string> code() const override { return forward_.code(); }
 
@@ -84,51 +91,63 @@ class CpuAttention : public Attention::Implementation {
 
   Problem given_;
   cpu::Forward forward_;
+  Result<cpu::Forward> backward_kernels_;
   // By which captured tensors' gradients are wanted.
   mutable KernelCache<cpu::Backward> backwards_{kCachedBackwards};
 };
+
+using Answers = plan::Answers<plan::CpuImplementation>;
+
+Result<cpu::Forward> compile_forward(const Problem& problem, cpu::Isa isa) {
+  const auto compile_score = [](const Problem& p, cpu::Isa i) {
+    return score_cache().get(program_key(p, i), [&] { return cpu::compile_score(p, i); });
+  };
+  return cpu::Forward::compile(problem, cpu::tile_kernels(isa), compile_score);
+}
+
+// The kernels of the first implementation of a list that takes the problem, and what each said.
+Result<cpu::Forward> choose(const Problem& problem, const Result<Answers>& answers, const char* pass,
+                            std::vector<Consideration>& considerations) {
+  FLASHLIFT_RETURN_IF_ERROR(answers);
+  const plan::CpuImplementation* const row = plan::first_of(*answers);
+  considerations = plan::considerations(*answers, [](const plan::CpuImplementation&) { return std::string(); });
+  if (row == nullptr) {
+    return unsupported("no CPU implementation of the {} pass takes this problem: {}", pass, plan::reasons_of(*answers));
+  }
+  return compile_forward(problem, row->isa);
+}
 
 }  // namespace
 
 Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Problem& problem,
                                                                      const CompileOptions& options) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const cpu::Isa best, cpu::choose_isa());
+  FLASHLIFT_ASSIGN_OR_RETURN(const plan::CpuMachine machine, plan::this_cpu());
+  const Problem compiled = simplified(problem);
+  const auto ask = [&](std::span<const plan::CpuImplementation> list, const char* what) {
+    return plan::ask(list, options.implementation, what, [&](const plan::CpuImplementation& row, bool by_name) {
+      return plan::refusal(list, row, compiled, machine, by_name);
+    });
+  };
   std::vector<Consideration> considerations;
-  std::string reasons;
-  for (const cpu::Isa isa : {cpu::Isa::kAmx, cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2}) {
-    const std::string name = std::string("cpu_") + cpu::to_string(isa);
-    std::string reason;
-    if (!options.implementation.empty() && options.implementation != name) {
-      reason = fmt::format("{} was asked for by name", options.implementation);
-    } else if (isa > best) {
-      reason = fmt::format("this processor, or FLASHLIFT_ISA, stops at {}", cpu::to_string(best));
-    } else if (isa >= cpu::Isa::kAvx512Bf16 && problem.dtype != DType::kBF16) {
-      reason = fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
-    } else if (isa == cpu::Isa::kAvx512Bf16 && options.implementation.empty() && !cpu::has_fast_bf16_dot()) {
-      reason = "f32 products are faster on this processor; ask for it by name to use it";
-    }
-    if (reason.empty() && isa >= cpu::Isa::kAvx512Bf16 && problem.dropout > 0) {
-      reason = "dropout works on probabilities in f32, and this rounds them to bf16";
-    }
-    if (reason.empty()) {
-      const Problem compiled = simplified(problem);
-      cpu::Forward::ScoreCompiler compile_score = [&](const Problem& p, cpu::Isa i) {
-        return score_cache().get(program_key(p, i), [&] { return cpu::compile_score(p, i); });
-      };
-      FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward,
-                                 cpu::Forward::compile(compiled, cpu::tile_kernels(isa), compile_score));
-      considerations.push_back({name, true, forward.describe()});
-      log(LogLevel::kInfo, "{}: {}", name, considerations.back().reason);
-      auto implementation = std::make_shared<CpuAttention>(problem, std::move(forward));
-      implementation->name = name;
-      implementation->considerations = std::move(considerations);
-      return std::shared_ptr<const Attention::Implementation>(std::move(implementation));
-    }
-    log(LogLevel::kDebug, "{} rejected: {}", name, reason);
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name, reason);
-    considerations.push_back({name, false, reason});
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      cpu::Forward forward,
+      choose(compiled, ask(plan::cpu_forward_list(), "the CPU's forward pass"), "forward", considerations));
+  considerations.back().reason = forward.describe();
+  std::vector<Consideration> backward_considerations;
+  Result<cpu::Forward> backward_kernels =
+      choose(compiled, ask(plan::cpu_backward_list(), "the CPU's backward pass"), "backward", backward_considerations);
+  if (backward_kernels.ok()) {
+    backward_considerations.back().reason = cpu::Backward::describe(*backward_kernels);
   }
-  return unsupported("no CPU implementation takes this problem: {}", reasons);
+  for (const Consideration& one : considerations) {
+    log(one.accepted ? LogLevel::kInfo : LogLevel::kDebug, "{}{}: {}", one.implementation,
+        one.accepted ? "" : " rejected", one.reason);
+  }
+  auto attention = std::make_shared<CpuAttention>(problem, std::move(forward), std::move(backward_kernels));
+  attention->name = considerations.back().implementation;
+  attention->considerations = std::move(considerations);
+  attention->backward_considerations = std::move(backward_considerations);
+  return std::shared_ptr<const Attention::Implementation>(std::move(attention));
 }
 
 }  // namespace flashlift::runtime

@@ -8,7 +8,8 @@ namespace {
 constexpr EnvironmentEntry kTable[] = {
     {EnvironmentVariable::kLog, "FLASHLIFT_LOG",
      "log level on standard error: debug, info, warning, error (default: off)"},
-    {EnvironmentVariable::kIsa, "FLASHLIFT_ISA", "highest CPU instruction set to use: avx2, avx512, avx512_bf16, amx"},
+    {EnvironmentVariable::kIsa, "FLASHLIFT_ISA",
+     "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
      "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},

@@ -80,7 +80,7 @@ class CompiledProgram {
 inline std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
   for (const Isa isa : kAllIsas) {
-    if (detect_isa() && isa <= *detect_isa()) {
+    if (detect_capabilities().has_all(needs_of(isa))) {
       isas.push_back(isa);
     }
   }

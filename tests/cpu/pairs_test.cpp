@@ -38,7 +38,7 @@ std::vector<Candidate> candidates() {
       all.push_back({to_string(isa), &tile_kernels(isa)});
     }
   }
-  if (detect_isa() && *detect_isa() >= Isa::kAvx512) {
+  if (detect_capabilities().has_all(needs_of(Isa::kAvx512))) {
     all.push_back({"emulated_avx512_bf16", &emulated_avx512_bf16::kernels()});
     all.push_back({"emulated_amx", &emulated_amx::kernels()});
   }

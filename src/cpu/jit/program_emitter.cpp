@@ -10,8 +10,6 @@ namespace {
 
 using llvm::Value;
 
-int lanes_of(Isa isa) { return isa >= Isa::kAvx512 ? 16 : 8; }
-
 bool is_query(const Program& program, ValueId id) {
   const Node& node = program.nodes[id];
   const bool converts = node.op == Op::k_to_i32 || node.op == Op::k_to_i64;
@@ -51,7 +49,7 @@ ProgramEmitter::ProgramEmitter(llvm::Module& module, const Problem& problem, Isa
     : module_(module),
       problem_(problem),
       isa_(isa),
-      lanes_(lanes_of(isa)),
+      lanes_(tile_kernels(isa).lanes),
       ir_(module.getContext()),
       ops_(ir_, isa, lanes_),
       loads_(ir_, lanes_) {}
@@ -154,7 +152,7 @@ void ProgramEmitter::open_function(const char* name) {
   auto* type = llvm::FunctionType::get(ir_.getVoidTy(), {ir_.getPtrTy()}, false);
   function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module_);
   function_->addFnAttr(llvm::Attribute::NoUnwind);
-  if (isa_ >= Isa::kAvx512) {
+  if (lanes_ == 16) {
     // LLVM splits 512-bit vectors in two by default on Intel's processors.
     function_->addFnAttr("prefer-vector-width", "512");
     function_->addFnAttr("min-legal-vector-width", "512");

@@ -12,7 +12,7 @@
 #include "cpu/tile/softmax_impl.h"
 
 #ifdef FLASHLIFT_PAIR_PRODUCT
-#include "cpu/tile/pairs_impl.h"
+#include "cpu/tile/x86/pairs_impl.h"
 #endif
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {

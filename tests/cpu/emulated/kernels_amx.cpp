@@ -3,6 +3,6 @@
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512
 #define FLASHLIFT_PAIR_PRODUCT "emulated/product_amx.h"
 
-#include "cpu/tile/vector_avx512.h"
+#include "cpu/tile/x86/vector_avx512.h"
 
 #include "cpu/tile/kernels_impl.h"

@@ -59,6 +59,6 @@ void tile_dot(int sum, int a, int b) {
 #define FLASHLIFT_TILE_STORE(tile, to, stride) tile_store(tile, to, stride)
 #define FLASHLIFT_TILE_DOT(sum, a, b) tile_dot(sum, a, b)
 
-#include "cpu/tile/amx_tiles.h"
+#include "cpu/tile/x86/amx_tiles.h"
 
 #include "emulated/bf16_dot.h"

@@ -1,8 +1,8 @@
 // Compiled for AMX with bf16, and AVX-512 with the bf16 dot product: called only where CPUID and the kernel say so.
 #define FLASHLIFT_ISA_NAMESPACE amx
 #define FLASHLIFT_ISA_VALUE Isa::kAmx
-#define FLASHLIFT_PAIR_PRODUCT "cpu/tile/pair_product_amx.h"
+#define FLASHLIFT_PAIR_PRODUCT "cpu/tile/x86/pair_product_amx.h"
 
-#include "cpu/tile/vector_avx512.h"
+#include "cpu/tile/x86/vector_avx512.h"
 
 #include "cpu/tile/kernels_impl.h"

@@ -2,6 +2,6 @@
 #define FLASHLIFT_ISA_NAMESPACE avx512
 #define FLASHLIFT_ISA_VALUE Isa::kAvx512
 
-#include "cpu/tile/vector_avx512.h"
+#include "cpu/tile/x86/vector_avx512.h"
 
 #include "cpu/tile/kernels_impl.h"

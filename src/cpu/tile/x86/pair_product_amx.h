@@ -8,7 +8,7 @@
 #define FLASHLIFT_TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define FLASHLIFT_TILE_DOT(sum, a, b) _tile_dpbf16ps(sum, a, b)
 
-#include "cpu/tile/amx_tiles.h"
+#include "cpu/tile/x86/amx_tiles.h"
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {

@@ -1,0 +1,57 @@
+#include "cpu/tile/capabilities.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace flashlift::cpu {
+namespace {
+
+// Linux gives a process the tiles' large state only on request, once for all its threads.
+bool request_amx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) {
+    return false;
+  }
+  constexpr unsigned kAmxBf16 = 1u << 22;
+  constexpr unsigned kAmxTile = 1u << 24;
+  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) {
+    return false;
+  }
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack
+  constexpr long kTileData = 18;               // its XSAVE feature
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+Capabilities detect_capabilities() {
+  // The builtins ask CPUID and XGETBV, so an operating system that does not save the registers counts as lacking them.
+  __builtin_cpu_init();
+  Capabilities found;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    found.add(Capability::kAvx2);
+  }
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    found.add(Capability::kAvx512);
+  }
+  if (__builtin_cpu_supports("avx512bf16")) {
+    found.add(Capability::kAvx512Bf16);
+    // AMD's processors take half as long for it as for the two multiply-adds; Intel's take four times as long as for
+    // one, and leave bf16 to AMX.
+    if (__builtin_cpu_is("amd")) {
+      found.add(Capability::kFastBf16Dot);
+    }
+  }
+  static const bool has_amx = request_amx();
+  if (has_amx) {
+    found.add(Capability::kAmx);
+  }
+  return found;
+}
+
+}  // namespace flashlift::cpu

@@ -1,0 +1,78 @@
+#include <algorithm>
+
+#include "plan/cpu_lists.h"
+#include "support/environment.h"
+#include "support/error.h"
+
+namespace flashlift::plan {
+namespace {
+
+using cpu::Capability;
+using cpu::Isa;
+
+constexpr CpuImplementation kList[] = {
+    {.full_name = "cpu_amx", .isa = Isa::kAmx, .bf16_products = true},
+    {.full_name = "cpu_avx512_bf16",
+     .isa = Isa::kAvx512Bf16,
+     .bf16_products = true,
+     .faster_with = Capability::kFastBf16Dot},
+    {.full_name = "cpu_avx512", .isa = Isa::kAvx512},
+    {.full_name = "cpu_avx2", .isa = Isa::kAvx2},
+};
+
+// Does it stand before the implementation that FLASHLIFT_ISA begins with?
+bool passed_over(std::span<const CpuImplementation> list, const CpuImplementation& row, const CpuMachine& machine) {
+  return machine.first && &row < &*std::ranges::find(list, *machine.first, &CpuImplementation::isa);
+}
+
+}  // namespace
+
+std::span<const CpuImplementation> cpu_forward_list() { return kList; }
+
+Result<CpuMachine> this_cpu() {
+  CpuMachine machine{cpu::detect_capabilities(), std::nullopt};
+  const std::optional<std::string_view> wanted = environment_value(EnvironmentVariable::kIsa);
+  if (!wanted) {
+    return machine;
+  }
+  std::string names;
+  for (const Isa isa : cpu::kAllIsas) {
+    if (*wanted == to_string(isa)) {
+      machine.first = isa;
+      return machine;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(to_string(isa));
+  }
+  return invalid_argument("FLASHLIFT_ISA is '{}', expected one of {}", *wanted, names);
+}
+
+std::optional<cpu::Isa> best_isa(const CpuMachine& machine) {
+  for (const CpuImplementation& row : kList) {
+    if (machine.has.has_all(needs_of(row.isa)) && !passed_over(kList, row, machine)) {
+      return row.isa;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> refusal(std::span<const CpuImplementation> list, const CpuImplementation& row,
+                                   const Problem& problem, const CpuMachine& machine, bool by_name) {
+  if (const auto missing = machine.has.missing(needs_of(row.isa))) {
+    return fmt::format("this processor does not have {}", describe(*missing));
+  }
+  if (passed_over(list, row, machine)) {
+    return fmt::format("FLASHLIFT_ISA is {}", to_string(*machine.first));
+  }
+  if (row.bf16_products && problem.dtype != DType::kBF16) {
+    return fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
+  }
+  if (row.bf16_products && problem.dropout > 0) {
+    return "dropout works on probabilities in f32, and this rounds them to bf16";
+  }
+  if (row.faster_with && !machine.has.has(*row.faster_with) && !by_name) {
+    return "f32 products are faster on this processor; ask for it by name to use it";
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::plan
