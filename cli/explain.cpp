@@ -57,9 +57,11 @@ void print_problem(const std::string& text, const Problem& p, const Json& result
     }
   }
   fmt::print("\n");
-  Table asked({"implementation", "", "why"});
-  for (const Json& one : result["considered"]) {
-    asked.add({one["implementation"], one["accepted"] ? "chosen" : "rejected", one["reason"]});
+  Table asked({"pass", "implementation", "", "why"});
+  for (const auto& [pass, list] : {std::pair{"forward", "considered"}, std::pair{"backward", "backward_considered"}}) {
+    for (const Json& one : result[list]) {
+      asked.add({pass, one["implementation"], one["accepted"] ? "chosen" : "rejected", one["reason"]});
+    }
   }
   fmt::print("{}", asked.text());
   const Json& tiles = result["tiles"];
@@ -79,6 +81,7 @@ Outcome explain_problem(const Options& options) {
                  {"device", options.device.device},
                  {"implementation", attention.implementation()},
                  {"considered", to_json(attention.considerations())},
+                 {"backward_considered", to_json(attention.backward_considerations())},
                  {"tiles", to_json(tiles)}};
   std::string code;
   if (options.code) {

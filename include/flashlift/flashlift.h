@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 4
+#define FLASHLIFT_API_VERSION 5
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -68,6 +68,9 @@ typedef struct FlashliftCompileOptions {
   size_t struct_size;
   DLDevice device;            /* kDLCPU or kDLCUDA */
   const char* implementation; /* NULL: the first that accepts the problem; a name: that one, or the reason why not */
+  /* since version 5 */
+  int32_t lengths_unknown; /* 1: batch, sq and skv of the problem only fill their places. A GPU's kernels are then
+                              compiled by the first calls, for lengths like theirs */
 } FlashliftCompileOptions;
 
 /* Compiles a problem given as one line of text, programs included (docs/problem.md). `options` may be NULL: the CPU.
@@ -103,6 +106,8 @@ const char* flashlift_attention_implementation(const FlashliftAttention* attenti
 /* One line for each implementation that was asked: "name: accepted|rejected: reason". Lives as long as the attention.
  */
 const char* flashlift_attention_considerations(const FlashliftAttention* attention);
+/* The same of the backward pass; none is accepted where flashlift_attention_run_backward will fail. Since version 5. */
+const char* flashlift_attention_backward_considerations(const FlashliftAttention* attention);
 /* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads (1 or more; -1
  * for fewer). */
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);

@@ -47,7 +47,11 @@ class Attention:
     batch, q_len and kv_len of a call may differ from the problem's: they are taken from the arrays.
     """
 
-    def __init__(self, problem: str, device: str = "cpu", implementation: str | None = None) -> None:
+    def __init__(
+        self, problem: str, device: str = "cpu", implementation: str | None = None, *, lengths_known: bool = True
+    ) -> None:
+        """As compile(). lengths_known=False: b, sq and skv of the problem only fill their places; kernels for a GPU are
+        compiled by the first calls, for lengths like theirs."""
         self._library = core()
         self._handle = ctypes.c_void_p()
         match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,9}))?", device, re.ASCII)
@@ -57,6 +61,7 @@ class Attention:
             ctypes.sizeof(CompileOptions),
             DLDevice(_DEVICES[match[1]], int(match[2] or 0)),
             c_text(implementation, "implementation") if implementation else None,
+            not lengths_known,
         )
         check(
             self._library,
@@ -88,6 +93,11 @@ class Attention:
     def considerations(self) -> list[str]:
         """Each implementation that was asked, and what it said."""
         return self._library.flashlift_attention_considerations(self._handle).decode().splitlines()
+
+    @property
+    def backward_considerations(self) -> list[str]:
+        """The same of the backward pass. None is accepted where a backward call will fail."""
+        return self._library.flashlift_attention_backward_considerations(self._handle).decode().splitlines()
 
     def workspace_bytes(self, threads: int) -> int:
         """Bytes of temporary memory that a call uses besides inputs and outputs, with that many threads."""

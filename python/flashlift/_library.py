@@ -27,7 +27,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 4
+_API_VERSION = 5
 
 
 class DLDevice(Structure):
@@ -51,7 +51,12 @@ class DLTensor(Structure):
 
 
 class CompileOptions(Structure):
-    _fields_ = [("struct_size", c_size_t), ("device", DLDevice), ("implementation", c_char_p)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("device", DLDevice),
+        ("implementation", c_char_p),
+        ("lengths_unknown", c_int32),
+    ]
 
 
 class Arguments(Structure):
@@ -168,6 +173,7 @@ _CORE = _ERRORS | {
     "flashlift_attention_capture_name": (c_char_p, [c_void_p, c_int32]),
     "flashlift_attention_implementation": (c_char_p, [c_void_p]),
     "flashlift_attention_considerations": (c_char_p, [c_void_p]),
+    "flashlift_attention_backward_considerations": (c_char_p, [c_void_p]),
     "flashlift_attention_workspace_bytes": (c_int64, [c_void_p, c_int32]),
     "flashlift_attention_backward_workspace_bytes": (c_int64, [c_void_p, c_int32]),
     "flashlift_block_kinds": (

@@ -18,6 +18,7 @@ struct FlashliftAttention {
   DLDevice device;
   std::string problem;
   std::string considerations;
+  std::string backward_considerations;
 };
 
 namespace flashlift::capi {
@@ -39,12 +40,13 @@ Result<CompileOptions> to_options(const FlashliftCompileOptions& given) {
   }
   options.device_ordinal = given.device.device_id;
   options.implementation = given.implementation == nullptr ? "" : given.implementation;
+  options.lengths_known = given.lengths_unknown == 0;
   return options;
 }
 
-std::string describe_considerations(const Attention& attention) {
+std::string describe(const std::vector<Consideration>& considerations) {
   std::string text;
-  for (const Consideration& one : attention.considerations()) {
+  for (const Consideration& one : considerations) {
     text += fmt::format("{}: {}: {}\n", one.implementation, one.accepted ? "accepted" : "rejected", one.reason);
   }
   return text;
@@ -61,8 +63,9 @@ Status compile(const char* problem_text, const FlashliftCompileOptions* given, F
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(problem_text));
   FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, Attention::compile(problem, options));
   const DLDevice device{options.device == DeviceKind::kCuda ? kDLCUDA : kDLCPU, options.device_ordinal};
-  auto object = std::make_unique<FlashliftAttention>(
-      FlashliftAttention{attention, device, print(attention.problem()), describe_considerations(attention)});
+  auto object = std::make_unique<FlashliftAttention>(FlashliftAttention{attention, device, print(attention.problem()),
+                                                                        describe(attention.considerations()),
+                                                                        describe(attention.backward_considerations())});
   *result = object.release();
   return {};
 }
@@ -330,6 +333,10 @@ const char* flashlift_attention_implementation(const FlashliftAttention* attenti
 
 const char* flashlift_attention_considerations(const FlashliftAttention* attention) {
   return attention == nullptr ? "" : attention->considerations.c_str();
+}
+
+const char* flashlift_attention_backward_considerations(const FlashliftAttention* attention) {
+  return attention == nullptr ? "" : attention->backward_considerations.c_str();
 }
 
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency) {

@@ -172,8 +172,7 @@ class CudaAttention : public Attention::Implementation {
   // The backward kernels for a set of captured tensors whose gradients are wanted; compiled by the first call.
   Result<const cuda::Backward*> get_backward(cuda::BackwardKind kind, const std::vector<bool>& wants_gradient) const {
     return kernels_for(wants_gradient)[static_cast<size_t>(kind)].get([&] {
-      Result<cuda::Backward> kernel =
-          cuda::Backward::compile(compiled_, device_, kind, wants_gradient, compile_kernel);
+      Result<cuda::Backward> kernel = cuda::Backward::compile(compiled_, device_, kind, wants_gradient, compile_kernel);
       log(LogLevel::kInfo, "backward {}: {}", to_string(kind),
           kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
       return kernel;

@@ -100,6 +100,8 @@ TEST_F(CApi, TellsWhatWasCompiled) {
   EXPECT_NE(std::string(flashlift_attention_problem(attention)).find("mask_mod"), std::string::npos);
   EXPECT_NE(std::string(flashlift_attention_implementation(attention)), "");
   EXPECT_NE(std::string(flashlift_attention_considerations(attention)).find(": accepted: "), std::string::npos);
+  EXPECT_NE(std::string(flashlift_attention_backward_considerations(attention)).find(": accepted: "),
+            std::string::npos);
   EXPECT_GE(flashlift_attention_workspace_bytes(attention, 2), 0);
   FlashliftProblemInfo info = {};
   info.struct_size = sizeof(info);
@@ -223,6 +225,7 @@ TEST_F(CApi, AnswersForHandlesThatAreNull) {
   EXPECT_STREQ(flashlift_attention_problem(nullptr), "");
   EXPECT_STREQ(flashlift_attention_implementation(nullptr), "");
   EXPECT_STREQ(flashlift_attention_considerations(nullptr), "");
+  EXPECT_STREQ(flashlift_attention_backward_considerations(nullptr), "");
   EXPECT_EQ(flashlift_attention_capture_name(nullptr, 0), nullptr);
   EXPECT_EQ(flashlift_attention_workspace_bytes(nullptr, 1), -1);
   EXPECT_EQ(flashlift_attention_backward_workspace_bytes(nullptr, 1), -1);

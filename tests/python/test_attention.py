@@ -75,6 +75,7 @@ def test_what_was_compiled_can_be_asked():
     attention = flashlift.compile(PROBLEM)
     assert attention.implementation and "mask_mod" in attention.problem
     assert any(line.startswith(f"{attention.implementation}: accepted: ") for line in attention.considerations)
+    assert any(": accepted: " in line for line in attention.backward_considerations)
     assert attention.workspace_bytes(2) > 0
     assert flashlift.compile(attention.problem).problem == attention.problem
     again = flashlift.compile(PROBLEM, implementation=attention.implementation)

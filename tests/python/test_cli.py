@@ -195,7 +195,8 @@ def test_explain_says_what_was_chosen_and_why(flashlift):
     result = json.loads(done.stdout)
     accepted = [one for one in result["considered"] if one["accepted"]]
     assert [one["implementation"] for one in accepted] == [result["implementation"]]
-    assert all(one["reason"] for one in result["considered"])
+    assert all(one["reason"] for one in result["considered"] + result["backward_considered"])
+    assert [one["accepted"] for one in result["backward_considered"]].count(True) == 1
     tiles = result["tiles"]
     assert tiles["skipped"] + tiles["full"] + tiles["partial"] == 2 * 8 * 8
 

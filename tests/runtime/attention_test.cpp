@@ -61,9 +61,14 @@ TEST(Attention, AskedForByNameRunsOrSaysWhyNot) {
   EXPECT_EQ(avx2->implementation(), "cpu_avx2");
   ASSERT_FALSE(avx2->considerations().empty());
   EXPECT_TRUE(avx2->considerations().back().accepted);
+  EXPECT_EQ(avx2->backward_considerations().back().implementation, "cpu_avx2");
+  EXPECT_TRUE(avx2->backward_considerations().back().accepted);
   const Result<Attention> none = Attention::compile(problem, {.implementation = "cpu_abacus"});
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().kind, ErrorKind::kUnsupported);
+  EXPECT_NE(none.error().message.find("no implementation named cpu_abacus: expected one of cpu_amx, "),
+            std::string::npos)
+      << none.error().message;
 }
 
 TEST(Attention, WrongArgumentsAreErrorsAndWriteNothing) {

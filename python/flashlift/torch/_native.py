@@ -78,11 +78,11 @@ def _compiled(
     features: str,
     device: torch.device,
 ) -> Attention:
-    # Batch and lengths are those of a call: what stands here is never used.
     return Attention(
         f"attn b1 hq{q_heads} hkv{kv_heads} sq1 skv1 dqk{head_dim} dv{value_dim} {DTYPE_NAMES[dtype]} "
         f"scale={scale!r} lse {features}",
         str(device),
+        lengths_known=False,
     )
 
 

@@ -8,8 +8,8 @@
 
 namespace flashlift::cuda {
 
-// Which kernel is fastest and which tiles are depends on the number of queries. A kernel is compiled once for each class
-// that calls belong to, when the first of them comes. In ascending order; numbers are of queries.
+// Which kernel is fastest and which tiles are depends on the number of queries. A kernel is compiled once for each
+// class that calls belong to, when the first of them comes. In ascending order; numbers are of queries.
 enum class LengthClass : uint8_t { kFewRows, kUpTo1024, kUpTo2048, kUpTo4096, kLonger };
 inline constexpr size_t kLengthClasses = 5;
 

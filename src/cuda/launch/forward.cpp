@@ -184,9 +184,8 @@ Status Forward::run(const AttentionArguments& arguments, CuStream stream) const 
   FLASHLIFT_RETURN_IF_ERROR(state.prepare(arguments, params));
   const ForwardConfig& config = state.config;
   const int64_t partial_bytes = state.partial_bytes(params);
-  FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory,
-                             state.memory.get(context, stream, state.counter_bytes(params),
-                                              partial_bytes + state.bounds.bytes(params)));
+  FLASHLIFT_ASSIGN_OR_RETURN(const StreamMemory memory, state.memory.get(context, stream, state.counter_bytes(params),
+                                                                         partial_bytes + state.bounds.bytes(params)));
   params.counters = reinterpret_cast<int*>(memory.counters);
   params.partials = reinterpret_cast<float*>(memory.scratch);
   const CuPointer bounds = memory.scratch + static_cast<CuPointer>(partial_bytes);
@@ -206,7 +205,9 @@ int64_t Forward::workspace_bytes() const {
   ForwardParams params;
   fill_lengths(state.problem, params);
   // Lengths that no launch numbers take no memory.
-  return state.divide(params).ok() ? state.counter_bytes(params) + state.partial_bytes(params) + state.bounds.bytes(params) : 0;
+  return state.divide(params).ok()
+             ? state.counter_bytes(params) + state.partial_bytes(params) + state.bounds.bytes(params)
+             : 0;
 }
 
 }  // namespace flashlift::cuda
