@@ -151,3 +151,35 @@ def test_cuda_graphs_give_their_memory_back():
         del graph
         free.append(torch.cuda.mem_get_info()[0])
     assert free[10] - free[-1] < 32 << 20
+
+
+def test_dropout_is_that_of_the_cpu():
+    """The random words of a key depend on the seed and its place alone."""
+    q, k, v = tensors(torch.float32, (1, 2, 2, 70, 90, 40, 40))
+
+    def step(q, k, v):
+        out = flex_attention(q, k, v, dropout_p=0.3, dropout_seed=5)
+        return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    on_cpu = step(*(one.clone().requires_grad_() for one in (q, k, v)))
+    on_gpu = step(*(one.cuda().requires_grad_() for one in (q, k, v)))
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        torch.testing.assert_close(one.cpu(), other, atol=2e-4, rtol=2e-4)
+    torch.manual_seed(3)
+    drawn = flex_attention(q.cuda(), k.cuda(), v.cuda(), dropout_p=0.3)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, flex_attention(q.cuda(), k.cuda(), v.cuda(), dropout_p=0.3))
+
+
+def test_deterministic_refuses_gradients_of_captured_tensors():
+    q, k, v = (one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16]))
+    bias = torch.zeros(256, device="cuda", requires_grad=True)
+
+    def biased(score, b, h, q_idx, kv_idx):
+        return score + bias[kv_idx]
+
+    with pytest.raises(RuntimeError, match="atomic additions"):
+        flex_attention(q, k, v, biased, deterministic=True)
+    flex_attention(q, k, v, deterministic=True).sum().backward()
+    flex_attention(q, k, v, biased).sum().backward()
+    assert bias.grad is not None

@@ -52,7 +52,16 @@ class _FlexAttention(HigherOrderOperator):
             _trace_graph(block_mask[-1], "mask_mod", list(mask_captures)),
         ]
         out, lse, maximum = attend(
-            query, key, value, programs, scale, sinks, options["want_max"], options["dropout_p"], seed
+            query,
+            key,
+            value,
+            programs,
+            scale,
+            sinks,
+            options["want_max"],
+            options["dropout_p"],
+            seed,
+            options["deterministic"],
         )
         return out, lse, lse if maximum is None else maximum
 
@@ -168,9 +177,16 @@ def flex_attention_in_graph(
     want_max: bool,
     dropout_p: float,
     seed: torch.Tensor | None,
+    deterministic: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
-    options = {"sinks": sinks is not None, "want_max": want_max, "scale": scale is not None, "dropout_p": dropout_p}
+    options = {
+        "sinks": sinks is not None,
+        "want_max": want_max,
+        "scale": scale is not None,
+        "dropout_p": dropout_p,
+        "deterministic": deterministic,
+    }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
     return flex_attention_hop(

@@ -36,7 +36,7 @@ def flex_attention(
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
     dropout_p: float = 0,  # not 0.0: under dynamic=True Dynamo makes an input of a float, finds it is none, and begins anew
     dropout_seed: int | torch.Tensor | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
 
@@ -54,13 +54,14 @@ def flex_attention(
     queries. Mods count positions in the whole, as they do without it.
     dropout_p leaves each key out of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of
     one, says which; None draws it from torch's generator, so that torch.manual_seed and checkpointing have their way.
-    deterministic: the bits are the same in each run in any case; there is nothing faster to have for False.
+    deterministic: True refuses what may give other bits in each run: the gradients of captured tensors on CUDA, which are
+    sums of atomic additions. False allows it; None does as torch.use_deterministic_algorithms says. All else always gives
+    the same bits.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
     return_aux: which of lse and max_scores to return too (natural logarithms, float32).
 
-    A query with no key left gives 0, and an lse of -inf. On the CPU the gradients by query, key, value, what score_mod
-    captures and the sinks are computed, through out and lse alike (max_scores has none); the bits are the same in each
-    run. Second derivatives are refused, and so is any gradient on CUDA devices.
+    A query with no key left gives 0, and an lse of -inf. The gradients by query, key, value, what score_mod captures and
+    the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
     _checks.check_tensors(query, key, value, enable_gqa)
@@ -80,11 +81,11 @@ def flex_attention(
         mask_mod = _both(of_blocks, mask_mod)
     if cu_seqlens is not None:
         mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
-    seed = _seed(dropout_p, dropout_seed, query)
+    seed = _seed(dropout_p, dropout_seed)
     aux = return_aux or AuxRequest(lse=return_lse)
     if torch.compiler.is_dynamo_compiling():
         out, lse, max_scores = in_graph(
-            query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores, dropout_p, seed
+            query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores, dropout_p, seed, deterministic
         )
         max_scores = max_scores if aux.max_scores else None
     elif query.dtype == torch.float64:
@@ -98,7 +99,9 @@ def flex_attention(
         if mask_mod is not None:
             is_of_blocks = trace_of_blocks is not None and mask_mod is of_blocks
             programs.append(trace_of_blocks if is_of_blocks else traced(mask_mod, "mask_mod"))
-        out, lse, max_scores = attend(query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed)
+        out, lse, max_scores = attend(
+            query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed, deterministic
+        )
     out = out.to(dtype)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
@@ -115,6 +118,7 @@ def attend(
     want_max: bool,
     dropout_p: float = 0.0,
     seed: torch.Tensor | None = None,
+    deterministic: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Runs traced programs: (out, lse, max_scores or None)."""
     if query.size(0) != key.size(0):
@@ -129,6 +133,8 @@ def attend(
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
+    if torch.is_grad_enabled():
+        _checks.check_deterministic(deterministic, query.device, captures)
     if sinks is not None:
         sinks = _sinks(sinks, query)
         features.insert(0, f"sinks={sinks.shape[1]}")
@@ -212,14 +218,12 @@ def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return sinks.to(torch.float32)
 
 
-def _seed(dropout_p: float, seed: int | torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | None:
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
     if dropout_p == 0.0:
         return None
-    if query.device.type != "cpu":
-        raise NotImplementedError("dropout runs on the CPU only so far")
-    if seed is None:
+    if seed is None:  # on the CPU on any device: the host hands it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):
         return seed
