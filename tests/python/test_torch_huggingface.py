@@ -20,22 +20,153 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=5),
     "gemma2": lambda: transformers.Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SIZES, sliding_window=6, num_local_experts=2, num_experts_per_tok=1, rope_scaling=None
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=61,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        scale_attn_by_inverse_layer_idx=True,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+    ),
 }
-REFERENCE = {"gemma2": "eager"}  # sdpa has no soft cap
+REFERENCE = {"gemma2": "eager", "gpt_oss": "eager"}  # sdpa has no soft cap and no sinks
 
 
 def model(name, implementation):
     torch.manual_seed(0)
     config = CONFIGS[name]()
     config._attn_implementation = implementation
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    for parameter_name, one in made.named_parameters():
+        if "sinks" in parameter_name:
+            torch.nn.init.normal_(one)
+    return made
+
+
+def pair(name):
+    """The same model with our attention, and with a reference."""
+    huggingface.register()
+    ours, theirs = model(name, "lifted").eval(), model(name, REFERENCE.get(name, "sdpa")).eval()
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def some_tokens(batch=3, length=14):
+    return torch.randint(3, 61, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def padded(tokens, side="left"):
+    padding = torch.ones_like(tokens)
+    if side == "left":
+        padding[1, :4], padding[2, :1] = 0, 0
+    elif side == "right":
+        padding[1, -4:] = 0
+    return padding
+
+
+@pytest.fixture
+def maybe_compiled(request):
+    torch._dynamo.reset()
+    if not request.param:
+        return lambda one: one
+    return lambda one: torch.compile(one, fullgraph=True, backend="aot_eager")
+
+
+def with_models(*names):
+    """Graphs take long to make: of some models."""
+    cases = [(name, False) for name in names] + [(name, True) for name in names if name in ("llama", "gemma2", "gpt_oss")]
+    ids = [f"{name}-compiled" if is_compiled else name for name, is_compiled in cases]
+    return pytest.mark.parametrize("name, maybe_compiled", cases, indirect=["maybe_compiled"], ids=ids)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "none"])
+@with_models("llama", "gemma2", "gpt_oss", "gpt2")
+@torch.no_grad()
+def test_padding(name, side, maybe_compiled):
+    ours, theirs = pair(name)
+    tokens = some_tokens()
+    padding = padded(tokens, side)
+    given = {"input_ids": tokens, "attention_mask": padding, "use_cache": False}
+    out, expected = maybe_compiled(ours)(**given).logits, theirs(**given).logits
+    torch.testing.assert_close(out[padding.bool()], expected[padding.bool()], atol=1e-4, rtol=1e-4)
+
+
+@with_models("llama", "mistral", "gpt_oss")
+@torch.no_grad()
+def test_packed_sequences_and_masks_of_numbers(name, maybe_compiled):
+    ours, theirs = pair(name)
+    run = maybe_compiled(ours)
+    tokens = some_tokens(2)
+    positions = torch.cat([torch.arange(6), torch.arange(8)])[None].expand(2, -1)
+    kept = torch.ones(2, 1, 14, 14, dtype=torch.bool).tril()
+    kept[:, :, 5:, 2] = False
+    for given in (
+        {"position_ids": positions},
+        {"attention_mask": torch.where(kept, 0.0, torch.finfo(torch.float32).min)},
+    ):
+        given |= {"input_ids": tokens, "use_cache": False}
+        torch.testing.assert_close(run(**given).logits, theirs(**given).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pads", [False, True])
+@with_models("llama", "gemma2", "gpt_oss", "gpt2")
+@torch.no_grad()
+def test_static_caches(name, pads, maybe_compiled):
+    """They are longer than what they hold, and count in place what they hold."""
+    ours, theirs = pair(name)
+    tokens = some_tokens()
+    results = []
+    for one in (ours, theirs):
+        cache = transformers.StaticCache(config=one.config, max_cache_len=24)
+        run = maybe_compiled(one) if one is ours else one
+        padding = padded(tokens)
+        logits = []
+        for step in range(-1, 6):
+            inputs = tokens if step < 0 else tokens[:, step : step + 1]
+            if step >= 0:
+                padding = torch.cat([padding, padding.new_ones(3, 1)], 1)
+            given = {"attention_mask": padding} if pads else {}
+            logits.append(run(input_ids=inputs, past_key_values=cache, **given).logits[:, -1:])
+        results.append(torch.cat(logits, 1))
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
+@with_models("llama", "gemma2", "gpt_oss")
+def test_generating_into_a_static_cache(name, maybe_compiled):
+    ours, theirs = pair(name)
+    tokens = some_tokens()
+    given = {"input_ids": tokens, "attention_mask": padded(tokens), "max_new_tokens": 6, "do_sample": False}
+    given |= {"pad_token_id": 0, "cache_implementation": "static", "disable_compile": True}
+    ours.forward = maybe_compiled(ours.forward)
+    assert torch.equal(ours.generate(**given), theirs.generate(**given))
+
+
+@with_models("llama", "gemma2", "gpt_oss")
+def test_gradient_checkpointing(name, maybe_compiled):
+    tokens = some_tokens()
+    padding = padded(tokens, "right")
+    labels = tokens.masked_fill(padding == 0, -100)
+    gradients = []
+    ours, theirs = pair(name)
+    for one in (ours, theirs):
+        one.train()
+        one.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        run = maybe_compiled(one) if one is ours else one
+        run(input_ids=tokens, attention_mask=padding, labels=labels, use_cache=False).loss.backward()
+        gradients.append({name: one.grad for name, one in one.named_parameters()})
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_training_and_generating(name):
-    huggingface.register()
-    ours, theirs = model(name, "lifted"), model(name, REFERENCE.get(name, "sdpa"))
-    theirs.load_state_dict(ours.state_dict())
+    ours, theirs = pair(name)
     tokens = torch.randint(0, 61, (3, 14), generator=torch.Generator().manual_seed(1))
     padding = torch.ones_like(tokens)
     padding[1, :4] = 0

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 from flashlift.torch._flex_attention import flex_attention
+from flashlift.torch._native import are_readable, makes_graph
 
 
 def register(name: str = "lifted") -> None:
@@ -28,6 +30,25 @@ def register(name: str = "lifted") -> None:
     AttentionMaskInterface.register(name, attention_mask)
 
 
+class Mask(BlockMask):
+    """A mask_mod as transformers hands masks about: generate() makes them outside of the model, asks for their shape, and
+    has them contiguous. There are no lists of blocks in it."""
+
+    def __init__(self, mask_mod: Callable, shape: tuple[int, int, int, int]) -> None:
+        self.mask_mod = mask_mod
+        self._shape = shape
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    def contiguous(self) -> "Mask":
+        return self
+
+    def __repr__(self) -> str:
+        return f"Mask(shape={self._shape}, mask_mod={self.mask_mod})"
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -37,8 +58,8 @@ def attention_mask(
     mask_function: Callable | None = None,
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
-) -> Callable:
-    """What transformers asks for a mask: here a mask_mod.
+) -> Mask:
+    """What transformers asks for a mask.
 
     attention_mask: the padding mask [batch, tokens seen], True or 1 for a token. q_offset and kv_offset: the positions
     of the first query and the first key, as in decoding with a cache.
@@ -46,18 +67,28 @@ def attention_mask(
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
     positions = mask_function or causal_mask_function
-    if attention_mask is None or bool(attention_mask.all()):
+    # A static cache counts its tokens in place, before the layer runs that reads this mask.
+    q_offset, kv_offset = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
+    shape = (batch_size, 1, q_length, kv_length)
+    if attention_mask is None or _keeps_all(attention_mask, kv_length + kv_offset):
 
         def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
             return positions(b, h, q + q_offset, kv + kv_offset)
 
-        return mask_mod
+        return Mask(mask_mod, shape)
     keep = prepare_padding_mask(attention_mask, kv_length, kv_offset).bool()
 
     def padded_mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
         return positions(b, h, q + q_offset, kv + kv_offset) & keep[b, kv + kv_offset]
 
-    return padded_mask_mod
+    return Mask(padded_mask_mod, shape)
+
+
+def _keeps_all(attention_mask: torch.Tensor, length: int | torch.Tensor) -> bool:
+    """Whether there is no padding. In a graph that is not known: it runs for other masks too."""
+    if torch.compiler.is_compiling() or makes_graph() or not are_readable([attention_mask]):
+        return False
+    return bool(attention_mask.shape[-1] >= length) and bool(attention_mask.all())
 
 
 def attention_forward(
@@ -65,7 +96,7 @@ def attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Callable | torch.Tensor | None,
+    attention_mask: Mask | BlockMask | Callable | torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -76,10 +107,16 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """One attention layer: [batch, heads, length, depth] in, [batch, length, heads, depth] out.
 
-    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: a mask_mod, or a
-    tensor of bools or of numbers to add, as callers who make their own masks give it.
+    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: what attention_mask()
+    gives, or what callers who make their own masks give: a mask_mod, a BlockMask, or a tensor of bools or of numbers to add.
     """
-    mask_mod = attention_mask if callable(attention_mask) and not isinstance(attention_mask, torch.Tensor) else None
+    mask_mod = block_mask = None
+    if isinstance(attention_mask, Mask):
+        mask_mod = attention_mask.mask_mod
+    elif isinstance(attention_mask, BlockMask):
+        block_mask = attention_mask
+    elif callable(attention_mask) and not isinstance(attention_mask, torch.Tensor):
+        mask_mod = attention_mask
     added = [] if position_bias is None else [position_bias]
     if isinstance(attention_mask, torch.Tensor):
         full = attention_mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
@@ -112,6 +149,7 @@ def attention_forward(
         key,
         value,
         score_mod,
+        block_mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
         mask_mod=mask_mod,
