@@ -79,6 +79,7 @@ class Attempt {
   Result<LiftedAttention> run();
   // After a failure: the atom that must be split for a new try.
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split() const { return wanted_split_; }
+  int64_t replaced_parts() const { return arena_.replaced_parts(); }
 
  private:
   Status place_probabilities();

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
 constexpr int kMostSplits = 24;
+constexpr int64_t kPartsAStep = 4;  // of formulas
 constexpr const char* kTooMuchWork =
     "looking for attention in this module takes too long; split the module, or give it with fewer operations";
 
@@ -94,6 +95,7 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
     }
     Attempt attempt(first, second, side, digits, options);
     auto lifted = attempt.run();
+    options.work->spend(attempt.replaced_parts() / kPartsAStep);
     const auto split = attempt.wanted_split();
     if (lifted.ok() || !split) {
       return lifted;

@@ -35,30 +35,32 @@ Scalar<double> constant(const Sym& sym) {
 }
 
 bool is_maximum_of_scores(const SymArena& arena, SymId id) {
-  if (arena.is_op(id, Op::k_max)) {  // of the maximum and -inf
-    return is_maximum_of_scores(arena, arena[id].args[0]) || is_maximum_of_scores(arena, arena[id].args[1]);
-  }
-  return arena[id].kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kMaximum;
+  return any_term(arena, id, {Op::k_max}, [&](SymId term) {  // of the maximum and -inf
+    return arena[term].kind == SymKind::kReduce && arena.reduce_kind(term) == ReduceKind::kMaximum;
+  });
 }
 
 // Positive, but for a row without keys: a sum of exponentials.
-bool is_positive(const SymArena& arena, SymId id) {
-  const Sym& sym = arena[id];
-  const auto all = [&](size_t first) {
-    return std::all_of(sym.args.begin() + static_cast<std::ptrdiff_t>(first), sym.args.end(),
-                       [&](SymId arg) { return is_positive(arena, arg); });
-  };
-  switch (sym.kind) {
-    case SymKind::kConstant:
-      return sym.type == Type::kF32 && arena.f32_value(id) >= 0;
-    case SymKind::kReduce:
-      return arena.reduce_kind(id) == ReduceKind::kAdd && all(0);
-    case SymKind::kOp:
-      return sym.op == Op::k_exp || sym.op == Op::k_exp2 || (sym.op == Op::k_select && all(1)) ||
-             ((sym.op == Op::k_add || sym.op == Op::k_mul || sym.op == Op::k_div) && all(0));
-    default:
+bool is_positive(const SymArena& arena, SymId formula) {
+  std::set<SymId> seen;  // formulas share parts
+  std::vector<SymId> pending{formula};
+  while (!pending.empty()) {
+    const SymId id = pending.back();
+    pending.pop_back();
+    const Sym& sym = arena[id];
+    const bool is_op = sym.kind == SymKind::kOp;
+    if (!seen.insert(id).second || arena.is_op(id, Op::k_exp) || arena.is_op(id, Op::k_exp2) ||
+        (arena.is_constant(id) && sym.type == Type::kF32 && arena.f32_value(id) >= 0)) {
+      continue;
+    }
+    const bool is_select = arena.is_op(id, Op::k_select);
+    if (!is_select && !(sym.kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kAdd) &&
+        !(is_op && (sym.op == Op::k_add || sym.op == Op::k_mul || sym.op == Op::k_div))) {
       return false;
+    }
+    pending.insert(pending.end(), sym.args.begin() + (is_select ? 1 : 0), sym.args.end());
   }
+  return true;
 }
 
 std::vector<SymId> children(const SymArena& arena, SymId id) {

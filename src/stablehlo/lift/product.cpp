@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <tuple>
 
@@ -35,11 +36,15 @@ std::optional<bool> compare_sum(Op op, bool sum_is_first, float constant) {
 }
 
 // The sum that a divisor is for each row of keys if that sum lies in [1, kLargestSum]: without what guards it against
-// zero and infinity, max(z, tiny), z == 0 ? 1 : z, z > tiny ? z : tiny, min(z, huge). `guarded` is set if there was any.
-SymId without_guard(const SymArena& arena, SymId z, bool& guarded) {
+// zero and infinity, max(z, tiny), z == 0 ? 1 : z, z > tiny ? z : tiny, min(z, huge). `guarded` is set if there was
+// any. At most `depth` of them: each may hold the next one twice.
+SymId without_guard(const SymArena& arena, SymId z, bool& guarded, int depth = 8) {
+  if (depth == 0) {
+    return z;
+  }
   const Sym& sym = arena[z];
   if (arena.is_op(z, Op::k_abs)) {
-    return without_guard(arena, sym.args[0], guarded);
+    return without_guard(arena, sym.args[0], guarded, depth - 1);
   }
   if (arena.is_op(z, Op::k_max) || arena.is_op(z, Op::k_min)) {
     for (size_t side = 0; side < 2; ++side) {
@@ -49,7 +54,7 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded) {
       const float bound = arena.f32_value(sym.args[side]);
       if (arena.is_op(z, Op::k_max) ? bound <= 1 : bound >= kLargestSum) {
         guarded = true;
-        return without_guard(arena, sym.args[1 - side], guarded);
+        return without_guard(arena, sym.args[1 - side], guarded, depth - 1);
       }
     }
     return z;
@@ -68,8 +73,8 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded) {
       continue;
     }
     bool inner = false;
-    const SymId sum = without_guard(arena, sym.args[*holds ? 1 : 2], inner);
-    if (without_guard(arena, condition.args[1 - side], inner) == sum) {
+    const SymId sum = without_guard(arena, sym.args[*holds ? 1 : 2], inner, depth - 1);
+    if (without_guard(arena, condition.args[1 - side], inner, depth - 1) == sum) {
       guarded = true;
       return sum;
     }
@@ -77,13 +82,21 @@ SymId without_guard(const SymArena& arena, SymId z, bool& guarded) {
   return z;
 }
 
+// Formulas share what they have in common: written out, x + x of y + y of ... has as many terms as there are atoms in
+// the world. What is beyond these stays whole, which is as true.
+constexpr size_t kMostTerms = 1024;
+constexpr size_t kMostGuards = 1024;
+constexpr int kMostFactors = 1024;
+constexpr int64_t kMostAssumed = int64_t{1} << 20;  // parts of formulas looked through for a condition
+
+// Takes a sum apart: the exponent of e. Terms that are -inf under a condition become guards.
 class SumReader {
  public:
   SumReader(SymArena& arena, Product& product) : arena_(arena), product_(product) {}
 
   void read(SymId formula, bool negative) {
     const Sym sym = arena_[formula];
-    if (sym.kind == SymKind::kOp) {
+    if (sym.kind == SymKind::kOp && product_.exponent.size() < kMostTerms && product_.guards.size() < kMostGuards) {
       switch (sym.op) {
         case Op::k_add:
           read(sym.args[0], negative);
@@ -159,10 +172,8 @@ class SumReader {
 
   // Whether a sum has a term that is computed from all scores of the row.
   bool holds_row_statistic(SymId sum) const {
-    if (arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub)) {
-      return holds_row_statistic(arena_[sum].args[0]) || holds_row_statistic(arena_[sum].args[1]);
-    }
-    return arena_[sum].has_score && !arena_.depends_on(sum, kKeyAtom);
+    return any_term(arena_, sum, {Op::k_add, Op::k_sub},
+                    [&](SymId term) { return arena_[term].has_score && !arena_.depends_on(term, kKeyAtom); });
   }
 
   // e^(-log z) is 1 / z.
@@ -203,31 +214,33 @@ bool is_clean_up(const SymArena& arena, const Sym& select) {
 }  // namespace
 
 void add_guard(SymArena& arena, std::vector<SymId>& guards, SymId condition) {
-  if (arena.is_op(condition, Op::k_and)) {
-    const std::vector<SymId> args = arena[condition].args;
-    add_guard(arena, guards, args[0]);
-    add_guard(arena, guards, args[1]);
-  } else if (std::find(guards.begin(), guards.end(), condition) == guards.end()) {
-    guards.push_back(condition);
-  }
+  any_term(arena, condition, {Op::k_and}, [&](SymId term) {
+    if (std::find(guards.begin(), guards.end(), term) == guards.end()) {
+      guards.push_back(term);
+    }
+    return false;
+  });
 }
 
 bool is_zero(const SymArena& arena, SymId id) { return arena.is_f32(id, 0.0f) || arena.is_f32(id, -0.0f); }
 
 // The formula where the condition is known to hold.
 SymId assume(SymArena& arena, SymId formula, SymId condition) {
-  SymId result = arena.replace(formula, condition, arena.boolean(true));
-  if (arena.is_op(condition, Op::k_and)) {
-    const std::vector<SymId> args = arena[condition].args;
-    result = assume(arena, assume(arena, result, args[0]), args[1]);
+  if (arena.replaced_parts() > kMostAssumed) {
+    return formula;
   }
-  if (arena.is_op(condition, Op::k_not)) {
-    result = arena.replace(result, arena[condition].args[0], arena.boolean(false));
-  }
-  return result;
+  const SymId yes = arena.boolean(true);
+  const SymId no = arena.boolean(false);
+  std::map<SymId, SymId> known{{condition, yes}};
+  any_term(arena, condition, {Op::k_and}, [&](SymId term) {
+    known.emplace(term, yes);
+    if (arena.is_op(term, Op::k_not)) {
+      known.emplace(arena[term].args[0], no);
+    }
+    return false;
+  });
+  return arena.replace_known(formula, known);
 }
-
-// Takes a sum apart: the exponent of e. Terms that are -inf under a condition become guards.
 
 SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms) {
   SymId sum = kNoSym;
@@ -241,47 +254,85 @@ SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms) {
   return sum == kNoSym ? arena.f32(0.0f) : sum;
 }
 
-Product as_product(SymArena& arena, SymId formula) {
-  const Sym sym = arena[formula];
-  Product product;
-  if (sym.kind == SymKind::kOp) {
-    switch (sym.op) {
-      case Op::k_mul:
-        product = as_product(arena, sym.args[0]);
-        multiply(product, as_product(arena, sym.args[1]));
-        return product;
-      case Op::k_div:
-        product = as_product(arena, sym.args[0]);
-        divide(arena, product, sym.args[1]);
-        return product;
-      case Op::k_exp:
-        SumReader(arena, product).read(sym.args[0], false);
-        return product;
-      case Op::k_select:
-        if (is_clean_up(arena, sym)) {
-          product = as_product(arena, sym.args[2]);
-          product.has_guard = true;
+namespace {
+
+// Takes a product apart.
+class ProductReader {
+ public:
+  explicit ProductReader(SymArena& arena) : arena_(arena) {}
+
+  Product read(SymId formula) {
+    const Sym sym = arena_[formula];
+    Product product;
+    if (sym.kind == SymKind::kOp && left_-- > 0) {
+      switch (sym.op) {
+        case Op::k_mul:
+          product = read(sym.args[0]);
+          multiply(product, read(sym.args[1]));
           return product;
-        }
-        for (const auto& [kept, masked, keeps_when_true] :
-             {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
-          if (is_zero(arena, masked)) {
-            const SymId guard = keeps_when_true ? sym.args[0] : arena.op(Op::k_not, {sym.args[0]});
-            product = as_product(arena, assume(arena, kept, guard));
-            add_guard(arena, product.guards, guard);
+        case Op::k_div:
+          product = read(sym.args[0]);
+          divide(product, sym.args[1]);
+          return product;
+        case Op::k_exp:
+          SumReader(arena_, product).read(sym.args[0], false);
+          return product;
+        case Op::k_select:
+          if (is_clean_up(arena_, sym)) {
+            product = read(sym.args[2]);
+            product.has_guard = true;
             return product;
           }
-        }
-        break;
-      default:
-        break;
+          if (read_select(sym, product)) {
+            return product;
+          }
+          break;
+        default:
+          break;
+      }
     }
+    if (!arena_.is_f32(formula, 1.0f)) {
+      product.times.push_back(formula);
+    }
+    return product;
   }
-  if (!arena.is_f32(formula, 1.0f)) {
-    product.times.push_back(formula);
+
+  void divide(Product& product, SymId divisor) {
+    const Product below = read(without_guard(arena_, divisor, product.has_guard));
+    if (!below.guards.empty()) {
+      product.over.push_back(divisor);
+      return;
+    }
+    for (const SignedTerm& term : below.exponent) {
+      product.exponent.push_back({term.term, !term.negative});
+    }
+    append(product.over, below.times);
+    append(product.times, below.over);
+    product.has_guard = product.has_guard || below.has_guard;
   }
-  return product;
-}
+
+ private:
+  // 0 under a condition.
+  bool read_select(const Sym& sym, Product& product) {
+    for (const auto& [kept, masked, keeps_when_true] :
+         {std::tuple(sym.args[1], sym.args[2], true), std::tuple(sym.args[2], sym.args[1], false)}) {
+      if (is_zero(arena_, masked)) {
+        const SymId guard = keeps_when_true ? sym.args[0] : arena_.op(Op::k_not, {sym.args[0]});
+        product = read(assume(arena_, kept, guard));
+        add_guard(arena_, product.guards, guard);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  SymArena& arena_;
+  int left_ = kMostFactors;
+};
+
+}  // namespace
+
+Product as_product(SymArena& arena, SymId formula) { return ProductReader(arena).read(formula); }
 
 void multiply(Product& product, const Product& factor) {
   append(product.guards, factor.guards);
@@ -293,19 +344,7 @@ void multiply(Product& product, const Product& factor) {
   product.guards.erase(std::unique(product.guards.begin(), product.guards.end()), product.guards.end());
 }
 
-void divide(SymArena& arena, Product& product, SymId divisor) {
-  const Product below = as_product(arena, without_guard(arena, divisor, product.has_guard));
-  if (!below.guards.empty()) {
-    product.over.push_back(divisor);
-    return;
-  }
-  for (const SignedTerm& term : below.exponent) {
-    product.exponent.push_back({term.term, !term.negative});
-  }
-  append(product.over, below.times);
-  append(product.times, below.over);
-  product.has_guard = product.has_guard || below.has_guard;
-}
+void divide(SymArena& arena, Product& product, SymId divisor) { ProductReader(arena).divide(product, divisor); }
 
 Product as_exponent(SymArena& arena, SymId formula) {
   Product product;

@@ -69,7 +69,8 @@ class Emission {
   std::optional<Expr> emit_coordinate_sum(SymId id) {
     std::map<int, int64_t> terms;
     int64_t constant = 0;
-    if (!read_linear(id, 1, terms, constant)) {
+    int steps = 256;
+    if (!read_linear(id, 1, terms, constant, steps)) {
       return std::nullopt;
     }
     for (const auto& [coordinate, atoms] : digits_) {
@@ -98,21 +99,29 @@ class Emission {
     return std::nullopt;
   }
 
-  bool read_linear(SymId id, int64_t factor, std::map<int, int64_t>& terms, int64_t& constant) const {
+  // `steps`: how many more parts are worth a look; a sum may have far more terms than operations.
+  bool read_linear(SymId id, int64_t factor, std::map<int, int64_t>& terms, int64_t& constant, int& steps) const {
+    if (--steps < 0) {
+      return false;
+    }
     const Sym& sym = arena_[id];
     if (sym.kind == SymKind::kAtom) {
-      terms[static_cast<int>(sym.payload)] += factor;
-      return true;
+      int64_t& term = terms[static_cast<int>(sym.payload)];
+      return !__builtin_add_overflow(term, factor, &term);
     }
     if (sym.kind == SymKind::kConstant && sym.type == Type::kI32) {
-      constant += factor * sym.payload;
-      return true;
+      int64_t product = 0;
+      return !__builtin_mul_overflow(factor, sym.payload, &product) &&
+             !__builtin_add_overflow(constant, product, &constant);
     }
     if (arena_.is_op(id, Op::k_add)) {
-      return read_linear(sym.args[0], factor, terms, constant) && read_linear(sym.args[1], factor, terms, constant);
+      return read_linear(sym.args[0], factor, terms, constant, steps) &&
+             read_linear(sym.args[1], factor, terms, constant, steps);
     }
     if (arena_.is_op(id, Op::k_mul) && arena_.is_constant(sym.args[1])) {
-      return read_linear(sym.args[0], factor * arena_[sym.args[1]].payload, terms, constant);
+      int64_t product = 0;
+      return !__builtin_mul_overflow(factor, arena_[sym.args[1]].payload, &product) &&
+             read_linear(sym.args[0], product, terms, constant, steps);
     }
     return false;
   }

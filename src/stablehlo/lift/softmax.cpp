@@ -39,9 +39,13 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
 // so small that it is lost beside 1 is no part: a guard of a sum that is at least 1.
 Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts, bool& guarded) {
   constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
+  constexpr size_t kMostParts = 1024;
   std::vector<ReducePiece> parts;
   std::vector<SymId> stack{z};
   while (!stack.empty()) {
+    if (parts.size() + stack.size() > kMostParts) {
+      return unsupported("the row sum that divides has more than {} parts", kMostParts);
+    }
     const SymId id = stack.back();
     stack.pop_back();
     if (arena.is_op(id, Op::k_add)) {
@@ -64,10 +68,9 @@ Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z
 }
 
 bool holds_row_sum(const SymArena& arena, SymId z) {
-  if (arena.is_op(z, Op::k_add)) {
-    return holds_row_sum(arena, arena[z].args[0]) || holds_row_sum(arena, arena[z].args[1]);
-  }
-  return arena[z].kind == SymKind::kReduce && arena.reduce_kind(z) == ReduceKind::kAdd;
+  return any_term(arena, z, {Op::k_add}, [&](SymId term) {
+    return arena[term].kind == SymKind::kReduce && arena.reduce_kind(term) == ReduceKind::kAdd;
+  });
 }
 
 // m where m is a number: m is finite ? m : 0, m == -inf ? 0 : m, -inf < m ? m : 0.
@@ -78,9 +81,8 @@ SymId without_infinity(const SymArena& arena, SymId m) {
   const std::vector<SymId>& args = arena[m].args;
   const Sym& condition = arena[args[0]];
   const auto compares = [&](Op op, SymId with) {
-    return arena.is_op(args[0], op) &&
-           ((condition.args[0] == with && arena.is_f32(condition.args[1], -kInfinity)) ||
-            (condition.args[1] == with && arena.is_f32(condition.args[0], -kInfinity)));
+    return arena.is_op(args[0], op) && ((condition.args[0] == with && arena.is_f32(condition.args[1], -kInfinity)) ||
+                                        (condition.args[1] == with && arena.is_f32(condition.args[0], -kInfinity)));
   };
   if (arena.is_constant(args[2]) && (compares(Op::k_ne, args[1]) || compares(Op::k_lt, args[1]) ||
                                      (arena.is_op(args[0], Op::k_is_finite) && condition.args[0] == args[1]))) {

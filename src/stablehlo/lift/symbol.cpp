@@ -264,31 +264,41 @@ SymId SymArena::convert(SymId value, Type type) {
   return value;
 }
 
-SymId SymArena::replace_memo(SymId id, SymId from, SymId to, std::map<SymId, SymId>& memo) {
-  if (id == from) {
-    return to;
+SymId SymArena::replace_memo(SymId id, const std::map<SymId, SymId>& known, bool in_results,
+                             std::map<SymId, SymId>& memo) {
+  if (const auto found = known.find(id); found != known.end()) {
+    return found->second;
   }
-  const Sym sym = syms_[id];
-  if (sym.kind != SymKind::kOp && sym.kind != SymKind::kLoad) {
+  if (syms_[id].kind != SymKind::kOp && syms_[id].kind != SymKind::kLoad) {
     return id;
   }
   if (const auto found = memo.find(id); found != memo.end()) {
     return found->second;
   }
+  ++replaced_parts_;
+  const Sym sym = syms_[id];
   std::vector<SymId> args;
   for (const SymId arg : sym.args) {
-    args.push_back(replace_memo(arg, from, to, memo));
+    args.push_back(replace_memo(arg, known, in_results, memo));
   }
-  const SymId result = args == sym.args              ? id
-                       : sym.kind == SymKind::kLoad ? load(sym.payload, sym.type, args)
-                                                     : op(sym.op, args);
+  SymId result = args == sym.args             ? id
+                 : sym.kind == SymKind::kLoad ? load(sym.payload, sym.type, args)
+                                              : op(sym.op, args);
+  if (const auto found = known.find(result); in_results && found != known.end()) {
+    result = found->second;
+  }
   memo.emplace(id, result);
   return result;
 }
 
 SymId SymArena::replace(SymId id, SymId from, SymId to) {
   std::map<SymId, SymId> memo;
-  return replace_memo(id, from, to, memo);
+  return replace_memo(id, {{from, to}}, false, memo);
+}
+
+SymId SymArena::replace_known(SymId id, const std::map<SymId, SymId>& known) {
+  std::map<SymId, SymId> memo;
+  return replace_memo(id, known, true, memo);
 }
 
 }  // namespace flashlift::stablehlo

@@ -4,8 +4,11 @@
 // Formulas are hash-consed: two that are built alike have the same SymId, so equality of formulas is equality of ids.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -82,16 +85,43 @@ class SymArena {
   // The formula with each occurrence of `from` replaced, in indices of loads too but not inside reductions, and
   // simplified again.
   SymId replace(SymId id, SymId from, SymId to);
+  // The formula where values are known: as above, and again where simplifying gives a known part.
+  SymId replace_known(SymId id, const std::map<SymId, SymId>& known);
+  // How many parts of formulas both have looked at so far.
+  int64_t replaced_parts() const { return replaced_parts_; }
 
  private:
   SymId intern(Sym sym);
   SymId fold(Op op, Type type, const std::vector<SymId>& args);
   SymId identity(Op op, Type type, const std::vector<SymId>& args);
   SymId push_into_select(Op op, const std::vector<SymId>& args);
-  SymId replace_memo(SymId id, SymId from, SymId to, std::map<SymId, SymId>& memo);
+  SymId replace_memo(SymId id, const std::map<SymId, SymId>& known, bool in_results, std::map<SymId, SymId>& memo);
 
   std::vector<Sym> syms_;
   std::map<std::tuple<SymKind, Op, Type, int64_t, std::vector<SymId>, std::vector<int64_t>>, SymId> existing_;
+  int64_t replaced_parts_ = 0;
 };
+
+// Takes operations of these kinds apart, as x + y + z into x, y and z, from left to right and each part once, until
+// `is_wanted` is true of a part. Returns whether it was of any. A formula of few operations may have very many terms,
+// but not many different ones.
+template <typename IsWanted>
+bool any_term(const SymArena& arena, SymId formula, std::initializer_list<Op> ops, const IsWanted& is_wanted) {
+  std::set<SymId> seen;
+  std::vector<SymId> pending{formula};
+  while (!pending.empty()) {
+    const SymId id = pending.back();
+    pending.pop_back();
+    if (!seen.insert(id).second) {
+      continue;
+    }
+    if (std::any_of(ops.begin(), ops.end(), [&](Op op) { return arena.is_op(id, op); })) {
+      pending.insert(pending.end(), arena[id].args.rbegin(), arena[id].args.rend());
+    } else if (is_wanted(id)) {
+      return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace flashlift::stablehlo

@@ -27,8 +27,8 @@ class Inliner {
       : select_(std::move(select)), on_copy_(std::move(on_copy)) {
     for (FuncOp function : module.getOps<FuncOp>()) {
       functions_[function.getName()] = function;
-      state_[function].operations = count(function);
-      total_ += state_[function].operations;
+      state_[function].parts = count(function);
+      total_ += state_[function].parts;
     }
   }
 
@@ -42,14 +42,14 @@ class Inliner {
  private:
   struct State {
     enum { kNew, kOpen, kDone } progress = kNew;
-    size_t operations = 0;
+    size_t parts = 0;
     int depth = 0;  // of regions in it
   };
 
   static size_t count(mlir::Operation* op) {
-    size_t operations = 0;
-    op->walk([&](mlir::Operation*) { ++operations; });
-    return operations;
+    size_t parts = 0;
+    op->walk([&](mlir::Operation* each) { parts += 1 + each->getNumOperands() + each->getNumResults(); });
+    return parts;
   }
 
   Status visit(FuncOp function, int call_depth) {
@@ -107,12 +107,13 @@ class Inliner {
     }
     State& state = state_[caller];
     const State& inner = state_[callee];
-    total_ += inner.operations;
-    state.operations += inner.operations;
+    total_ += inner.parts;
+    state.parts += inner.parts;
     state.depth = std::max(state.depth, depth_in(site, caller) + inner.depth);
-    if (total_ > kMaxOperations || state.depth > kMaxCallDepth) {
-      return unsupported("{}: inlining all calls gives more than {} operations, or regions more than {} deep",
-                         describe(site->getLoc()), kMaxOperations, kMaxCallDepth);
+    if (total_ > kMaxParts || state.depth > kMaxCallDepth) {
+      return unsupported(
+          "{}: inlining all calls gives more than {} operations, operands and results, or regions more than {} deep",
+          describe(site->getLoc()), kMaxParts, kMaxCallDepth);
     }
     copy_body(site, callee);
     return {};
