@@ -16,7 +16,7 @@ import random_modules
 from random_modules import Drawn
 
 LOWEST = float(np.finfo(np.float32).min)
-LOWS = (-np.inf, LOWEST, 0.7 * LOWEST, -1e30, -1e20, -1e10, -1e9, -1e8, -1e6, -65504.0, -35000.0, -1e4)
+LOWS = (-np.inf, LOWEST, 0.7 * LOWEST, -1e30, -1e20, -1e10, -1e9, -1e8, -1e6, -65504.0, -35000.0, -1e4, -200.0)
 
 
 class Draw:
@@ -134,13 +134,16 @@ def draw_mask(draw, B, H, S, T):
 
 def draw_change(draw, B, H, S, T):
     """Something else that happens to scores."""
-    kind = draw.one_of(("softcap", "table", "table_alone", "clipped", "scaled"))
+    kind = draw.one_of(("softcap", "table", "table_alone", "clipped", "scaled", "temperature"))
     draw.say(kind)
     if kind == "softcap":
         cap = draw.one_of((2.0, 50.0))
         return lambda s, given: jnp.tanh(s / cap) * cap
     if kind == "clipped":
         return lambda s, given: jnp.clip(s, -3.0, 3.0)
+    if kind == "temperature":
+        temperature = draw.argument((np.exp(draw.rng.standard_normal((H, 1, 1)))).astype(np.float32))
+        return lambda s, given: s / temperature(given)
     if kind == "scaled":
         factor = draw.one_of((0.3, 2.0, 1.4426950408889634))
         return lambda s, given: s * factor
@@ -207,9 +210,19 @@ def draw_softmax(draw, B, H, S, T):
     if draw.chance(0.3):
         draw.say("softmax")
         return lambda s, raw, given: (jax.nn.softmax(s, -1), None)
+    if draw.chance(0.15):
+        low = draw.one_of((0.0, 0.0, -30.0, *(x for x in LOWS if np.isfinite(x))))
+        draw.say(f"sinks {low:g}")
+        sinks = draw.argument((low + draw.rng.standard_normal((H, 1, 1))).astype(np.float32))
+
+        def beside_sinks(s, raw, given):
+            column = jnp.broadcast_to(sinks(given), (*s.shape[:-1], 1))
+            return jax.nn.softmax(jnp.concatenate([s, column], -1), -1)[..., :-1], None
+
+        return beside_sinks
     maximum = draw.one_of(list(MAXIMA), [0.35, *[0.65 / (len(MAXIMA) - 1)] * (len(MAXIMA) - 1)])
     guard = draw.one_of(list(GUARDS), [0.3, *[0.7 / (len(GUARDS) - 1)] * (len(GUARDS) - 1)])
-    eps = draw.one_of((1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-7, 1e-6, 1e-3))
+    eps = draw.one_of((1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-7, 1e-6, 1e-3, 1e-2, 0.5, 1.0))
     again = draw.one_of(("", "", "multiplied", "where"))
     keep = draw_keep(draw, B, H, S, T) if again else None
     where = draw.one_of(("divided", "divided", "reciprocal", "logarithm", "after", "zeroed", "cleaned", "base_two"))

@@ -242,3 +242,130 @@ def test_a_sink_in_the_maximum_that_is_not_summed_keeps_the_guard():
 def test_guards_in_sixteen_bits(dtype):
     for guard in ("maximum", "added", "of zero"):
         assert_fused(divided(guard=GUARDS[guard]), *qkv(dtype=dtype), tolerance=3e-2)
+
+
+# --- Finite masks ---
+
+
+
+def distance():
+    """From each query to each key, the last query being the last key; 0 in each row once."""
+    return jnp.arange(S)[:, None] + (T - S) - jnp.arange(T)[None]
+
+
+def causal():
+    return distance() >= 0
+
+
+PADDED = (jnp.arange(T) >= jnp.asarray([5, T])[:, None])[:, None, None]  # the second batch has no key at all
+SEGMENTS = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, T)), jnp.int32)
+BIAS = jnp.where(PADDED, 0.0, LOWEST)
+SLOPES = jnp.asarray([0.5, 0.25], jnp.float32)[:, None, None]
+
+
+def where(keep, low):
+    return lambda s, *more: jnp.where(keep(), s, low)
+
+
+def masks_by_condition(report):
+    """Whether keys are left out, and not computed as very negative scores."""
+    return "with a mask_mod" in report
+
+
+LEFT_OUT = {
+    "causal": (where(causal, -1e9), ()),
+    "causal, lowest": (where(causal, LOWEST), ()),
+    "causal, -1e30": (where(causal, -1e30), ()),
+    "causal, 0.7": (where(causal, 0.7 * LOWEST), ()),
+    "causal, added": (lambda s: s + jnp.where(causal(), 0, LOWEST), ()),
+    "causal, -1e9 added": (lambda s: s + (1 - causal().astype(jnp.float32)) * -1e9, ()),
+    "causal, of capped scores": (lambda s: jnp.where(causal(), 30 * jnp.tanh(s / 30), -200.0), ()),
+    "window": (where(lambda: jnp.abs(distance()) < 3, LOWEST), ()),
+    "causal, then a window": (lambda s: jnp.where(abs(distance()) < 3, jnp.where(causal(), s, -1e9), LOWEST), ()),
+    "causal, of ALiBi": (lambda s, slopes: jnp.where(causal(), s - slopes * distance(), LOWEST), (SLOPES,)),
+    "causal, with ALiBi behind": (lambda s: jnp.where(causal(), s, -1e9) - jnp.abs(distance()) / 2, ()),
+    "keys": (lambda s, keep: jnp.where(keep, s, LOWEST), (PADDED,)),
+    "keys, -1e9": (lambda s, keep: jnp.where(keep, s, -1e9), (PADDED,)),
+    "keys, added": (lambda s, keep: s + jnp.where(keep, 0, -1e30), (PADDED,)),
+    "keys and causal": (lambda s, keep: jnp.where(keep & causal(), s, LOWEST), (PADDED,)),
+    "two in a row": (lambda s, keep: jnp.where(keep, jnp.where(causal(), s, LOWEST), LOWEST), (PADDED,)),
+    "the outer of two": (lambda s, keep: jnp.where(keep, jnp.where(causal(), s, -1e9), LOWEST), (PADDED,)),
+    "segments": (
+        lambda s, ids: jnp.where((ids[:, :S, None] == ids[:, None])[:, None], s, -1e10),
+        (SEGMENTS,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_finite_masks_that_leave_keys_out(name, gradients):
+    mask, more = LEFT_OUT[name]
+    if gradients and name == "keys, added":
+        return  # the gradient of a row that is masked wholly is not none: it stays arithmetic
+    report = assert_fused(attention(mask), *qkv(), *more, gradients=gradients)
+    assert masks_by_condition(report), report
+
+
+ARITHMETIC = {
+    "two in a row": (lambda s, keep: jnp.where(causal(), jnp.where(keep, s, LOWEST), -1e9), (PADDED,)),
+    "a mask over a bias": (lambda s, bias: jnp.where(causal(), s + bias, LOWEST), (BIAS,)),
+    "a mask beside a bias": (lambda s, bias: s + bias + jnp.where(causal(), 0, LOWEST), (BIAS,)),
+    "a weaker mask over a bias": (lambda s, bias: jnp.where(causal(), s + bias, 0.7 * LOWEST), (BIAS,)),
+    "two added": (lambda s, keep: s + jnp.where(keep, 0, LOWEST) + jnp.where(causal(), 0, LOWEST), (PADDED,)),
+    "scores beyond it": (lambda s: jnp.where(causal(), 1e5 * s, -35000.0), ()),
+    "scores beyond -1e9": (lambda s: jnp.where(causal(), 1e10 * s, -1e9), ()),
+    "steep ALiBi": (lambda s: jnp.where(causal(), s - 1e9 * jnp.abs(distance() + 30), -1e9), ()),
+    "a weak one": (where(causal, -1e4), ()),
+    "a weak one, added": (lambda s: s + jnp.where(causal(), 0, -1e4), ()),
+    "no row": (lambda s: s + jnp.where(distance() > 4, 0, -1e6), ()),
+    "data added to it": (lambda s, keep, bias: jnp.where(keep, s, LOWEST) + bias, (PADDED, SLOPES * distance())),
+    "capped too far": (lambda s: jnp.where(causal(), 300 * jnp.tanh(s / 300), -200.0), ()),
+    "with a sink": (lambda s, keep: jnp.where(keep, s, -1e9), (PADDED,)),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_finite_masks_that_stay_arithmetic(name, gradients):
+    mask, more = ARITHMETIC[name]
+    function = attention(mask)
+    if name == "with a sink":
+        more = (*more, jnp.asarray([-1e30, 0.5], jnp.float32)[:, None, None])
+
+        def function(q, k, v, keep, sinks):
+            s = jnp.concatenate([mask(products(q, k) / 4, keep), jnp.broadcast_to(sinks, (B, H, S, 1))], -1)
+            return weigh(jax.nn.softmax(s, -1)[..., :-1], v)
+
+    report = assert_fused(function, *qkv(), *more, gradients=gradients)
+    assert not masks_by_condition(report), report
+
+
+@pytest.mark.parametrize("low", [-1e4, -35000.0, -1e6, -1e9, -1e30, LOWEST, -np.inf])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_scores_of_any_size_under_a_mask(low, size):
+    if size * 100 < 1e8 or low == -np.inf or low < -1e8:
+        assert_fused(attention(where(causal, low)), *qkv(size))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_left_padding_as_jax_masks_it(gradients):
+    bias = jnp.broadcast_to(jnp.where(jnp.arange(T) >= 5, 0, LOWEST), (B, 1, T, T))
+
+    def attend(q, k, v, bias):
+        return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True)
+
+    q, k, v = (jnp.asarray(np.random.default_rng(i).standard_normal((B, T, H, D)), jnp.float32) for i in range(3))
+    assert_fused(attend, q, k, v, bias, gradients=gradients)
+
+
+def test_the_log_sum_exp_of_finite_masks():
+    def attend(mask):
+        def function(q, k, v, *more):
+            s = mask(products(q, k) / 4, *more)
+            return weigh(jax.nn.softmax(s, -1), v), jax.nn.logsumexp(s, -1)
+
+        return function
+
+    assert masks_by_condition(assert_fused(attend(where(causal, -1e9)), *qkv()))
+    assert not masks_by_condition(assert_fused(attend(lambda s, keep: jnp.where(keep, s, -1e9)), *qkv(), PADDED))

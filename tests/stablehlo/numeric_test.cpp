@@ -153,17 +153,6 @@ TEST_F(Numeric, ReadsWithin) {
   EXPECT_TRUE(within(op(Op::k_add, {square, arena_.convert(arena_.atom(kRowAtom), Type::kF32)})));
 }
 
-TEST_F(Numeric, ConditionsOfPlaces) {
-  const SymId causal = op(Op::k_le, {arena_.atom(kKeyAtom), arena_.atom(kRowAtom)});
-  std::vector<int64_t> place(kMaxAtoms, 0);
-  place[kRowAtom] = 3;
-  place[kKeyAtom] = 3;
-  EXPECT_TRUE(holds_at(arena_, causal, place));
-  EXPECT_FALSE(holds_at(arena_, op(Op::k_not, {causal}), place));
-  place[kKeyAtom] = 4;
-  EXPECT_FALSE(holds_at(arena_, causal, place));
-}
-
 TEST_F(Numeric, LargestThreshold) {
   const SymId clipped = op(Op::k_min, {op(Op::k_max, {score_, arena_.f32(-20)}), arena_.f32(3)});
   const SymId masked = op(Op::k_max, {score_, arena_.f32(-1e30F)});

@@ -208,7 +208,7 @@ Status Attempt::match() {
 }
 
 // Formulas do not show where scores are rounded to 16 bits. A maximum of rounded scores may lie above those that are
-// not, or below: then no row need sum to 1.
+// not: then no row need sum to 1.
 Status Attempt::check_maximum() {
   const auto body = softmax_.needs_maximum ? body_of_maximum(arena_, softmax_) : std::nullopt;
   const auto is_narrow = [](mlir::Value value) { return dtype(value.getType()) != DType::kF32; };
@@ -232,9 +232,8 @@ Status Attempt::check_maximum() {
   }
   if (has_narrow && reads_wide) {
     return unsupported(
-        "a guard against dividing by zero may act: the maximum is of scores that are rounded to 16 bits, the "
-        "exponentials "
-        "of such that are not, or the other way round");
+        "a guard against dividing by zero may act: the maximum is of scores rounded to 16 bits and the exponentials of "
+        "unrounded ones, or the other way round");
   }
   return {};
 }

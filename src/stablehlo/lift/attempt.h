@@ -94,7 +94,7 @@ class Attempt {
   Status place_values_of_gradient();  // attempt_gradient.cpp
   Status give_letters();
   Status build_programs();
-  bool keeps_a_key_in_each_row();
+  KnownBounds known_bounds() const;
   Status check_uses();
   Status find_gradient();  // attempt_gradient.cpp
   Status find_log_sum_exp(mlir::Value value);

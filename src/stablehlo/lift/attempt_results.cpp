@@ -20,6 +20,26 @@ std::string leaf_name(mlir::Value value, size_t number) {
   return fmt::format("t{}", number);
 }
 
+// What the elements of a constant lie within, if it is one of f32 numbers; 16-bit ones are read as such.
+std::optional<score::Interval> range_of_constant(mlir::Value value) {
+  constexpr int64_t kMost = 1 << 16;
+  const auto elements = constant(value);
+  const auto type = dtype(value.getType());
+  if (!elements || !type || scalar_type(*type) != Type::kF32 || elements.getNumElements() > kMost) {
+    return std::nullopt;
+  }
+  std::optional<score::Interval> range;
+  for (int64_t i = 0; i < elements.getNumElements(); ++i) {
+    const auto element = element_as_double(elements, i);
+    if (!element || std::isnan(*element)) {
+      return std::nullopt;
+    }
+    const score::Interval one = score::Interval::real(*element, *element);
+    range = range ? score::hull(Type::kF32, *range, one) : one;
+  }
+  return range;
+}
+
 }  // namespace
 
 Status Attempt::build_programs() {
@@ -45,10 +65,16 @@ Status Attempt::build_programs() {
 
   FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
   problem.empty_rows = before_extraction;
-  // With a log-sum-exp wanted, a very negative score stays one: a row of nothing else has it in its log-sum-exp.
-  // The gradient of a row that an added mask leaves no key is that of its equal scores, and not none.
-  if (!lifted_.lse && extract_finite_mask(arena_, softmax_, !lifted_.gradient || keeps_a_key_in_each_row())) {
-    FLASHLIFT_ASSIGN_OR_RETURN(problem.empty_rows, classify_empty_rows(arena_, whole_, softmax_));
+  // A row of masked scores alone has them in its log-sum-exp.
+  Softmax masked = softmax_;
+  const FiniteMasks masks = extract_finite_masks(arena_, masked, known_bounds(), lifted_.gradient.has_value());
+  if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !lifted_.lse)) {
+    softmax_ = std::move(masked);
+    auto empty_rows = classify_empty_rows(arena_, whole_, softmax_);
+    if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
+      return empty_rows.error();
+    }
+    problem.empty_rows = empty_rows.ok() ? *empty_rows : EmptyRows::kZero;
   }
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   std::vector<SymId> guards;
@@ -95,44 +121,12 @@ Status Attempt::build_programs() {
   return {};
 }
 
-// Whether an added mask surely leaves each row its first, its last or its own key: shown for masks that read no data.
-bool Attempt::keeps_a_key_in_each_row() {
-  Softmax masked = softmax_;
-  if (!extract_finite_mask(arena_, masked, true)) {
-    return true;
-  }
-  AtomSet atoms = 0;
-  for (const SymId guard : masked.guards) {
-    if (!loads_of(arena_, guard).empty() || arena_[guard].has_score) {
-      return false;
-    }
-    atoms |= arena_[guard].atoms;
-  }
-  int row_atom = -1;
-  for (const int atom : row_atoms()) {
-    if ((atoms & atom_bit(atom)) != 0) {
-      if (row_atom >= 0) {
-        return false;
-      }
-      row_atom = atom;
-    }
-  }
-  const int64_t rows = row_atom < 0 ? 1 : sizes_[static_cast<size_t>(row_atom)];
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto keeps = [&](int64_t key) {
-      std::vector<int64_t> place(kMaxAtoms, 0);
-      place[kKeyAtom] = key;
-      if (row_atom >= 0) {
-        place[static_cast<size_t>(row_atom)] = row;
-      }
-      return std::all_of(masked.guards.begin(), masked.guards.end(),
-                         [&](SymId guard) { return holds_at(arena_, guard, place); });
-    };
-    if (!keeps(0) && !keeps(sizes_[kKeyAtom] - 1) && (row >= sizes_[kKeyAtom] || !keeps(row))) {
-      return false;
-    }
-  }
-  return true;
+// Elements of the first product are taken to lie within 2^24. Beyond, neighbouring f32 scores are 2 apart, and what a
+// softmax gives of them hangs on how the product was rounded; an f16 product twice as large as its bound overflows.
+KnownBounds Attempt::known_bounds() const {
+  return {.sizes = sizes_,
+          .largest_score = dtype(first_->getResult(0).getType()) == DType::kF16 ? 0x1p15 : 0x1p24,
+          .leaf = [this](int64_t leaf) { return range_of_constant(evaluator_->leaves()[static_cast<size_t>(leaf)]); }};
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one

@@ -3,9 +3,11 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "score/scalar.h"
+#include "stablehlo/lift/bounds.h"
 #include "stablehlo/lift/softmax.h"
 #include "support/error.h"
 
@@ -121,53 +123,238 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const 
 
 namespace {
 
-// The condition under which a formula is not the very negative constant that it is otherwise, and what it is then.
+// From this distance on, e to the difference of two scores is 0 in f32, and to any power of it that is representable.
+constexpr double kApart = 110;
+// Numbers nearer to 0 than this are no masks.
+constexpr float kLeastMask = 100;
+constexpr size_t kMostConditions = 4;
+
+// A condition under which a part of the score is not the large constant that it is otherwise.
 struct FiniteMask {
   SymId kept_when = kNoSym;
-  SymId kept = kNoSym;
+  float masked = 0;
 };
 
-std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId formula, float at_most) {
-  if (!arena.is_op(formula, Op::k_select)) {
-    return std::nullopt;
-  }
-  const std::vector<SymId> args = arena[formula].args;
-  if (arena[args[0]].has_score) {
-    return std::nullopt;
-  }
+std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId select) {
+  const std::vector<SymId> args = arena[select].args;
   for (const auto& [masked, kept, keeps_when_true] :
        {std::tuple(args[2], args[1], true), std::tuple(args[1], args[2], false)}) {
-    if (arena.is_constant(masked) && arena.f32_value(masked) <= at_most) {
-      return FiniteMask{keeps_when_true ? args[0] : arena.op(Op::k_not, {args[0]}), kept};
+    if (!arena.is_constant(masked)) {
+      continue;
+    }
+    const float value = arena.f32_value(masked);
+    const bool is_lower = value <= -kLeastMask && !(arena.is_constant(kept) && arena.f32_value(kept) <= value);
+    const bool is_subtracted = value >= kLeastMask && is_zero(arena, kept);
+    if (is_lower || is_subtracted) {
+      return FiniteMask{keeps_when_true ? args[0] : arena.op(Op::k_not, {args[0]}), -std::abs(value)};
     }
   }
   return std::nullopt;
 }
 
-}  // namespace
-
-bool extract_finite_mask(SymArena& arena, Softmax& softmax, bool also_added) {
-  constexpr float kReplacedBelow = -30000.0f;
-  constexpr float kAddedBelow = -1e20f;
-  if (!softmax.guards.empty()) {
-    return false;
+// Of a score, each condition once, those with the largest constants first.
+std::vector<SymId> conditions_of_masks(SymArena& arena, SymId score) {
+  std::vector<FiniteMask> masks;
+  std::set<SymId> seen;
+  std::vector<SymId> stack{score};
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    const Sym sym = arena[id];
+    if (sym.kind != SymKind::kOp || !seen.insert(id).second) {
+      continue;
+    }
+    if (sym.op == Op::k_select && sym.type == Type::kF32 && !arena[sym.args[0]].has_score) {
+      if (const auto mask = read_finite_mask(arena, id)) {
+        masks.push_back(*mask);
+      }
+    }
+    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
   }
-  if (const auto mask = read_finite_mask(arena, softmax.score, kReplacedBelow)) {
-    softmax.guards.push_back(mask->kept_when);
-    softmax.score = assume(arena, mask->kept, mask->kept_when);
-    return true;
-  }
-  for (size_t i = 0; also_added && i < softmax.key_terms.size() && softmax.key_terms.size() > 1; ++i) {
-    const SignedTerm term = softmax.key_terms[i];
-    const auto mask = term.negative ? std::nullopt : read_finite_mask(arena, term.term, kAddedBelow);
-    if (mask && is_zero(arena, mask->kept)) {
-      softmax.key_terms.erase(softmax.key_terms.begin() + static_cast<std::ptrdiff_t>(i));
-      softmax.guards.push_back(mask->kept_when);
-      softmax.score = sum_of(arena, softmax.key_terms);
-      return true;
+  std::stable_sort(masks.begin(), masks.end(),
+                   [](const FiniteMask& x, const FiniteMask& y) { return x.masked < y.masked; });
+  std::vector<SymId> conditions;
+  for (const FiniteMask& mask : masks) {
+    if (std::find(conditions.begin(), conditions.end(), mask.kept_when) == conditions.end()) {
+      conditions.push_back(mask.kept_when);
     }
   }
-  return false;
+  if (conditions.size() > kMostConditions) {
+    conditions.resize(kMostConditions);
+  }
+  return conditions;
+}
+
+// The formula where each condition holds or does not. Nothing if conditions contradict each other.
+std::optional<SymId> with_conditions(SymArena& arena, SymId formula, std::vector<SymId> conditions,
+                                     const std::vector<bool>& hold) {
+  for (size_t i = 0; i < conditions.size(); ++i) {
+    const SymId condition = conditions[i];
+    if (arena.is_constant(condition)) {
+      if ((arena[condition].payload != 0) != hold[i]) {
+        return std::nullopt;
+      }
+      continue;
+    }
+    const auto apply = [&](SymId id) {
+      if (hold[i]) {
+        return assume(arena, id, condition);
+      }
+      const SymId without = arena.replace(id, condition, arena.boolean(false));
+      return arena.is_op(condition, Op::k_not)
+                 ? arena.replace(without, arena[condition].args[0], arena.boolean(true))
+                 : without;
+    };
+    formula = apply(formula);
+    for (size_t other = i + 1; other < conditions.size(); ++other) {
+      conditions[other] = apply(conditions[other]);
+    }
+  }
+  return formula;
+}
+
+// Keys that a mask may keep in every row: the first, the last, and those at which differences of positions vanish.
+std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std::vector<SymId>& conditions,
+                                      int64_t keys) {
+  constexpr size_t kMost = 12;
+  const SymId key = arena.atom(kKeyAtom);
+  std::vector<SymId> found{arena.i32(0), arena.i32(keys - 1)};
+  const auto add = [&](const Bounds::Linear& sum, const Bounds::Linear& less) {
+    Bounds::Linear difference = sum;
+    for (const auto& [term, factor] : less.terms) {
+      difference.terms[term] -= factor;
+    }
+    difference.constant -= less.constant;
+    const auto at_key = difference.terms.find(key);
+    if (at_key == difference.terms.end() || (at_key->second != 1 && at_key->second != -1)) {
+      return;
+    }
+    const int64_t sign = -at_key->second;
+    SymId witness = arena.i32(sign * difference.constant);
+    for (const auto& [term, factor] : difference.terms) {
+      if (term == key || factor == 0) {
+        continue;
+      }
+      if (arena[term].kind != SymKind::kAtom) {
+        return;
+      }
+      witness = arena.op(Op::k_add, {arena.op(Op::k_mul, {term, arena.i32(sign * factor)}), witness});
+    }
+    if (std::find(found.begin(), found.end(), witness) == found.end() && found.size() < kMost) {
+      found.push_back(witness);
+    }
+  };
+  std::set<SymId> seen;
+  std::vector<SymId> stack = conditions;
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    if (!seen.insert(id).second) {
+      continue;
+    }
+    const Sym sym = arena[id];
+    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+    if (sym.kind != SymKind::kOp || sym.args.size() != 2) {
+      continue;
+    }
+    const Type type = arena[sym.args[0]].type;
+    if (type == Type::kI32 || type == Type::kI64) {
+      sym.type == Type::kI1 ? add(bounds.linear(sym.args[0]), bounds.linear(sym.args[1])) : add(bounds.linear(id), {});
+    }
+    // The same tensor of ids, read for the query and for the key.
+    if (arena[sym.args[0]].kind == SymKind::kLoad && arena[sym.args[1]].kind == SymKind::kLoad) {
+      const std::vector<SymId> one = arena[sym.args[0]].args;
+      const std::vector<SymId> other = arena[sym.args[1]].args;
+      for (size_t i = 0; i < std::min(one.size(), other.size()); ++i) {
+        if (one[i] != other[i]) {
+          add(bounds.linear(one[i]), bounds.linear(other[i]));
+        }
+      }
+    }
+  }
+  return found;
+}
+
+// The least that the score is of a key which the conditions surely keep, in each row; nothing if there need be none.
+std::optional<double> least_of_kept_key(SymArena& arena, Bounds& bounds, const std::vector<SymId>& conditions,
+                                        SymId kept, int64_t keys) {
+  const SymId key = arena.atom(kKeyAtom);
+  std::optional<double> least;
+  for (const SymId witness : possible_witnesses(arena, bounds, conditions, keys)) {
+    const score::Interval place = bounds.of(witness);
+    if (place.lo < 0 || place.hi >= keys) {
+      continue;
+    }
+    const bool is_kept = std::all_of(conditions.begin(), conditions.end(), [&](SymId condition) {
+      return bounds.surely_holds(arena.replace(condition, key, witness));
+    });
+    if (is_kept) {
+      const double lowest = bounds.of(arena.replace(kept, key, witness)).real_lo;
+      least = std::max(least.value_or(lowest), lowest);
+    }
+  }
+  return least;
+}
+
+// Whether keys for which some condition does not hold may be left out, `kept` being the score where all hold.
+FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax, const std::vector<SymId>& conditions,
+                         SymId kept, int64_t keys, bool all_rows_count) {
+  double highest = -std::numeric_limits<double>::infinity();  // of what is masked
+  std::set<float> numbers;                                    // that masked scores are
+  bool are_numbers = true;
+  for (size_t which = 1; which < (size_t{1} << conditions.size()); ++which) {
+    std::vector<bool> hold;
+    for (size_t i = 0; i < conditions.size(); ++i) {
+      hold.push_back((which >> i & 1) == 0);
+    }
+    const auto masked = with_conditions(arena, softmax.score, conditions, hold);
+    if (!masked) {
+      continue;
+    }
+    const score::Interval range = bounds.of(*masked);
+    if (range.may_be_nan) {
+      return FiniteMasks::kNone;
+    }
+    highest = std::max(highest, range.real_hi);
+    const auto number = bounds.number(*masked);
+    are_numbers = are_numbers && number && !(all_rows_count && arena[*masked].has_score);
+    numbers.insert(number.value_or(0));
+  }
+  if (const auto least = least_of_kept_key(arena, bounds, conditions, kept, keys); least && *least > highest + kApart) {
+    return FiniteMasks::kInRowsWithKeys;
+  }
+  const bool below_sinks = std::all_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) {
+    return bounds.of(sink).real_lo > highest + kApart;
+  });
+  const bool below_kept = bounds.of(kept).real_lo > highest + kApart && !bounds.of(kept).may_be_nan;
+  return below_kept && below_sinks && are_numbers && numbers.size() == 1 ? FiniteMasks::kInAllRows : FiniteMasks::kNone;
+}
+
+}  // namespace
+
+FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count) {
+  if (!softmax.guards.empty()) {
+    return FiniteMasks::kNone;
+  }
+  Bounds bounds(arena, given);
+  // Less extreme constants may be such that scores reach: without these.
+  for (std::vector<SymId> conditions = conditions_of_masks(arena, softmax.score); !conditions.empty();
+       conditions.pop_back()) {
+    const auto kept = with_conditions(arena, softmax.score, conditions, std::vector<bool>(conditions.size(), true));
+    if (!kept) {
+      continue;
+    }
+    const FiniteMasks proved =
+        proved_masks(arena, bounds, softmax, conditions, *kept, given.sizes[kKeyAtom], all_rows_count);
+    if (proved != FiniteMasks::kNone) {
+      for (const SymId condition : conditions) {
+        add_guard(arena, softmax.guards, condition);
+      }
+      softmax.score = *kept;
+      return proved;
+    }
+  }
+  return FiniteMasks::kNone;
 }
 
 }  // namespace flashlift::stablehlo

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <set>
 
@@ -326,32 +325,6 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
     }
     return false;
   });
-}
-
-bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>& atoms) {
-  std::map<SymId, Scalar<double>> known;
-  const std::function<Scalar<double>(SymId)> evaluate = [&](SymId id) -> Scalar<double> {
-    const Sym& sym = arena[id];
-    switch (sym.kind) {
-      case SymKind::kConstant:
-        return constant(sym);
-      case SymKind::kAtom:
-        return {.i = atoms[static_cast<size_t>(sym.payload)], .f = 0};
-      case SymKind::kOp:
-        break;
-      default:
-        return {.i = 0, .f = std::numeric_limits<double>::quiet_NaN()};
-    }
-    if (const auto found = known.find(id); found != known.end()) {
-      return found->second;
-    }
-    std::vector<Scalar<double>> args;
-    for (const SymId arg : sym.args) {
-      args.push_back(evaluate(arg));
-    }
-    return known.emplace(id, score::apply<double>(sym.op, sym.type, arena[sym.args.back()].type, args)).first->second;
-  };
-  return evaluate(condition).i != 0;
 }
 
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {

@@ -69,9 +69,6 @@ class NumericRow {
 // has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
-// A condition of index variables alone, at these values of theirs.
-bool holds_at(const SymArena& arena, SymId condition, const std::vector<int64_t>& atoms);
-
 // The largest number that the formulas compare floats with, or clip them at: nothing where they do neither, 0 where it
 // is no number. Numbers from 1e6 on are no thresholds but stand for infinity; the row maximum does not count.
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);

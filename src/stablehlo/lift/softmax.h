@@ -12,6 +12,7 @@
 
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
+#include "stablehlo/lift/bounds.h"
 #include "stablehlo/lift/product.h"
 
 namespace flashlift::stablehlo {
@@ -46,9 +47,17 @@ std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softm
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);
 
-// A score that is `condition ? score : very negative` masks by its value: the condition moves into the guards. From
-// -30000 on down, where e to any difference from a real score is 0 in f32. The same for a very negative number that is
-// added, from -1e20 on down, where the sum is that number whatever the score, if `also_added`. True if it did.
-bool extract_finite_mask(SymArena& arena, Softmax& softmax, bool also_added);
+// Scores that a finite constant masks (`condition ? score : -1e9`, or the same added) mask by their value only.
+enum class FiniteMasks : uint8_t {
+  kNone,            // they stay arithmetic
+  kInRowsWithKeys,  // the condition masks; each row surely keeps a key
+  kInAllRows,       // the condition masks; the scores of a row that keeps none are all the same number
+};
+
+// Moves the conditions of finite masks into the guards where that is proved to change nothing: in each row, either a
+// score that is kept lies so far above all masked ones that their exponentials are 0 beside its own, or all scores of
+// the row are one and the same number. `all_rows_count`: a row of masked scores that were only changed, not replaced, is
+// something else than one without keys, as it is for gradients.
+FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count);
 
 }  // namespace flashlift::stablehlo

@@ -1,0 +1,185 @@
+#include "stablehlo/lift/bounds.h"
+
+#include <bit>
+#include <cmath>
+
+namespace flashlift::stablehlo {
+namespace {
+
+using score::Interval;
+
+// Far from where 64-bit arithmetic on such numbers and factors could overflow.
+constexpr int64_t kLargest = int64_t{1} << 33;
+constexpr int64_t kLargestFactor = int64_t{1} << 20;
+
+bool is_small(int64_t x) { return x >= -kLargest && x <= kLargest; }
+bool is_small(const Interval& x) { return is_small(x.lo) && is_small(x.hi); }
+bool is_factor(int64_t x) { return x >= -kLargestFactor && x <= kLargestFactor; }
+
+}  // namespace
+
+const Interval& Bounds::of(SymId id) {
+  if (const auto found = known_.find(id); found != known_.end()) {
+    return found->second;
+  }
+  return known_.emplace(id, compute(id)).first->second;
+}
+
+Interval Bounds::compute(SymId id) {
+  const Sym& sym = arena_[id];
+  switch (sym.kind) {
+    case SymKind::kConstant:
+      return sym.type == Type::kF32 ? Interval::real(arena_.f32_value(id), arena_.f32_value(id))
+                                    : Interval::integer(sym.payload, sym.payload);
+    case SymKind::kAtom:
+      return Interval::integer(0, given_.sizes[static_cast<size_t>(sym.payload)] - 1);
+    case SymKind::kScore:
+      return Interval::real(-given_.largest_score, given_.largest_score);
+    case SymKind::kLoad:
+      return given_.leaf(sym.payload).value_or(Interval::everything(sym.type));
+    case SymKind::kReduce:
+      return Interval::everything(sym.type);
+    case SymKind::kOp:
+      break;
+  }
+  if (sym.args.size() == 2) {
+    if (const auto decided = compare(sym)) {
+      return *decided;
+    }
+    if (sym.op == Op::k_sub && sym.type == Type::kF32 && sym.args[0] == sym.args[1]) {
+      return Interval::real(0, 0, true);
+    }
+  }
+  Interval x[3];
+  for (size_t i = 0; i < sym.args.size(); ++i) {
+    x[i] = of(sym.args[i]);
+  }
+  const Interval result = score::apply(sym.op, sym.type, arena_[sym.args.back()].type, x[0], x[1], x[2]);
+  if (sym.type == Type::kF32 && std::isnan(result.real_lo + result.real_hi)) {
+    return Interval::everything(Type::kF32);
+  }
+  const bool is_sum = sym.op == Op::k_add || sym.op == Op::k_sub;
+  if (is_sum && sym.type != Type::kF32 && !linear(id).terms.contains(id)) {
+    return range(linear(id)).value_or(result);
+  }
+  return result;
+}
+
+// A comparison of integers by their difference.
+std::optional<Interval> Bounds::compare(const Sym& sym) {
+  const bool is_comparison = sym.op == Op::k_eq || sym.op == Op::k_ne || sym.op == Op::k_lt || sym.op == Op::k_le ||
+                             sym.op == Op::k_gt || sym.op == Op::k_ge;
+  const Type type = arena_[sym.args[0]].type;
+  if (!is_comparison || type == Type::kF32) {
+    return std::nullopt;
+  }
+  if (type == Type::kI1) {
+    const Interval same = Interval::integer(0, 0);
+    return sym.args[0] == sym.args[1] ? std::optional(score::apply(sym.op, Type::kI1, Type::kI32, same, same, {}))
+                                      : std::nullopt;
+  }
+  Linear difference = linear(sym.args[0]);
+  const Linear& other = linear(sym.args[1]);
+  for (const auto& [term, factor] : other.terms) {
+    difference.terms[term] -= factor;
+  }
+  difference.constant -= other.constant;
+  const auto within = range(difference);
+  return within ? std::optional(score::apply(sym.op, Type::kI1, Type::kI64, *within, Interval::integer(0, 0), {}))
+                : std::nullopt;
+}
+
+std::optional<Interval> Bounds::range(const Linear& sum) {
+  Interval total = Interval::integer(sum.constant, sum.constant);
+  for (const auto& [term, factor] : sum.terms) {
+    if (factor == 0) {
+      continue;
+    }
+    // The terms are no sums themselves, so this does not come back here.
+    const Interval& x = of(term);
+    if (!is_small(x) || !is_factor(factor)) {
+      return std::nullopt;
+    }
+    total.lo += factor * (factor > 0 ? x.lo : x.hi);
+    total.hi += factor * (factor > 0 ? x.hi : x.lo);
+  }
+  return total;
+}
+
+const Bounds::Linear& Bounds::linear(SymId id) {
+  if (const auto found = linear_.find(id); found != linear_.end()) {
+    return found->second;
+  }
+  return linear_.emplace(id, compute_linear(id)).first->second;
+}
+
+Bounds::Linear Bounds::compute_linear(SymId id) {
+  const Sym& sym = arena_[id];
+  const Linear itself{.terms = {{id, 1}}, .constant = 0};
+  if (arena_.is_constant(id)) {
+    return is_small(sym.payload) ? Linear{.terms = {}, .constant = sym.payload} : itself;
+  }
+  const bool is_sum = arena_.is_op(id, Op::k_add) || arena_.is_op(id, Op::k_sub);
+  const bool is_multiple = arena_.is_op(id, Op::k_mul) && arena_.is_constant(sym.args[1]);
+  const bool is_negation = arena_.is_op(id, Op::k_neg);
+  const bool is_wider = arena_.is_op(id, Op::k_to_i64) && arena_[sym.args[0]].type == Type::kI32;
+  if (sym.type == Type::kI1 || !(is_sum || is_multiple || is_negation || is_wider)) {
+    return itself;
+  }
+  Linear result = linear(sym.args[0]);
+  if (is_sum) {
+    const Linear& other = linear(sym.args[1]);
+    const int64_t sign = sym.op == Op::k_add ? 1 : -1;
+    for (const auto& [term, factor] : other.terms) {
+      result.terms[term] += sign * factor;
+    }
+    result.constant += sign * other.constant;
+  } else if (is_multiple || is_negation) {
+    const int64_t by = is_multiple ? arena_[sym.args[1]].payload : -1;
+    if (!is_factor(by)) {
+      return itself;
+    }
+    for (auto& [term, factor] : result.terms) {
+      factor *= by;
+    }
+    result.constant *= by;
+  }
+  // It must not wrap, nor may the sums of it.
+  const auto within = range(result);
+  const Interval all = Interval::everything(sym.type == Type::kI32 ? Type::kI32 : Type::kI64);
+  return within && is_small(*within) && within->lo >= all.lo && within->hi <= all.hi ? result : itself;
+}
+
+std::optional<float> Bounds::number(SymId id) {
+  const Sym& sym = arena_[id];
+  if (arena_.is_constant(id)) {
+    return sym.type == Type::kF32 ? std::optional(arena_.f32_value(id)) : std::nullopt;
+  }
+  const bool adds = arena_.is_op(id, Op::k_add) || arena_.is_op(id, Op::k_sub);
+  if (!adds && !arena_.is_op(id, Op::k_min) && !arena_.is_op(id, Op::k_max)) {
+    return std::nullopt;
+  }
+  for (int side = 0; side < (arena_.is_op(id, Op::k_sub) ? 1 : 2); ++side) {
+    const auto known = number(sym.args[static_cast<size_t>(side)]);
+    const Interval& other = of(sym.args[static_cast<size_t>(1 - side)]);
+    if (!known || std::isnan(*known) || other.may_be_nan) {
+      continue;
+    }
+    // f32 rounds monotonically: what both ends give, all between them give.
+    const auto with = [&](double end) -> float {
+      const auto x = static_cast<float>(end);
+      return arena_.is_op(id, Op::k_add)   ? *known + x
+             : arena_.is_op(id, Op::k_sub) ? *known - x
+             : arena_.is_op(id, Op::k_min) ? std::fmin(*known, x)
+                                           : std::fmax(*known, x);
+    };
+    const float low = with(other.real_lo);
+    const float high = with(other.real_hi);
+    if (low == high && std::isfinite(low)) {
+      return low;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::stablehlo
