@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cpu/forward.h"
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "flashlift/backward.h"
 #include "support/rounding.h"
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "cpu/partition.h"
 #include "flashlift/backward.h"
 

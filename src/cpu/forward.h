@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "cpu/tile/kernels.h"
 #include "flashlift/problem.h"
 

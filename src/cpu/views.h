@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "problem/sinks.h"
 
 namespace flashlift::cpu {

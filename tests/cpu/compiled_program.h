@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cpu {

@@ -12,7 +12,7 @@
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/math_library.h"
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "support/error.h"
 
 namespace flashlift::cpu {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cpu/jit/program_emitter.h"
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 
 namespace flashlift::cpu {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/program_emitter.h"
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "problem/differentiate.h"
 
 namespace flashlift::cpu {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 
 namespace flashlift::cpu {
 

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "score/operation.h"
 
 namespace flashlift::cpu {

@@ -9,7 +9,7 @@
 
 #include "cpu/jit/load_emitter.h"
 #include "cpu/jit/op_emitter.h"
-#include "cpu/jit/score_function.h"
+#include "cpu/score_function.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cpu {
