@@ -68,15 +68,16 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         )
 
 
-def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None) -> None:
+def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None, has_mask_mod: bool) -> None:
+    """Keys and values of a batch of 1 serve every query, where there is a mask, as in PyTorch's."""
     if query.size(0) == key.size(0):
         return
-    if block_mask is None:
+    if block_mask is None and not has_mask_mod:
         raise ValueError(
             "Expect query and key/value to have the same batch size, or non-none block_mask, but got "
-            f"block_mask=None, Bq={query.size(0)}, and Bkv={key.size(0)}."
+            f"block_mask=None, Bq={query.size(0)}, and Bkv={key.size(0)}. Expand them, or give a mask_mod."
         )
-    if block_mask.kv_num_blocks.size(0) != query.size(0):
+    if block_mask is not None and block_mask.kv_num_blocks.size(0) != query.size(0):
         raise ValueError(
             "Expect query and key/value to have the same batch size, or block_mask and query to have the same batch "
             f"size, but got Bq={query.size(0)}, Bkv={key.size(0)}, B_block_mask={block_mask.kv_num_blocks.size(0)}."

@@ -45,6 +45,7 @@ def flex_attention(
     unfused. Grouped heads need enable_gqa, as in PyTorch.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
     are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
+    Where there is a mask, keys and values of a batch of 1 serve the queries of all.
     block_mask: a BlockMask of PyTorch's, as PyTorch compiles it: nothing is kept outside of its listed blocks, everything in
     full ones, and in partial ones what its mask_mod keeps. mask_mod gives a mask without any block mask, and is applied on
     top of one.
@@ -65,7 +66,7 @@ def flex_attention(
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
     _checks.check_tensors(query, key, value, enable_gqa)
-    _checks.check_batch(query, key, block_mask)
+    _checks.check_batch(query, key, block_mask, mask_mod is not None)
     _checks.check_scale(scale)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = _autocast(query, key, value)

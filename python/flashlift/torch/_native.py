@@ -18,6 +18,9 @@ from flashlift.torch._threads import options_of_cpu
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 
+# What torch's profilers show of a call that goes past the dispatcher, which shows operators itself.
+_Recorded = torch._C._profiler._RecordFunctionFast
+
 _POINTER = ctypes.POINTER(DLTensor)
 _pointer_in = ctypes.PYFUNCTYPE(_POINTER, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
@@ -320,6 +323,17 @@ def _no_second_derivative(ctx, *grads):  # noqa: ANN001, ANN002, ANN202
 attention_backward.register_autograd(_no_second_derivative)
 
 
+def _no_forward_mode(ctx, *tangents):  # noqa: ANN001, ANN002, ANN202
+    raise UnsupportedError(
+        "flashlift: attention has no forward-mode derivative (jvp, jacfwd, hessian); use vjp, grad or jacrev, or unfused "
+        "attention (inputs of float64 are computed unfused)"
+    )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def _results_over(info, in_dims, args, function):  # noqa: ANN001, ANN202
     """vmap by a loop: the results of `function` for each slice, stacked. A program may read the batch index, so that a
     dimension cannot simply join the batch; and one attention is work enough for the machine."""
@@ -353,6 +367,8 @@ class _Attention(torch.autograd.Function):
         gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
         return _by_input(gradients, wanted, captures, sinks)
 
+    jvp = staticmethod(_no_forward_mode)
+
     @staticmethod
     def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
         return _results_over(info, in_dims, args, _Attention.apply)
@@ -364,7 +380,8 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, sinks, seed, features, scale, want_max, f32_out, *captures):  # noqa: ANN001, ANN002, ANN205
-        results = run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
+        with _Recorded("flashlift::attention"):
+            results = run_for_backward(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out)
         ctx.features, ctx.scale = features, scale
         ctx.save_for_backward(query, key, value, *results[:2], sinks, seed, *captures)
         ctx.mark_non_differentiable(results[2])
@@ -382,7 +399,8 @@ class _Direct(torch.autograd.Function):
             gradients = _AttentionBackward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *read)
         else:
             read = query, key, value, out, lse, captures, sinks, seed
-            gradients = differentiate(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
+            with _Recorded("flashlift::attention_backward"):
+                gradients = differentiate(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
         return _by_input(gradients, wanted, captures, sinks)
 
 
@@ -398,6 +416,7 @@ class _AttentionBackward(torch.autograd.Function):
         pass
 
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
 
     @staticmethod
     def vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN205
@@ -524,8 +543,11 @@ def call(
         results = _Attention.apply(query, key, value, sinks, seed, features, scale, want_max, has_backward, *captures)
     elif _are_plain(given):
         if not torch.is_grad_enabled() or not any([one.requires_grad for one in given]):
-            return run(query, key, value, captures, sinks, seed, features, scale, want_max, False)
+            with _Recorded("flashlift::attention"):
+                return run(query, key, value, captures, sinks, seed, features, scale, want_max, False)
         results = _Direct.apply(query, key, value, sinks, seed, features, scale, want_max, has_backward, *captures)
+    elif torch.autograd.forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
+        _no_forward_mode(None)
     else:
         f32_out = has_backward and torch.is_grad_enabled() and any(one.requires_grad for one in given)
         results = torch.ops.flashlift.attention(

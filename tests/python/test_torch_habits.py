@@ -1,0 +1,66 @@
+"""What PyTorch's users do beside calling: broadcasting keys, profiling, forward-mode differentiation."""
+
+import pytest
+import torch
+import torch_mods
+from flashlift.torch import flex_attention
+from torch.profiler import ProfilerActivity, profile
+
+
+def tensors(requires_grad=False, dtype=torch.float32):
+    return [torch.randn(2, 4, 20, 16, dtype=dtype, requires_grad=requires_grad) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_keys_of_one_batch_beside_a_mask_mod(dtype):
+    q, k, v = tensors(dtype=dtype)
+    k, v = k[:1], v[:1]
+    given = [one.requires_grad_() for one in (q, k, v)]
+    results = []
+    for key, value in ((k, v), (k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))):
+        out = flex_attention(q, key, value, mask_mod=torch_mods.causal)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_keys_of_another_batch_are_refused():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="give a mask_mod"):
+        flex_attention(q, k[:1], v[:1])
+    with pytest.raises(RuntimeError, match="Bq=3 and Bkv=2"):
+        flex_attention(torch.cat([q, q[:1]]), k, v, mask_mod=torch_mods.causal)
+
+
+def names_in_profile(function):
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        function()
+    return [one.name for one in found.events()]
+
+
+def test_a_profiler_shows_attention():
+    q, k, v = tensors(requires_grad=True)
+    names = names_in_profile(lambda: flex_attention(q, k, v).sum().backward())
+    assert names.count("flashlift::attention") == names.count("flashlift::attention_backward") == 1
+    with torch.no_grad():
+        names = names_in_profile(lambda: flex_attention(q, k, v))
+    assert names.count("flashlift::attention") == 1
+    assert names_in_profile(lambda: torch.func.vmap(lambda q: flex_attention(q[None], k[:1], v[:1]))(q)).count(
+        "flashlift::attention"
+    ) == 2
+
+
+def test_forward_mode_is_refused_in_our_words():
+    q, k, v = tensors()
+
+    def attend(q):
+        return flex_attention(q, k.to(q.dtype), v.to(q.dtype))
+
+    with pytest.raises(NotImplementedError, match="flashlift: attention has no forward-mode derivative"):
+        torch.func.jvp(attend, (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(NotImplementedError, match="flashlift: attention has no forward-mode derivative"):
+            attend(dual)
+        torch.testing.assert_close(attend(k), flex_attention(k, k, v))
+    out, tangent = torch.func.jvp(attend, (q.double(),), (q.double(),))
+    assert out.shape == tangent.shape
