@@ -1,9 +1,10 @@
-"""What PyTorch's users do beside calling: broadcasting keys, profiling, forward-mode differentiation."""
+"""What PyTorch's users do beside calling: broadcasting keys, profiling, other default devices, odd shapes."""
 
 import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -64,3 +65,36 @@ def test_forward_mode_is_refused_in_our_words():
         torch.testing.assert_close(attend(k), flex_attention(k, k, v))
     out, tangent = torch.func.jvp(attend, (q.double(),), (q.double(),))
     assert out.shape == tangent.shape
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 20, 16), (2, 4, 20, 0)], ids=["heads", "depth"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_heads_and_no_depth_are_refused(shape, dtype):
+    nothing = torch.ones(shape, dtype=dtype)
+    with pytest.raises(ValueError, match="at least one head, and a depth of at least 1"):
+        flex_attention(nothing, nothing, nothing)
+
+
+def mods(window=5):
+    def score_mod(score, b, h, i, j):
+        return score * 0.3 + torch.nn.functional.one_hot(h, 4).argmax() + (i - j) / window
+
+    def mask_mod(b, h, i, j):
+        return (i >= j) & (i - j < window)
+
+    return score_mod, mask_mod
+
+
+@torch.no_grad()
+def test_another_default_device():
+    """What is made on the way is made where it is read: on a GPU, each number would be waited for."""
+    q, k, v = tensors()
+    block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 20, 20, device="cpu")
+    results = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            for window in (7, 9):  # the second one is an argument
+                score_mod, mask_mod = mods(window)
+                results.append(flex_attention(q, k, v, score_mod, block_mask, mask_mod=mask_mod))
+                results.append(flex_attention(q, k, v, block_mask=block_mask))
+    torch.testing.assert_close(results[:4], results[4:])

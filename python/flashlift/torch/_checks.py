@@ -36,6 +36,9 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
     if any(one.dim() < 2 for one in tensors.values()):
         shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
         raise ValueError(f"Expected query, key, and value to all be  at least 2 dimensional, but got {shapes}")
+    if any(one.dim() == 4 and (one.size(1) == 0 or one.size(3) == 0) for one in tensors.values()):
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+        raise ValueError(f"Expected at least one head, and a depth of at least 1, but got {shapes}")
     if query.size(-1) != key.size(-1):
         raise ValueError(
             f"Expect query and key/value to have the same embedding dimension but got E={query.size(-1)} and "

@@ -83,7 +83,7 @@ def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def compute(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         flat, along = (x.reshape(-1), 0) if dim is None else (x, dim)
-        places = torch.arange(flat.shape[along])
+        places = torch.arange(flat.shape[along], device=x.device)
         places = places.reshape([-1 if i == along % flat.dim() else 1 for i in range(flat.dim())])
         found = torch.where(flat == extreme(flat, along, True), places, flat.shape[along])  # the first of equal ones
         return found.amin(along, keepdim and dim is not None)
@@ -94,7 +94,7 @@ def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         return NotImplemented  # the largest index is not known
-    return (x.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 
 def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:

@@ -153,7 +153,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     may change, those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
     with _disable_current_modes():  # an ordinary tensor, not a fake one
-        return torch.zeros((), dtype=tensor.dtype).expand(sizes)
+        return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
 
 
 flex_attention_hop = _FlexAttention()

@@ -505,7 +505,7 @@ def block_kinds(
     nothing, 2 for everything, and 1 for what may be either."""
     batch, heads = sizes
     problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
-    kinds = torch.empty(shape, dtype=torch.uint8)
+    kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")
     views = _Views()
     library = core()
     check(

@@ -289,7 +289,7 @@ def _search(tracer: Tracer, func: Any, args: tuple, kwargs: dict) -> torch.Tenso
         raise TraceError(f"{func} needs 1 to {_MAX_UNROLLED} boundaries in one dimension{where()}")
     table = tracer.value_of(boundaries)
     dtype = torch.int32 if kwargs.get("out_int32", False) else torch.int64
-    like = x if isinstance(x, torch.Tensor) else torch.ones(())
+    like = x if isinstance(x, torch.Tensor) else torch.ones((), device="cpu")
     common = torch.promote_types(boundaries.dtype, like.dtype)
     type_ = type_of(common)
 

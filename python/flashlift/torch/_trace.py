@@ -173,12 +173,12 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def as_tensor(number: int | float) -> torch.Tensor:
     """A number in Python's own precision."""
     if isinstance(number, torch.SymInt):
-        return torch.full((), number, dtype=torch.int64)
+        return torch.full((), number, dtype=torch.int64, device=_CPU)
     if isinstance(number, torch.SymFloat):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
-        return torch.ones((), dtype=torch.float64) * number
+        return torch.ones((), dtype=torch.float64, device=_CPU) * number
     if isinstance(number, torch.Tensor):
         return number
-    return torch.tensor(number, dtype=torch.float64 if type(number) is float else None)
+    return torch.tensor(number, dtype=torch.float64 if type(number) is float else None, device=_CPU)
 
 
 def _is_indexing(func: Any) -> bool:
@@ -225,7 +225,7 @@ class Tracer(TorchDispatchMode):
 
     def traced(self, value: Value) -> torch.Tensor:
         """A tensor that stands for a value."""
-        tensor = torch.ones((), dtype=value.dtype)
+        tensor = torch.ones((), dtype=value.dtype, device=_CPU)
         if value.shape:
             tensor = tensor.expand(value.shape)
         self.bind(tensor, value)
@@ -286,7 +286,7 @@ class Tracer(TorchDispatchMode):
         """The size of a dimension, as something that the program reads: another size is no other program."""
         key = size.source if isinstance(size, Size) else size
         if key not in self._sizes:
-            value = torch.tensor(size, dtype=torch.int32)
+            value = torch.tensor(size, dtype=torch.int32, device=_CPU)
             self._sizes[key] = self._capture(value, key if isinstance(key, SizeOf) else value)
         return self._sizes[key].node
 
@@ -460,7 +460,7 @@ class _Unwrapped:
         found = self._in_place.get(id(tensor))
         if found is None:
             with _disable_current_modes():  # a transform would wrap this too, but has been left
-                found = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+                found = torch.zeros((), dtype=tensor.dtype, device=_CPU).expand(tensor.shape)
             self._in_place[id(tensor)] = found
             self.wrapped[id(found)] = tensor
         return found
@@ -564,7 +564,7 @@ def trace(
 
 def _result(tracer: Tracer, result: Any, kind: str) -> Node:
     if isinstance(result, (bool, int, float)):
-        result = torch.tensor(result)
+        result = torch.tensor(result, device=_CPU)
         tracer.keep(result)
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"{kind} must return a tensor, got {type(result).__name__}")
