@@ -8,6 +8,8 @@ namespace {
 constexpr int kAnyNewer = std::numeric_limits<int>::max();
 
 constexpr CudaBackward kList[] = {
+    // No newer architecture has its instructions. Calls that want gradients of captured tensors are left to the next.
+    {.kind = cuda::BackwardKind::kHopper, .architectures = {90, 90}},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };
 static_assert(std::size(kList) == cuda::kBackwardKinds);
@@ -20,7 +22,8 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
   if (auto reason = refusal(row.architectures, device)) {
     return reason;
   }
-  const Result<cuda::BackwardConfig> config = cuda::choose_backward_config(problem, row.kind, device.architecture);
+  const Result<cuda::BackwardConfig> config =
+      cuda::choose_backward_config(problem, row.kind, device.architecture, false);
   return config.ok() ? std::nullopt : std::optional(config.error().message);
 }
 

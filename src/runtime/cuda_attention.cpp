@@ -1,5 +1,6 @@
 #include "runtime/cuda_attention.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -102,12 +103,14 @@ class CudaAttention : public Attention::Implementation {
   }
 
   int64_t backward_workspace_bytes(int /*concurrency*/) const override {
-    const plan::CudaBackward* const row = plan::first_of(backwards_);
-    if (row == nullptr) {
-      return 0;
+    int64_t most = 0;  // the first one that takes a call depends on the gradients that it wants
+    for (const auto& [row, refusal] : backwards_) {
+      if (!refusal) {
+        const Result<int64_t> bytes = cuda::Backward::workspace_bytes(compiled_, device_, row->kind);
+        most = std::max(most, bytes.ok() ? *bytes : 0);
+      }
     }
-    const Result<int64_t> bytes = cuda::Backward::workspace_bytes(compiled_, device_, row->kind);
-    return bytes.ok() ? *bytes : 0;
+    return most;
   }
 
   Result<std::string> code() const override { return cuda::emit_programs(compiled_); }
@@ -145,7 +148,7 @@ class CudaAttention : public Attention::Implementation {
     });
     if (!backwards_.empty()) {
       backward_considerations = plan::considerations(backwards_, [&](const plan::CudaBackward& row) {
-        return cuda::describe(*cuda::choose_backward_config(compiled_, row.kind, device_.architecture));
+        return cuda::describe(*cuda::choose_backward_config(compiled_, row.kind, device_.architecture, false));
       });
     }
     const plan::CudaForward* const row = plan::first_of(answers);

@@ -129,9 +129,9 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   // those of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
-    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
+    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, true);
     ASSERT_TRUE(config.ok()) << config.error().message;
-    const Sm80BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
+    const BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
     for (const KernelSource* source : {&sources.queries, &sources.keys}) {
       const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
       ASSERT_TRUE(kernel.ok()) << kernel.error().message;
@@ -149,6 +149,33 @@ INSTANTIATE_TEST_SUITE_P(
                       "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
                       "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
                       "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
+
+class HopperBackwardCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of("attn h2 s4096 lse " + GetParam());
+  const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90, false);
+  ASSERT_TRUE(config.ok()) << config.error().message;
+  const BackwardSources sources = backward_sources(problem, std::get<Sm90Backward>(*config));
+  for (const KernelSource* source : {&sources.queries, &sources.keys}) {
+    const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
+    ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+    EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
+    expect_spills_at_most(0, *kernel, source->name + ": " + describe(*config));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, HopperBackwardCompiles,
+    ::testing::Values(
+        "d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
+        "d128 bf16 softcap=30", "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal",
+        "d128 bf16 window=1024", "d128 bf16 sinks=2 causal", "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1",
+        "d128 bf16 cu_seqlens causal",
+        "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
+        "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
 
 // What runs before and behind a main part, with the rows' statistics in either form.
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {

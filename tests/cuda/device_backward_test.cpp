@@ -66,40 +66,56 @@ void expect_right(const std::string& text, uint64_t seed, bool strided) {
   expect_right(*problem, forward, random);
 }
 
-TEST(DeviceBackward, FixedProblemsAgreeWithTheOracle) {
-  for (const char* text :
-       {"attn h2 s200 d64 bf16",
-        "attn h2 s256 d128 bf16 lse causal",
-        "attn h2 sq200 skv333 d64 f16 causal lse",
-        "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right",
-        "attn h2 s150 d64 f32 lse causal",
-        "attn h2 s100 d256 f32 softcap=5",
-        "attn h2 s200 d256 bf16 causal",
-        "attn h2 s150 dqk192 dv128 bf16 alibi",
-        "attn h2 s130 dqk40 dv72 f16 window=20",
-        "attn h2 s200 d128 bf16 out=f32 lse causal",
-        "attn h2 s90 d64 f16 out=f32",
-        "attn b2 h2 s130 d64 bf16 sinks=2 lse",
-        "attn h2 s100 d64 f32 sinks=1 dropout=0.2",
-        "attn hq4 hkv2 s140 d96 bf16 bias=f32",
+class DeviceBackwardOf : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(DeviceBackwardOf, AgreesWithTheOracle) {
+  for (const bool strided : {false, true}) {
+    expect_right(GetParam(), 1, strided);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Problems, DeviceBackwardOf,
+    ::testing::Values(
+        "attn h2 s200 d64 bf16", "attn h2 s256 d128 bf16 lse causal", "attn h2 sq200 skv333 d64 f16 causal lse",
+        "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right", "attn h2 s150 d64 f32 lse causal",
+        "attn h2 s100 d256 f32 softcap=5", "attn h2 s200 d256 bf16 causal", "attn h2 s150 dqk192 dv128 bf16 alibi",
+        "attn h2 s130 dqk40 dv72 f16 window=20", "attn h2 s200 d128 bf16 out=f32 lse causal",
+        "attn h2 s90 d64 f16 out=f32", "attn b2 h2 s130 d64 bf16 sinks=2 lse",
+        "attn h2 s100 d64 f32 sinks=1 dropout=0.2", "attn hq4 hkv2 s140 d96 bf16 bias=f32",
         "attn h2 s150 d64 bf16 dropout=0.3 causal",
         "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
         "attn h2 sq70 skv90 d64 f32 empty_rows=uniform dropout=0.2 mask_mod() { %0 = lt q, 40; return %0 }",
-        "attn h2 sq64 skv0 d64 bf16 lse",
-        "attn b0 h2 s20 d64 bf16",
-        "attn h2 sq1 skv1 d64 f32",
-        "attn h2 s300 d64 bf16 cu_seqlens causal alibi",
-        "attn h1 s1500 d64 bf16 causal window=100 lse",
+        "attn h2 sq64 skv0 d64 bf16 lse", "attn b0 h2 s20 d64 bf16", "attn h2 sq1 skv1 d64 f32",
+        "attn h2 s300 d64 bf16 cu_seqlens causal alibi", "attn h1 s1500 d64 bf16 causal window=100 lse",
         "attn b2 h2 s150 d64 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return "
         "%2 }",
         "attn h2 s100 d64 bf16 score_mod(t: f32[?], w: bf16[2], g: f16[?]) { %0 = sub q, kv; %1 = add %0, 50; %2 = "
         "load "
-        "t[%1]; %3 = load w[h]; %4 = mul score, %3; %5 = add %4, %2; %6 = load g[kv]; %7 = add %5, %6; return %7 }"}) {
-    for (const bool strided : {false, true}) {
-      expect_right(text, 1, strided);
-    }
-  }
-}
+        "t[%1]; %3 = load w[h]; %4 = mul score, %3; %5 = add %4, %2; %6 = load g[kv]; %7 = add %5, %6; return %7 }"));
+
+// Those that Hopper's kernels take.
+INSTANTIATE_TEST_SUITE_P(
+    Hopper, DeviceBackwardOf,
+    ::testing::Values(
+        "attn h2 s256 d128 bf16 lse", "attn h2 sq200 skv333 d64 f16 lse", "attn h1 s1000 d128 bf16 causal lse",
+        "attn h2 s700 d64 bf16 causal lse", "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right lse",
+        "attn hq4 hkv2 sq300 skv140 d96 bf16 lse causal", "attn h2 sq130 skv257 dqk40 dv72 f16 window=20 lse",
+        "attn b2 h2 s130 d64 bf16 sinks=2 lse causal", "attn h2 s333 d128 f16 sinks=1 lse",
+        "attn h2 s260 d128 bf16 softcap=30 causal lse", "attn h2 s260 d64 f16 softcap=2 lse",
+        "attn h4 s300 d128 bf16 alibi lse", "attn h2 s150 d64 bf16 dropout=0.3 causal lse",
+        "attn h2 s150 d128 bf16 dropout=0.2 softcap=5 lse", "attn h2 s600 d128 bf16 cu_seqlens causal alibi lse",
+        "attn h2 s700 d64 bf16 cu_seqlens lse", "attn h2 s512 d128 bf16 prefix=100 causal lse scale=-0.1",
+        "attn h2 sq64 skv0 d64 bf16 lse", "attn b0 h2 s20 d64 bf16 lse", "attn h2 sq1 skv1 d128 bf16 lse",
+        "attn h2 sq300 skv100 d128 bf16 lse causal=bottom_right empty_rows=nan",
+        "attn h1 sq90 skv700 d128 bf16 lse mask_mod() { %0 = lt q, 40; %1 = lt kv, 600; %2 = and %0, %1; return %2 }",
+        "attn b2 h2 s450 d128 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; "
+        "return %2 }",
+        "attn h2 s300 d128 bf16 lse score_mod(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 150; %2 = load t[%1]; %3 = add "
+        "score, %2; return %3 }",
+        "attn h2 s200 d64 bf16 lse score_mod() { %0 = lt q, kv; %1 = mul score, 2.0; %2 = select %0, %1, score; return "
+        "%2 "
+        "}"));
 
 // Whatever the description of a problem allows.
 TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {

@@ -1,6 +1,8 @@
 #include "cuda/emit/backward_config.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <span>
 
 #include "support/error.h"
@@ -12,6 +14,14 @@ namespace {
 constexpr int kMostColumns = 128;  // of d_k, and of d_v, that a block's registers hold
 constexpr int64_t kRowGradientBytes = 16;
 constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, by the driver
+
+// May the program add more than this to a score? What it loads may be anything.
+bool adds_large_values(const Program& score_mod, float largest) {
+  return std::ranges::any_of(score_mod.nodes, [&](const Node& node) {
+    const bool constant = node.op == Op::k_constant && node.type == Type::kF32;
+    return constant && !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= largest);
+  });
+}
 
 struct Tiles {
   int rows, columns, stages;  // rows: what a block works on; columns: what comes at a time
@@ -95,6 +105,88 @@ Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architectu
   return config;
 }
 
+constexpr int64_t kSm90Bookkeeping = 512;  // barriers and the like
+
+int64_t sm90_shared_bytes(const ForwardConfig& config) {
+  constexpr int64_t kStatisticBytes = 8;  // of a query
+  const int64_t row = 2 * (round_up(config.head_dim_padded, 64) + round_up(config.value_dim_padded, 64));
+  return config.q_tile * row + config.stages * config.kv_tile * (row + kStatisticBytes) + kSm90Bookkeeping;
+}
+
+// 128 rows a block, and as many stages as there is room for. Narrow heads leave registers for wide tiles, unless a
+// program takes them.
+void choose_sm90_tiles(const Problem& problem, ForwardConfig& config) {
+  constexpr int kConsumers = 2;
+  constexpr int kMostStages = 5;
+  const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= 64;
+  const bool programs = config.has_mask_mod || problem.score_mod.has_value();
+  config.q_tile = 64 * kConsumers;
+  config.threads = 128 * (kConsumers + 1);
+  config.kv_tile = narrow && !problem.score_mod && !config.dropout ? 128 : 64;
+  config.producer_registers = config.scout_loads ? 64 : programs ? 48 : 32;
+  config.consumer_registers = config.scout_loads ? 224 : programs ? 232 : 240;
+  for (config.stages = kMostStages; sm90_shared_bytes(config) > kHopperSharedBytes; --config.stages) {
+  }
+  config.shared_bytes = sm90_shared_bytes(config);
+}
+
+// Why Hopper's kernels do not take the problem; empty if they do.
+std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bool wants_captures) {
+  constexpr int kWidest = 128;
+  constexpr float kLargestConstant = 1024.0f;  // whose sum with a score is exact enough for exponentials
+  if (problem.dtype == DType::kF32) {
+    return "its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent";
+  }
+  if (std::max(config.head_dim_padded, config.value_dim_padded) > kWidest) {
+    return fmt::format("rows of {} and {} columns are more than the {} that its registers hold", problem.head_dim,
+                       problem.value_dim, kWidest);
+  }
+  if (!problem.want_lse) {
+    return "it takes the rows' sums from lse, which the problem does not ask for";
+  }
+  if (problem.out_dtype != problem.dtype) {
+    return fmt::format("it multiplies d_out as {}, and the output is {}", to_string(problem.dtype),
+                       to_string(problem.out_dtype));
+  }
+  if (wants_captures) {
+    return "it does not sum gradients of captured tensors";
+  }
+  if (problem.page_size > 0) {
+    return "it does not read pages";
+  }
+  if (problem.empty_rows == EmptyRows::kUniform && (config.has_mask_mod || config.redo_all)) {
+    return "it does not spread the gradients of rows without keys over all values";
+  }
+  if (problem.score_mod && adds_large_values(*problem.score_mod, kLargestConstant)) {
+    return "the score_mod may add so much to all scores of a row that its lse, in f32, does not tell them apart";
+  }
+  return "";
+}
+
+Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_captures) {
+  Sm90Backward config;
+  config.queries = common_config(problem);
+  config.queries.kind = KernelKind::kHopper;
+  config.queries.architecture = 90;
+  config.keys = config.queries;
+  if (const std::string reason = sm90_refusal(problem, config.queries, wants_captures); !reason.empty()) {
+    return unsupported("{}", reason);
+  }
+  choose_sm90_tiles(problem, config.queries);
+  choose_sm90_tiles(problem, config.keys);
+  return config;
+}
+
+std::vector<std::string> with_rows(const ForwardConfig& config, bool rows_are_keys) {
+  std::vector<std::string> list = definitions(config);
+  list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", rows_are_keys));
+  return list;
+}
+
+std::string describe_family(const Sm90Backward& config) {
+  return fmt::format("queries {}; keys {}", describe(config.queries), describe(config.keys));
+}
+
 std::string describe_family(const Sm80Backward& config) {
   return fmt::format("queries {}; keys {}, columns in {} parts", describe(config.queries), describe(config.keys),
                      config.chunks);
@@ -104,14 +196,21 @@ std::string describe_family(const Sm80Backward& config) {
 
 const char* to_string(BackwardKind kind) {
   switch (kind) {
+    case BackwardKind::kHopper:
+      return "cuda_sm90";
     case BackwardKind::kPortable:
       return "cuda_sm80";
   }
   return "?";
 }
 
-Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture) {
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture,
+                                              bool wants_captures) {
   switch (kind) {
+    case BackwardKind::kHopper: {
+      FLASHLIFT_ASSIGN_OR_RETURN(Sm90Backward config, choose_sm90_backward(problem, wants_captures));
+      return BackwardConfig(std::move(config));
+    }
     case BackwardKind::kPortable:
       break;
   }
@@ -131,10 +230,15 @@ std::vector<std::string> key_definitions(const Sm80Backward& config) {
   return with(definitions(config.keys), config.keys, config.chunks);
 }
 
+std::vector<std::string> query_definitions(const Sm90Backward& config) { return with_rows(config.queries, false); }
+
+std::vector<std::string> key_definitions(const Sm90Backward& config) { return with_rows(config.keys, true); }
+
 int row_threads(const Problem& problem) {
   constexpr int64_t kPieceBytes = 16;  // that a thread reads at once
   constexpr int kWarp = 32;
-  const int64_t pieces = divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes);
+  const int64_t pieces =
+      divide_up(problem.value_dim * static_cast<int64_t>(size_in_bytes(problem.out_dtype)), kPieceBytes);
   int threads = 1;
   while (threads < kWarp && threads < pieces) {
     threads *= 2;

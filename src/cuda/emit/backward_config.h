@@ -8,9 +8,9 @@
 namespace flashlift::cuda {
 
 // The families of main parts (launch/backward/main.h).
-enum class BackwardKind : uint8_t { kPortable };
-inline constexpr size_t kBackwardKinds = 1;
-const char* to_string(BackwardKind kind);  // "cuda_sm80": the name of the forward kernel that it goes with
+enum class BackwardKind : uint8_t { kHopper, kPortable };
+inline constexpr size_t kBackwardKinds = 2;
+const char* to_string(BackwardKind kind);  // "cuda_sm90", "cuda_sm80": the name of the forward kernel that it goes with
 
 // The portable kernels: one works on queries, the other on keys, and each multiplies the scores.
 struct Sm80Backward {
@@ -19,16 +19,26 @@ struct Sm80Backward {
   int chunks = 1;      // blocks among which the columns of d_k and d_v are divided
 };
 
-using BackwardConfig = std::variant<Sm80Backward>;
+// Hopper's: one works on queries, and then the other on keys. Both multiply the scores.
+struct Sm90Backward {
+  ForwardConfig queries;
+  ForwardConfig keys;  // it has q_tile keys a block, and kv_tile queries at a time
+};
 
-// For an architecture of at least 80. Errors: kUnsupported with the reason.
-Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture);
+using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
+
+// For an architecture of at least 80, or 90 itself for Hopper's. wants_captures: gradients of captured tensors too.
+// Errors: kUnsupported with the reason.
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture,
+                                              bool wants_captures);
 
 std::string describe(const BackwardConfig& config);
 
 // Preprocessor definitions, one -D option each.
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
+std::vector<std::string> query_definitions(const Sm90Backward& config);
+std::vector<std::string> key_definitions(const Sm90Backward& config);
 // How many threads share a row of the output where the preprocess multiplies it.
 int row_threads(const Problem& problem);
 // Of the kernels before and behind the main part. row_tiles: are rows' statistics in tiles (kernels/common/

@@ -116,8 +116,8 @@ std::string emit_searches(const Problem& problem, const Program& program, const 
   return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
 }
 
-// <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two kinds of
-// program share.
+// <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two
+// kinds of program share.
 std::string emit_mod(const Names& names, bool straight) {
   const char* raw = *names.before != '\0' ? "raw, " : "";
   std::string text = fmt::format(
@@ -173,6 +173,12 @@ std::string emit_program(const Problem& problem, const Program& program, const N
   return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight);
 }
 
+bool is_one(const Program& program, ValueId id) {
+  const Node& node = program.nodes[id];
+  return node.op == Op::k_constant && node.type == Type::kF32 &&
+         std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == 1.0f;
+}
+
 }  // namespace
 
 std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
@@ -195,6 +201,7 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   };
   text += fmt::format("#define FL_MASK_SEARCHES {:d}\n", problem.mask_mod && searches(*problem.mask_mod));
   text += fmt::format("#define FL_GRADIENT_SEARCHES {:d}\n", derivative && searches(derivative->body));
+  text += fmt::format("#define FL_HAS_DERIVATIVE {:d}\n", derivative && !is_one(derivative->body, derivative->d_score));
   text += fmt::format("#define FL_CAPTURE_GRADIENTS {:d}\n\n", derivative && !derivative->loads.empty());
   text += "namespace flashlift::cuda {\n\n";
   const std::string at =

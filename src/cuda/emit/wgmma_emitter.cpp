@@ -46,13 +46,27 @@ std::string emit_pv(int n, const char* type) {
       registers + 4, repeated(registers, "\"+f\"(d[{}])"), registers + 5);
 }
 
+const char* type_name(const ForwardConfig& config) { return config.dtype == DType::kBF16 ? "bf16" : "f16"; }
+
+std::string header(const std::string& text) {
+  return "#pragma once\n#include \"cuda/kernels/common/ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" + text +
+         "\n}  // namespace flashlift::cuda\n";
+}
+
 }  // namespace
 
 std::string emit_wgmma(const ForwardConfig& config) {
-  const char* type = config.dtype == DType::kBF16 ? "bf16" : "f16";
-  return "#pragma once\n#include \"cuda/kernels/common/ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" +
-         emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.value_dim_padded, type) +
-         "\n}  // namespace flashlift::cuda\n";
+  const char* type = type_name(config);
+  return header(emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.value_dim_padded, type));
+}
+
+std::string emit_backward_wgmma(const ForwardConfig& config) {
+  const char* type = type_name(config);
+  std::string text = emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.head_dim_padded, type);
+  if (config.value_dim_padded != config.head_dim_padded) {
+    text += "\n" + emit_pv(config.value_dim_padded, type);
+  }
+  return header(text);
 }
 
 }  // namespace flashlift::cuda

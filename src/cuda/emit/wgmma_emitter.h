@@ -11,4 +11,8 @@ namespace flashlift::cuda {
 // names up to 128 registers and its shape is part of its name: as templates it would be a page for each of 32 shapes.
 std::string emit_wgmma(const ForwardConfig& config);
 
+// The same for a backward kernel: wgmma_qk for both products of scores, and wgmma_pv for sums of head_dim and of
+// value_dim columns.
+std::string emit_backward_wgmma(const ForwardConfig& config);
+
 }  // namespace flashlift::cuda

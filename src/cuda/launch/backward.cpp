@@ -1,5 +1,6 @@
 #include "cuda/launch/backward.h"
 
+#include <algorithm>
 #include <future>
 
 #include "cuda/launch/backward/postprocess.h"
@@ -43,6 +44,8 @@ void fill_backward_params(const BackwardArguments& arguments, BackwardParams& pa
   }
 }
 
+bool wants(const std::vector<bool>& gradients) { return std::ranges::find(gradients, true) != gradients.end(); }
+
 }  // namespace
 
 struct Backward::State {
@@ -64,7 +67,8 @@ const BackwardConfig& Backward::config() const { return state_->config; }
 Result<Backward> Backward::compile(const Problem& problem, const Device& device, BackwardKind kind,
                                    const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
-  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config, choose_backward_config(problem, kind, device.architecture));
+  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config,
+                             choose_backward_config(problem, kind, device.architecture, wants(wants_gradient)));
   auto state = std::make_shared<State>(*driver, problem, device, config);
   auto before = std::async([&] { return state->preprocess.compile(compile_kernel); });
   auto after = std::async([&] {
@@ -102,7 +106,8 @@ Status Backward::run(const BackwardArguments& arguments, CuStream stream) const 
 }
 
 Result<int64_t> Backward::workspace_bytes(const Problem& problem, const Device& device, BackwardKind kind) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config, choose_backward_config(problem, kind, device.architecture));
+  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config,
+                             choose_backward_config(problem, kind, device.architecture, false));
   ForwardParams params;
   fill_lengths(problem, params);
   Layout layout;

@@ -8,6 +8,7 @@
 #include "cuda/kernels/common/forward_params.h"
 #include "cuda/launch/bounds_pass.h"
 #include "cuda/launch/params.h"
+#include "cuda/launch/sections.h"
 #include "cuda/launch/stream_memory.h"
 #include "cuda/launch/tensor_map.h"
 #include "support/error.h"
@@ -19,26 +20,12 @@ namespace {
 constexpr int64_t kHopperCounters = 2;
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// How many heads to schedule together, in sections of equal size, since a small last section would leave
-// multiprocessors idle at the end. Heads that share keys stay together. Sections begin with their longest query tiles,
-// so that they end together, and with keys and values that come from memory all at once: no more than fit the L2 cache,
-// and under a mask only as many as occupy all multiprocessors once. Where no query tile is longer than another, one
-// head after the other is better. (Neither was seen for narrow heads: docs/lessons.md.)
 int heads_per_section(const ForwardParams& params, const ForwardConfig& config, const Device& device) {
-  constexpr int kNarrow = 64;
-  const bool narrow = std::max(config.head_dim, config.value_dim) <= kNarrow;
-  if (!config.has_mask_mod && !narrow) {
-    return params.group;
-  }
-  const int64_t bytes =
-      int64_t{params.kv_len} * (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
-  const int64_t groups = int64_t{params.batch} * params.kv_heads;
-  int64_t together = device.l2_bytes / std::max<int64_t>(bytes, 1);
-  if (!narrow) {
-    together = std::min<int64_t>(together, device.multiprocessors / (int64_t{params.q_tiles} * params.group));
-  }
-  const int64_t sections = divide_up(groups, std::max<int64_t>(together, 1));
-  return static_cast<int>(divide_up(groups, sections) * params.group);
+  const int64_t key_bytes = (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
+  const HeadGroups heads{.groups = int64_t{params.batch} * params.kv_heads,
+                         .bytes = params.kv_len * key_bytes,
+                         .blocks = int64_t{params.q_tiles} * params.group};
+  return static_cast<int>(groups_per_section(heads, config, device) * params.group);
 }
 
 // Among how many blocks the keys of a unit are divided: enough to fill all multiprocessors, no more than have work, and

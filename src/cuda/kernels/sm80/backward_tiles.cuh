@@ -4,78 +4,11 @@
 // layout is softmax.cuh's for both. A thread has at most 32 elements: a bit each says which are kept.
 #pragma once
 
-#include "cuda/kernels/common/dropout.cuh"
-#include "cuda/kernels/common/rows.cuh"
+#include "cuda/kernels/common/gradients.cuh"
 #include "cuda/kernels/common/scheduler.cuh"
 #include "cuda/kernels/sm80/products.cuh"
-#include "gradient.cuh"
 
 namespace flashlift::cuda {
-
-// Which scores a thread has: its two rows, and its first column.
-template <bool kRowsAreKeys>
-struct Place {
-  int b;
-  int h;
-  int rows[2];
-  int column;
-
-  __device__ __forceinline__ int row_of(int i) const { return rows[i / 2 % 2]; }
-  __device__ __forceinline__ int column_of(int i) const { return column + i / 4 * 8 + i % 2; }
-  __device__ __forceinline__ int q(int i) const { return kRowsAreKeys ? column_of(i) : row_of(i); }
-  __device__ __forceinline__ int kv(int i) const { return kRowsAreKeys ? row_of(i) : column_of(i); }
-};
-
-
-// Bit i: is element i inside, and kept by mask_mod.
-template <int kCount, bool kRowsAreKeys>
-__device__ __forceinline__ u32 kept_bits(const ForwardParams& params, const Place<kRowsAreKeys>& place, bool partial) {
-  static_assert(kCount <= 32, "a bit for each element");
-  u32 bits = 0xffffffff;
-  if (partial) {
-    bits = 0;
-#if FL_MASK_SEARCHES
-#pragma unroll 1
-#else
-#pragma unroll
-#endif
-    for (int i = 0; i < kCount; ++i) {
-      const int q = place.q(i);
-      const int kv = place.kv(i);
-      bool keep = q < params.q_len && kv < params.kv_len;
-#if FL_HAS_MASK_MOD
-      keep &= mask_mod(mask_row(place.b, place.h, q, params), mask_column(place.b, kv, params), place.b, place.h, q, kv,
-                       0, params);
-#endif
-      bits |= static_cast<u32>(keep) << i;
-    }
-  }
-  return bits;
-}
-
-// Bit i: does dropout leave element i.
-template <int kCount, bool kRowsAreKeys>
-__device__ __forceinline__ u32 undropped_bits(const ForwardParams& params, const Place<kRowsAreKeys>& place) {
-  u32 bits = 0xffffffff;
-#if FL_DROPOUT
-  bits = 0;
-#pragma unroll 1
-  for (int i = 0; i < kCount; ++i) {
-    bits |= static_cast<u32>(keeps_key(place.b, place.h, place.q(i), place.kv(i), params)) << i;
-  }
-#endif
-  return bits;
-}
-
-// The score of an element from its product, and what it changes by as the scaled product does.
-template <bool kRowsAreKeys>
-__device__ __forceinline__ float score_at(float product, const ForwardParams& params, const Place<kRowsAreKeys>& place,
-                                          int i, float& derivative) {
-  const int q = place.q(i);
-  const int kv = place.kv(i);
-  return score_gradient(product, gradient_row(place.b, place.h, q, params), gradient_column(place.b, kv, params),
-                        place.b, place.h, q, kv, 0, params, derivative);
-}
 
 // s: products <q, k>, then probabilities after dropout. dp: products <d_out, v>, then the gradients of scaled products.
 // row_at(i): the row's statistics. add(i, ds, product): what to do with an element's own gradient.
@@ -131,37 +64,6 @@ __device__ __forceinline__ void finish_copies() {
   copy_commit();
   copy_wait<0>();
   __syncthreads();
-}
-
-// Columns [first, ...) of a gradient's row from a thread's accumulators of row r.
-template <int kCount>
-__device__ __forceinline__ void store_gradient_row(const float (&sums)[kCount], int r, float factor, void* row_address,
-                                                   long long column_stride, bool paired, int first, int columns) {
-  InputElement* const row = static_cast<InputElement*>(row_address);
-#pragma unroll
-  for (int j = 0; j < kCount / 4; ++j) {
-    const int column = first + 8 * j + static_cast<int>(threadIdx.x) % 4 * 2;
-    const float x = sums[4 * j + 2 * r] * factor;
-    const float y = sums[4 * j + 2 * r + 1] * factor;
-    if (paired && column + 1 < columns) {
-#if FL_INPUT_F32
-      *reinterpret_cast<float2*>(row + column) = make_float2(x, y);
-#else
-      *reinterpret_cast<u32*>(row + column) = pack_half(x, y);
-#endif
-    } else {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (column + c < columns) {
-#if FL_INPUT_F32
-          row[(column + c) * column_stride] = c == 0 ? x : y;
-#else
-          row[(column + c) * column_stride] = static_cast<InputElement>(pack_half(c == 0 ? x : y, 0.0f));
-#endif
-        }
-      }
-    }
-  }
 }
 
 }  // namespace flashlift::cuda

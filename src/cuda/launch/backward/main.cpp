@@ -1,6 +1,7 @@
 #include "cuda/launch/backward/main.h"
 
 #include "cuda/launch/backward/main_sm80.h"
+#include "cuda/launch/backward/main_sm90.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -10,13 +11,24 @@ RowStatistics statistics_of(const Sm80Backward& /*config*/) {
   return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
 }
 
+RowStatistics statistics_of(const Sm90Backward& config) { return {.tile = config.keys.kv_tile, .from_output = true}; }
+
 int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
   return 0;  // all sums stay in registers
+}
+
+int64_t bytes_of(const Sm90Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
+  return 0;
 }
 
 auto compile_family(const Sm80Backward& config, const Problem& problem, const Device& device,
                     const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
   return compile_main_sm80(problem, device, config, wants_gradient, compile_kernel);
+}
+
+auto compile_family(const Sm90Backward& config, const Problem& problem, const Device& device,
+                    const std::vector<bool>& /*wants_gradient*/, const KernelCompiler& compile_kernel) {
+  return compile_main_sm90(problem, device, config, compile_kernel);
 }
 
 }  // namespace

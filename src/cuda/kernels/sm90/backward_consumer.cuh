@@ -1,0 +1,391 @@
+// A consumer warpgroup of the Hopper backward kernels: 64 rows against every visited column tile.
+//
+// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and two
+// sums over columns, whose left operands these results are:
+//
+//   rows are   first                              second
+//   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
+//   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
+//
+// One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for d_p.
+// Two would spill. So a warpgroup's own exponentials have no products of its own to run under; they run under the other
+// warpgroup's, which it never meets.
+//
+// d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. Rounding the output to 16 bits
+// puts an error into it that is too large where values have a large mean. The kernel whose rows are queries therefore
+// finds what is missing, r = sum of p * (d_p - delta), takes r * (its first sum) from d_q, and corrects delta for the
+// kernel whose rows are keys, which runs after it.
+#pragma once
+
+#include "cuda/kernels/common/gradients.cuh"
+#include "cuda/kernels/sm90/backward_pipeline.cuh"
+#include "wgmma.cuh"
+
+namespace flashlift::cuda {
+
+constexpr int kScores = FL_BLOCK_N / 2;  // of a thread
+constexpr int kFirstDim = kRowsAreKeys ? FL_V_DIM : FL_QK_DIM;
+// Are the operands of the two sums more than a factor of d_p apart?
+constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
+constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
+constexpr bool kCleans = kMayMask && !kRowsAreKeys;
+constexpr u32 kConsumerBarrier = 1;
+
+// Two elements of a packed pair.
+__device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high) {
+#if FL_BF16
+  low = __uint_as_float(packed << 16);
+  high = __uint_as_float(packed & 0xffff0000u);
+#else
+  asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}\n"
+      : "=f"(low), "=f"(high)
+      : "r"(packed));
+#endif
+}
+
+__device__ __forceinline__ float2 load_shared_pair(u32 address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+  return pair;
+}
+
+// Is the vote of any consumer thread yes?
+__device__ __forceinline__ bool any_consumer(bool vote) {
+  u32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(static_cast<int>(vote)), "n"(kConsumerBarrier), "n"(128 * kConsumers)
+      : "memory");
+  return any != 0;
+}
+
+using TilePlace = Place<kRowsAreKeys>;
+
+struct Consumer {
+  const ForwardParams& params;
+  const SharedLayout& shared;
+  const int warpgroup;
+  const int b;
+  const int first_row;  // of the block
+  ColumnRing ring;
+  bool careful = false;  // K or V of masked keys are not finite
+
+  float s[kScores];
+  u32 p[kScores / 2];   // the left operand of the first sum
+  u32 ds[kScores / 2];  // and of the second
+  float first[kFirstDim / 2];
+  float second[FL_QK_DIM / 2];
+  // Where rows are queries.
+  float row_lse[2];
+  float row_delta[2];
+  float row_rest[2];
+
+  __device__ __forceinline__ int row(int r) const {
+    return first_row + 64 * warpgroup + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
+           static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
+  }
+
+  template <int kDim>
+  __device__ __forceinline__ void issue_scores(u64 rows, u64 columns) {
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
+      const int within = step % 4 * 2;
+      const int box = step / 4;
+      wgmma_qk(s, rows + within + box * (kRowBoxBytes / 16), columns + within + box * (kColumnBoxBytes / 16), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void issue_sum(float (&sum)[kCount], const u32 (&factors)[kScores / 2], u64 columns) {
+#pragma unroll
+    for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
+      // 16 columns are 16 rows of 128 bytes.
+      wgmma_pv(sum, factors[4 * step], factors[4 * step + 1], factors[4 * step + 2], factors[4 * step + 3],
+               columns + step * 128, 1);
+    }
+    wgmma_commit();
+  }
+
+  // Statistics of the columns 8j + 2t and 8j + 2t + 1, or of the rows.
+  __device__ __forceinline__ float2 column_pair(u32 statistics, int j) const {
+    return load_shared_pair(statistics + 4 * (8 * j + static_cast<int>(threadIdx.x) % 4 * 2));
+  }
+
+  __device__ __forceinline__ void mask(const TilePlace& place) {
+#if FL_HAS_MASK_MOD
+    MaskColumn key_of_row[2];
+    MaskRow query_of_row[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (kRowsAreKeys) {
+        key_of_row[r] = mask_column(b, place.rows[r], params);
+      } else {
+        query_of_row[r] = mask_row(b, place.h, place.rows[r], params);
+      }
+    }
+#endif
+    u64 bits = 0;
+#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
+#pragma unroll 1
+#else
+#pragma unroll
+#endif
+    for (int c = 0; c < kScores / 2; ++c) {
+      const int i = c / 2 * 4 + c % 2;
+      const int q = place.q(i);
+      const int kv = place.kv(i);
+#if FL_HAS_MASK_MOD
+      MaskColumn key;
+      MaskRow query;
+      if (kRowsAreKeys) {
+        query = mask_row(b, place.h, q, params);
+      } else {
+        key = mask_column(b, kv, params);
+      }
+#endif
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row_q = kRowsAreKeys ? q : place.rows[r];
+        const int row_kv = kRowsAreKeys ? place.rows[r] : kv;
+        bool keep = row_q < params.q_len && row_kv < params.kv_len;
+#if FL_HAS_MASK_MOD
+        keep &= mask_mod(kRowsAreKeys ? query : query_of_row[r], kRowsAreKeys ? key_of_row[r] : key, b, place.h, row_q,
+                         row_kv, 0, params);
+#if FL_MASK_SEARCHES
+        bits |= static_cast<u64>(keep) << (i + 2 * r);
+        continue;
+#endif
+#endif
+        s[i + 2 * r] = keep ? s[i + 2 * r] : 0.0f;
+      }
+    }
+#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      s[i] = bits >> i & 1 ? s[i] : 0.0f;
+    }
+#endif
+  }
+
+  // Products become probabilities, in s. `derivatives` of scores by the scaled products.
+#if FL_HAS_SCORE_MOD
+  __device__ __forceinline__ void take_exponentials(float (&derivatives)[kScores], const TilePlace& place, u32 statistics) {
+    TilePlace at = place;
+#if FL_SCORE_LOADS
+    // Loads must not come before the scores: ptxas would put them, with their addresses, between the products.
+    at.column |= __float_as_int(s[0]) & params.zero;
+#endif
+#if FL_GRADIENT_SEARCHES
+    // In a loop that is not unrolled: few instructions, scores in local memory.
+    float scores[kScores];
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = s[i];
+    }
+#pragma unroll 1
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = score_at(scores[i], params, at, i, derivatives[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      s[i] = scores[i];
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      s[i] = score_at(s[i], params, at, i, derivatives[i]);
+    }
+#endif
+    exponentials(kExponentUnit, statistics);
+  }
+#endif
+
+  __device__ __forceinline__ void exponentials(float factor, u32 statistics) {
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 lse = kRowsAreKeys ? column_pair(statistics, j) : float2{};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float offset = kRowsAreKeys ? (e % 2 == 0 ? lse.x : lse.y) : row_lse[e / 2];
+        s[4 * j + e] = exponential(fmaf(s[4 * j + e], factor, -offset));
+      }
+    }
+  }
+
+  // s becomes probabilities, and p and ds what the sums' operands are made of: p is that of the first, which stays as it is
+  // from here on.
+  __device__ __forceinline__ void take_probabilities(const TilePlace& place, bool partial, u32 undropped, u32 statistics) {
+#if FL_HAS_SCORE_MOD
+    float derivatives[kScores];
+    take_exponentials(derivatives, place, statistics);
+#else
+    exponentials(params.scale * kExponentUnit, statistics);
+#endif
+    if (partial) {
+      mask(place);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const float x[2] = {s[2 * i], s[2 * i + 1]};
+      if (!kTwoFactors) {
+        p[i] = pack_half(x[0], x[1]);
+        continue;
+      }
+      float slope[2];
+      float kept[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#if FL_HAS_DERIVATIVE
+        slope[c] = x[c] != 0.0f ? x[c] * derivatives[2 * i + c] : 0.0f;  // what is masked changes by anything
+#else
+        slope[c] = x[c];
+#endif
+        kept[c] = FL_DROPOUT && (undropped >> (2 * i + c) & 1) == 0 ? 0.0f : x[c];
+      }
+      if (kRowsAreKeys) {
+        p[i] = pack_half(kept[0], kept[1]);
+        ds[i] = pack_half(slope[0], slope[1]);
+      } else {
+        p[i] = pack_half(slope[0], slope[1]);
+        ds[i] = pack_half(x[0], x[1]);
+      }
+    }
+  }
+
+  // s is d_p; ds becomes the second sum's operand. kGuards: what has no probability may have any d_p and any delta.
+  template <bool kGuards>
+  __device__ __forceinline__ void multiply_gradients(u32 undropped, u32 deltas) {
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 delta = kRowsAreKeys ? column_pair(deltas, j) : float2{};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 2 * j + r;
+        float slope[2];
+        unpack_half(kTwoFactors && kRowsAreKeys ? ds[i] : p[i], slope[0], slope[1]);
+        float probability[2] = {slope[0], slope[1]};
+        if (kTwoFactors && !kRowsAreKeys) {
+          unpack_half(ds[i], probability[0], probability[1]);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float d_p = s[2 * i + c];
+#if FL_DROPOUT
+          d_p = undropped >> (2 * i + c) & 1 ? d_p * params.dropout_factor : 0.0f;
+#endif
+          d_p -= kRowsAreKeys ? (c == 0 ? delta.x : delta.y) : row_delta[r];
+          slope[c] = !kGuards || slope[c] != 0.0f ? slope[c] * d_p : 0.0f;
+          if (!kRowsAreKeys) {
+            const float ds_here = kTwoFactors ? (!kGuards || probability[c] != 0.0f ? probability[c] * d_p : 0.0f) : slope[c];
+            row_rest[r] += ds_here;
+          }
+        }
+        ds[i] = pack_half(slope[0], slope[1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void take_gradients(bool masks, u32 undropped, u32 deltas) {
+    if (FL_REDO_ALL || (kMayMask && masks)) {
+      multiply_gradients<true>(undropped, deltas);
+    } else {
+      multiply_gradients<false>(undropped, deltas);
+    }
+  }
+
+  // Puts 0 in place of what is not finite: a masked key's gradient is 0 and must stay so, and that of a kept one is NaN
+  // already, from its score.
+  __device__ __forceinline__ void clean(u32 tile) {
+    named_barrier_sync(kConsumerBarrier, 128 * kConsumers);  // all have their scores
+#pragma unroll 1
+    for (u32 at = tile + 4 * (threadIdx.x - 128); at < tile + kColumnQkBytes; at += 4 * 128 * kConsumers) {
+      u32 pair = static_cast<u32>(load_shared(at));
+      float low, high;
+      unpack_half(pair, low, high);
+      pair &= (fabsf(low) < FL_INFINITY ? 0xffffu : 0u) | (fabsf(high) < FL_INFINITY ? 0xffff0000u : 0u);
+      store_shared(at, static_cast<int>(pair));
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    named_barrier_sync(kConsumerBarrier, 128 * kConsumers);
+  }
+
+  // All column tiles. Products in a branch make ptxas serialise all of them, so every round has all four.
+  __device__ __forceinline__ void sweep() {
+#pragma unroll
+    for (int i = 0; i < kFirstDim / 2; ++i) {
+      first[i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < FL_QK_DIM / 2; ++i) {
+      second[i] = 0.0f;
+    }
+    row_rest[0] = row_rest[1] = 0.0f;
+    u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
+    u64 rows_v = descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
+    pin(rows_qk);
+    pin(rows_v);
+    u32 previous = kStages;  // the stage whose second sum runs
+    int flags;
+#pragma unroll 1
+    do {
+      const u32 qk = shared.columns_qk + ring.stage * kColumnQkBytes;
+      const u32 v = shared.columns_v + ring.stage * kColumnVBytes;
+      const u32 fields = shared.fields + 4 * kFieldCount * ring.stage;
+      const u32 statistics = shared.statistics + ring.stage * kStatisticsBytes;
+      barrier_wait(shared.full + 8 * ring.stage, ring.phase);
+      pin(s);
+      wgmma_fence();
+      issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
+      flags = load_shared_once(fields + 4 * kFieldFlags);
+      const TilePlace place{b,
+                            load_shared_once(fields + 4 * kFieldHead),
+                            {row(0), row(1)},
+                            load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
+      wgmma_wait<1>();
+      pin(second);
+      pin(ds);
+      if (previous < kStages) {
+        release(shared.empty + 8 * previous);
+      }
+#if FL_DROPOUT
+      const u32 undropped = undropped_bits<kScores>(params, place);
+#else
+      constexpr u32 undropped = 0xffffffff;
+#endif
+      wgmma_wait<0>();
+      pin(s);
+      if (kCleans && careful) {
+        clean(qk);
+      }
+      const bool partial = (flags & kPartial) != 0;
+      take_probabilities(place, partial, undropped, statistics);
+      pin(s);
+      pin(p);
+      pin(first);
+      wgmma_fence();
+      issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
+      issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
+      wgmma_wait<1>();
+      pin(s);
+      take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
+      pin(ds);
+      pin(second);
+      wgmma_fence();
+      issue_sum(second, ds, descriptor_n_major(qk, kColumnBoxBytes));
+      wgmma_wait<1>();
+      pin(first);
+      pin(p);
+      previous = ring.stage;
+      ring.advance();
+    } while ((flags & kLast) == 0);
+    wgmma_wait<0>();
+    pin(second);
+    pin(ds);
+    release(shared.empty + 8 * previous);
+  }
+};
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,102 @@
+// Shared memory and barriers of the Hopper backward kernels: a block's own rows, and a ring of column tiles.
+//
+// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the other it is the other way round
+// (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
+#pragma once
+
+#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/sm90/ptx.cuh"
+
+namespace flashlift::cuda {
+
+constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
+constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kStages = FL_STAGES;
+
+// A row of shared memory is 64 elements: what one 128-byte swizzle covers. Wider heads are several boxes.
+constexpr int kQkBoxes = (FL_QK_DIM + 63) / 64;
+constexpr int kVBoxes = (FL_V_DIM + 63) / 64;
+constexpr int kBoxRows = 64;  // of a bulk copy
+constexpr u32 kRowBoxBytes = kBoxRows * 128;
+constexpr u32 kRowQkBytes = kQkBoxes * kRowBoxBytes;  // of one warpgroup
+constexpr u32 kRowVBytes = kVBoxes * kRowBoxBytes;
+constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
+constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
+constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
+constexpr u32 kStatisticsBytes = kRowsAreKeys ? FL_BLOCK_N * 2 * sizeof(float) : 0;  // columns' lse, and their deltas
+static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
+
+// What the producer tells the consumers about a column tile.
+enum ColumnField { kFieldFirst, kFieldHead, kFieldFlags, kFieldCount };
+constexpr int kPartial = 1;  // some of its scores are masked, or outside
+constexpr int kLast = 2;     // no column tile comes after it
+
+struct SharedLayout {
+  u32 rows_qk;
+  u32 rows_v;
+  u32 columns_qk;
+  u32 columns_v;
+  u32 statistics;
+  u32 rows_full;
+  u32 full, empty;  // one barrier a stage
+  u32 verdict;      // a barrier, and an int: is everything to be done again
+  u32 fields;       // kFieldCount ints a stage
+};
+
+__device__ __forceinline__ SharedLayout shared_layout(u32 base) {
+  SharedLayout layout;
+  layout.rows_qk = base;
+  layout.rows_v = layout.rows_qk + kConsumers * kRowQkBytes;
+  layout.columns_qk = layout.rows_v + kConsumers * kRowVBytes;
+  layout.columns_v = layout.columns_qk + kStages * kColumnQkBytes;
+  layout.statistics = layout.columns_v + kStages * kColumnVBytes;
+  layout.rows_full = layout.statistics + kStages * kStatisticsBytes;
+  layout.full = layout.rows_full + 8;
+  layout.empty = layout.full + 8 * kStages;
+  layout.verdict = layout.empty + 8 * kStages;
+  layout.fields = layout.verdict + 16;
+  return layout;
+}
+
+constexpr u32 kSharedBytes = kConsumers * (kRowQkBytes + kRowVBytes) +
+                             kStages * (kColumnQkBytes + kColumnVBytes + kStatisticsBytes + 16 + 4 * kFieldCount) + 24;
+static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
+
+// Position in the ring of column tiles.
+struct ColumnRing {
+  u32 stage = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
+  barrier_init(shared.rows_full, 1);
+  barrier_init(shared.verdict, 1);
+  for (int stage = 0; stage < kStages; ++stage) {
+    barrier_init(shared.full + 8 * stage, 1);
+    barrier_init(shared.empty + 8 * stage, 4 * kConsumers);
+  }
+  barrier_init_fence();
+}
+
+// One arrival a warp. All lanes' reads come before it.
+__device__ __forceinline__ void release(u32 barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    barrier_arrive(barrier);
+  }
+}
+
+// A row's place among the rows' statistics: its lse; its delta comes `tiles.rows` further.
+__device__ __forceinline__ float* row_statistics(const ForwardParams& params, const RowTiles& tiles, int b, int h, int q) {
+  const long long tile = (static_cast<long long>(b) * params.q_heads + h) * tiles.tiles + q / tiles.rows;
+  return tiles.statistics + tile * 2 * tiles.rows + q % tiles.rows;
+}
+
+}  // namespace flashlift::cuda

@@ -1,0 +1,12 @@
+// Hopper's main part: a kernel for d_q, which also makes the rows' deltas exact, and then one for d_k and d_v.
+#pragma once
+
+#include "cuda/launch/backward/main.h"
+
+namespace flashlift::cuda {
+
+Result<std::unique_ptr<const BackwardMain>> compile_main_sm90(const Problem& problem, const Device& device,
+                                                              const Sm90Backward& config,
+                                                              const KernelCompiler& compile_kernel);
+
+}  // namespace flashlift::cuda
