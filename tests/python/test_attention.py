@@ -87,7 +87,7 @@ def test_what_was_compiled_can_be_asked():
     [
         ("attn b2", {}, flashlift.InvalidArgumentError, "h<N>"),
         ("attn h1 s1 d4 f32", {"device": "tpu"}, flashlift.InvalidArgumentError, 'expected "cpu"'),
-        ("attn h1 s1 d4 f32", {"implementation": "fastest"}, flashlift.UnsupportedError, "asked for by name"),
+        ("attn h1 s1 d4 f32", {"implementation": "fastest"}, flashlift.UnsupportedError, "no implementation named fastest"),
     ],
 )
 def test_errors_of_compile(problem, options, kind, words):

@@ -173,7 +173,8 @@ def test_gradient_of_a_fused_function():
 @pytest.mark.parametrize("low", [np.finfo(np.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("rows", ["empty", "causal"])
 def test_added_masks(low, rows):
-    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows."""
+    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows, and what it
+    adds is more than a score makes up for, or stays a number that is added."""
     keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
 
     def function(q, k, v, keep):
@@ -183,7 +184,7 @@ def test_added_masks(low, rows):
 
     report = run_both_ways(with_gradients(function, 3), (*operands(), keep))
     assert report.fused_count == 1, report
-    assert ("mask_mod" in report.problems[0]) == (rows == "causal" and low < -1e20)
+    assert ("mask_mod" in report.problems[0]) == (rows == "causal" and low < -1e8)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

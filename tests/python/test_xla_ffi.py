@@ -103,7 +103,7 @@ def test_many_calls_at_once():
         ({"q_dims": "bhsd"}, "q has shape [2,40,6,16]"),
         ({"q_dims": 4}, "attribute q_dims must be a string"),
         ({"scale": "0.5"}, "unknown attribute scale"),
-        ({"implementation": "fastest"}, "asked for by name"),
+        ({"implementation": "fastest"}, "no implementation named fastest"),
     ],
 )
 def test_malformed_attributes(change, words):
