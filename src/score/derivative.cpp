@@ -1,9 +1,11 @@
 #include "score/derivative.h"
 
 #include <bit>
+#include <cmath>
 #include <optional>
 
 #include "score/derivative_rules.h"
+#include "score/operation.h"
 #include "score/simplify.h"
 
 namespace flashlift::score {
@@ -47,16 +49,14 @@ Condition operator>(const Symbol& x, const Symbol& y) { return comparison(Op::k_
 Condition operator>=(const Symbol& x, const Symbol& y) { return comparison(Op::k_ge, x, y); }
 Condition operator&(const Condition& x, const Condition& y);
 Symbol where(const Condition& condition, const Symbol& x, const Symbol& y);
-Symbol truncated(const Symbol& x) {
-  return where(x < 0.0, operation(Op::k_ceil, x), operation(Op::k_floor, x));
-}
+Symbol truncated(const Symbol& x) { return where(x < 0.0, operation(Op::k_ceil, x), operation(Op::k_floor, x)); }
 
 // Reverse mode: walks back from the result, adding up for each f32 node what the result changes by as the node does.
 // The adjoints are nodes of the same program, after those they are made of.
 class Differentiator {
  public:
   Differentiator(const Program& source, std::vector<bool> wanted)
-      : body_(source), wanted_(std::move(wanted)), adjoints_(source.nodes.size()) {}
+      : body_(source), wanted_(std::move(wanted)), adjoints_(source.nodes.size()), chosen_(source.nodes.size()) {}
 
   Derivative run() {
     const ValueId last = body_.result;
@@ -116,6 +116,7 @@ class Differentiator {
       const Condition condition{this, node.operands[0]};
       pass(node.operands[1], where(condition, Symbol(this, adjoint), 0.0));
       pass(node.operands[2], where(condition, 0.0, Symbol(this, adjoint)));
+      chosen_[node.operands[1]] = chosen_[node.operands[2]] = true;
       return;
     }
     const auto is_real = [&](size_t i) {
@@ -128,21 +129,47 @@ class Differentiator {
     const Symbol y(this, node.operands[is_real(1) ? 1 : 0]);
     const Symbol f(this, result);
     const Symbol g(this, adjoint);
+    for (const ValueId operand : node.operands) {
+      chosen_[operand] = chosen_[operand] || chosen_[result] || is_any(node.op, {Op::k_min, Op::k_max});
+    }
+    const bool may_be_chosen_not = chosen_[result] && may_have_infinite_slope(node);
+    const auto give = [&](const Symbol& to, const auto& gradient) {
+      pass(to.id, may_be_chosen_not ? where_not_zero(g, gradient) : gradient);
+    };
     switch (node.op) {
 #define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, ...) \
   case Op::k_##name:                                                    \
-    pass(x.id, to_x);                                                   \
+    give(x, to_x);                                                      \
     if (is_real(1)) {                                                   \
-      pass(y.id, to_y);                                                 \
+      give(y, to_y);                                                    \
     }                                                                   \
     return;
 #include "flashlift/ops.def"
     }
   }
 
+  // What a select does not choose has a gradient of 0, and keeps it however steep it is: 0 * inf would be NaN.
+  static Symbol where_not_zero(const Symbol& g, const Symbol& gradient) { return where(g == 0.0, 0.0, gradient); }
+  static Flat where_not_zero(const Symbol&, Flat nothing) { return nothing; }
+  static Opaque where_not_zero(const Symbol&, Opaque nothing) { return nothing; }
+
+  bool may_have_infinite_slope(const Node& node) const {
+    const auto is_finite_constant = [&](ValueId id) {
+      const Node& operand = body_.nodes[id];
+      return operand.op == Op::k_constant &&
+             std::isfinite(std::bit_cast<float>(static_cast<uint32_t>(operand.payload)));
+    };
+    if (node.op == Op::k_mul) {
+      return !is_finite_constant(node.operands[0]) && !is_finite_constant(node.operands[1]);
+    }
+    return !is_any(node.op, {Op::k_add, Op::k_sub, Op::k_neg, Op::k_min, Op::k_max, Op::k_to_f32, Op::k_round_bf16,
+                             Op::k_round_f16, Op::k_tanh, Op::k_sigmoid, Op::k_erf});
+  }
+
   Program body_;
   std::vector<bool> wanted_;                      // of each captured tensor
   std::vector<std::optional<ValueId>> adjoints_;  // of the source's nodes
+  std::vector<bool> chosen_;                      // of the same: whether a select may choose them, or not
   std::vector<LoadDerivative> loads_;
 };
 

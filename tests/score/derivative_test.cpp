@@ -79,6 +79,13 @@ TEST(Derivative, MaskedScoresPassNothing) {
   EXPECT_EQ(slope_at(causal, 5, {.q = 3, .kv = 4}), 0);
 }
 
+TEST(Derivative, WhatIsNotChosenGivesNothingHoweverSteep) {
+  EXPECT_EQ(slope_at([](Expr s, Expr, Expr) { return select(s > 0.0, log(s), s * 3.0); }, 0), 3);
+  EXPECT_EQ(slope_at([](Expr s, Expr, Expr) { return select(s > 0.0, 1.0 / (s * s), s); }, 0), 1);
+  EXPECT_EQ(slope_at([](Expr s, Expr, Expr) { return max(log(s), -2.0); }, 0), 0);
+  EXPECT_EQ(slope_at([](Expr s, Expr, Expr) { return select(s < 100.0, s, exp(exp(s)) * s); }, 99), 1);
+}
+
 TEST(Derivative, OfAConstantIsZero) {
   EXPECT_EQ(slope_at([](Expr, Expr q, Expr) { return to(Type::kF32, q); }, 5), 0);
 }
