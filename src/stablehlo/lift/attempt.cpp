@@ -157,10 +157,19 @@ Status Attempt::place_probabilities() {
   return {};
 }
 
+std::optional<DType> Attempt::half_type(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                        const AttemptOptions& options) {
+  const auto half = half_type_of(first->getOperand(0));
+  const bool knows_values = options.gradient != GradientUse::kAlone;
+  const bool is_shared = half == half_type_of(first->getOperand(1)) &&
+                         (!knows_values || half == half_type_of(second->getOperand(1 - side)));
+  return is_shared ? half : std::nullopt;
+}
+
 // The same numbering of atoms and leaves each time, so that equal formulas are equal.
 Result<Evaluator> Attempt::make_evaluator() {
   Evaluator evaluator(
-      arena_, first_, sizes_, options_.opens_reductions, [this](mlir::Operation* op) { return depends_(op); },
+      arena_, first_, sizes_, options_.opens_reductions, half_, [this](mlir::Operation* op) { return depends_(op); },
       *options_.work);
   if (key_dims_.size() > 1) {
     std::vector<int64_t> key_sizes;
@@ -238,10 +247,25 @@ Status Attempt::check_maximum() {
   return {};
 }
 
+// nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
+// the score reads is +inf or NaN. A call leaves these NaN.
+Status Attempt::check_clean_up() {
+  const bool may_be_infinite =
+      std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(), [&](const SignedTerm& term) {
+        const std::vector<SymId> loads = loads_of(arena_, term.term);
+        return std::any_of(loads.begin(), loads.end(), [&](SymId load) { return arena_[load].type == Type::kF32; });
+      });
+  return may_be_infinite && clears_nan(arena_, whole_)
+             ? unsupported(
+                   "NaN among the probabilities is replaced, which a bias or another tensor of the scores that "
+                   "holds +inf or NaN gives, too; replace it only where a row has no keys")
+             : Status();
+}
+
 // The second product's result on its way through transposes to a division by the row sum.
 Status Attempt::find_division() {
   while (true) {
-    if (auto next = follow_result(out_, sizes_)) {
+    if (auto next = follow_result(out_, sizes_, half_)) {
       out_ = std::move(*next);
       continue;
     }
@@ -421,7 +445,7 @@ Status Attempt::give_letters() {
   k_ = (*picked)[1];
   v_ = (*picked)[2];
   if (options_.gradient != GradientUse::kAlone) {
-    while (auto next = follow_result(out_, sizes_)) {
+    while (auto next = follow_result(out_, sizes_, half_)) {
       out_ = std::move(*next);
     }
   }
@@ -502,6 +526,7 @@ Result<LiftedAttention> Attempt::run() {
       return product_.over.empty() ? matched.error() : divided.error();
     }
   }
+  FLASHLIFT_RETURN_IF_ERROR(check_clean_up());
   FLASHLIFT_RETURN_IF_ERROR(give_letters());
   FLASHLIFT_RETURN_IF_ERROR(options_.gradient == GradientUse::kNone ? check_uses() : find_gradient());
   FLASHLIFT_RETURN_IF_ERROR(build_programs());

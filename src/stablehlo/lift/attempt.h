@@ -72,6 +72,7 @@ class Attempt {
         side_(side),
         digits_(digits),
         options_(options),
+        half_(half_type(first, second, side, options)),
         // The gradient of the output is computed from the output as a rule, and is no part of the score plane.
         depends_(first, options.gradient == GradientUse::kBesideOutput ? std::vector{second}
                                                                        : std::vector<mlir::Operation*>{}) {}
@@ -87,6 +88,7 @@ class Attempt {
   Status evaluate_probabilities();
   Status match();
   Status check_maximum();
+  Status check_clean_up();
   Status find_division();
   Status place_operands();
   Result<std::vector<PlacedTensor>> pick_sources(bool through_conversions);
@@ -95,12 +97,16 @@ class Attempt {
   Status give_letters();
   Status build_programs();
   KnownBounds known_bounds() const;
+  Status give_empty_rows_their_log_sum_exp();
+  bool is_never_empty();
   Status check_uses();
   Status find_gradient();  // attempt_gradient.cpp
   Status find_log_sum_exp(mlir::Value value);
   Status place_sinks();
   bool is_sink_source(mlir::Value value);
   std::optional<std::vector<Index>> row_indices(mlir::Value value);
+  static std::optional<DType> half_type(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                        const AttemptOptions& options);
   void request_split(const SplitRequest& request);
   int new_atom(int64_t size);
   // To be asked before new_atom() is called `count` times.
@@ -206,6 +212,7 @@ class Attempt {
   unsigned side_;  // which operand of the second product holds the probabilities
   const DigitSizes& digits_;
   AttemptOptions options_;
+  std::optional<DType> half_;  // the 16-bit type of all numbers in queries, keys and values
   DependsOn depends_;
   SymArena arena_;
   std::vector<int64_t> sizes_ = std::vector<int64_t>(kMaxAtoms, 1);
@@ -224,6 +231,7 @@ class Attempt {
   PlacedTensor q_, k_, v_, out_;
   Roles roles_;
   std::vector<LeafInfo> leaf_infos_;
+  SymId log_sum_exp_ = kNoSym;    // where the module reads it
   SymId program_score_ = kNoSym;  // what the forward call's score_mod computes
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split_;
   mlir::Value d_out_operand_;

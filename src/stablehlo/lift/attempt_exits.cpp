@@ -539,7 +539,7 @@ std::optional<Attempt::PlaneSum> Attempt::summed_further(const PlaneSum& sum, ml
       return next;
     }
     default: {
-      auto followed = follow_use(sum.tensor, user, sizes_);
+      auto followed = follow_use(sum.tensor, user, sizes_, half_);
       if (!followed) {
         return std::nullopt;
       }

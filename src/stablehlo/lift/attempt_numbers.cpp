@@ -13,19 +13,30 @@ namespace flashlift::stablehlo {
 namespace {
 
 constexpr size_t kDraws = 6;
-constexpr int64_t kMostRows = 12;    // compared in each draw
-constexpr int64_t kRowsBeyond = 4;   // in each further one
-constexpr int64_t kMostKeys = 8192;  // in these together
-constexpr double kTolerance = 1e-6;  // of the largest term
+constexpr int64_t kMostRows = 12;         // compared in each draw
+constexpr int64_t kRowsBeyond = 2;        // in each further one
+constexpr int64_t kMostKeys = 8192;       // in these together
+constexpr double kTolerance = 1e-6;       // of the largest term
+constexpr double kLargestExponent = 104;  // e to that is infinite in f32, e to its negative is 0
 
 // What a gradient is clipped at, or a score, shows in large draws: the further ones go well beyond each threshold, with
-// all of a row on one side of it, too, and with tensors of both signs.
+// all of a row on one side of it, too, and with tensors of both signs. A row's scores lie near each other: of others
+// the gradient vanishes, whatever it is multiplied with. The exponentials of a softmax may change a gradient wherever
+// f32 has them, below 104 on both sides; rational functions change it for good as scores or gradients grow.
 std::vector<Draw> draws_for(std::optional<double> threshold) {
   std::vector<Draw> draws;
   for (size_t trial = 0; trial < kDraws; ++trial) {
     draws.push_back({.score_range = trial % 2 == 0 ? 4.0 : 30.0, .gradient_range = trial % 3 == 0 ? 1.0 : 1e6});
   }
   draws.push_back({.load_center = 0, .load_range = 2});
+  for (double center = 16; center <= 96; center += 16) {
+    draws.push_back({.score_center = center, .score_range = 8});
+    draws.push_back({.score_center = -center, .score_range = 8});
+  }
+  for (const double center : {200.0, 1e3, 1e4, 1e6}) {
+    draws.push_back({.score_center = center, .gradient_range = 1 / center});
+    draws.push_back({.score_center = -center, .gradient_range = center * center});
+  }
   if (!threshold) {
     return draws;
   }
@@ -56,6 +67,12 @@ Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
   }
   if (!reads_within(arena_, formula, known)) {
     return unsupported("a gradient reads or branches on what the scores do not");
+  }
+  if (!computes_within(arena_, formula, known)) {
+    return unsupported("a gradient applies a function that neither the scores nor their derivatives have");
+  }
+  if (!half_ && !rounds_within(arena_, formula, known)) {
+    return unsupported("a gradient is rounded to 16 bits, which a fused one would not be");
   }
   const std::vector<int64_t>& atom_sizes = evaluator_->atom_sizes();
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
@@ -137,6 +154,9 @@ Status Attempt::compare_gradient(SymId formula, SymId shifted) {
       const double expected = p * (row.d_p[key] - row.p_d_p) * slope;
       const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
                           std::max(1.0, std::abs(slope));
+      if (std::abs(draw.score_center) > kLargestExponent && !std::isfinite(expected)) {
+        continue;  // an exponential on the way overflows
+      }
       if (!std::isfinite(size) || !(std::abs(numbers.value(formula, key) - expected) <= kTolerance * size)) {
         return unsupported("what leaves the scores is not the gradient by them");
       }

@@ -65,6 +65,7 @@ Status Attempt::build_programs() {
 
   FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
   problem.empty_rows = before_extraction;
+  FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp());
   // A row of masked scores alone has them in its log-sum-exp.
   Softmax masked = softmax_;
   const FiniteMasks masks = extract_finite_masks(arena_, masked, known_bounds(), lifted_.gradient.has_value());
@@ -74,7 +75,9 @@ Status Attempt::build_programs() {
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }
-    problem.empty_rows = empty_rows.ok() ? *empty_rows : EmptyRows::kZero;
+    if (!lifted_.lse) {  // with it, each row has a key, and what was found for rows of -inf stays
+      problem.empty_rows = empty_rows.ok() ? *empty_rows : EmptyRows::kZero;
+    }
   }
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   std::vector<SymId> guards;
@@ -127,6 +130,33 @@ KnownBounds Attempt::known_bounds() const {
   return {.sizes = sizes_,
           .largest_score = dtype(first_->getResult(0).getType()) == DType::kF16 ? 0x1p15 : 0x1p24,
           .leaf = [this](int64_t leaf) { return range_of_constant(evaluator_->leaves()[static_cast<size_t>(leaf)]); }};
+}
+
+// A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
+// always -inf; where the output is NaN nevertheless, the call gives zeros that the module replaces.
+Status Attempt::give_empty_rows_their_log_sum_exp() {
+  if (!lifted_.lse || is_never_empty()) {
+    return {};
+  }
+  const float value = value_in_empty_row(arena_, log_sum_exp_, softmax_);
+  EmptyRows& empty_rows = lifted_.problem.empty_rows;
+  if (std::isnan(value) ? empty_rows == EmptyRows::kNan : value == -INFINITY && empty_rows != EmptyRows::kNan) {
+    return {};
+  }
+  if (value == -INFINITY) {
+    empty_rows = EmptyRows::kZero;
+    lifted_.nan_where_lse_is_minus_infinity = true;
+    return {};
+  }
+  return unsupported(
+      "the log-sum-exp of a row without any key left is {}, which the output of that row does not go with", value);
+}
+
+// Whether each row surely has a key whose score is not -inf.
+bool Attempt::is_never_empty() {
+  const bool data_may_mask = std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(),
+                                         [&](const SignedTerm& term) { return !loads_of(arena_, term.term).empty(); });
+  return !data_may_mask && keeps_a_key(arena_, known_bounds(), softmax_.guards, sizes_[kKeyAtom]);
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one
@@ -235,14 +265,13 @@ Status Attempt::find_log_sum_exp(mlir::Value value) {
   if (!placed) {
     return unsupported("not a strided row");
   }
-  while (auto next = follow_result(*placed, sizes_)) {
+  for (auto next = placed; next && dtype(next->value.getType()) == DType::kF32;
+       next = follow_result(*placed, sizes_, half_)) {
     placed = std::move(next);
-  }
-  if (dtype(placed->value.getType()) != DType::kF32) {
-    return unsupported("the log-sum-exp is not f32");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(lifted_.lse, result_view(*placed, roles_, value_depth_, sizes_));
   lifted_.problem.want_lse = true;
+  log_sum_exp_ = formula;
   return {};
 }
 

@@ -32,11 +32,8 @@ std::optional<Op> scalar_op(OpKind kind) {
   return found == by_name.end() ? std::nullopt : std::optional(found->second);
 }
 
-// Whether arithmetic of this element type is what a score program's type does: i8 and u32 wrap elsewhere.
-bool computes_alike(DType dtype) {
-  return dtype == DType::kBool || dtype == DType::kI32 || dtype == DType::kI64 || dtype == DType::kF32 ||
-         dtype == DType::kBF16 || dtype == DType::kF16;
-}
+// Whether in_own_arithmetic() has the arithmetic of this element type.
+bool has_arithmetic(DType dtype) { return dtype != DType::kF64; }
 
 std::optional<DType> element_dtype(mlir::Value value) { return dtype(value.getType()); }
 
@@ -58,18 +55,23 @@ std::optional<ReduceKind> reduce_kind(Reducer reducer) {
   }
 }
 
-// A start value that changes nothing. A maximum may start at any very negative number: producers use -inf or the
-// dtype's minimum.
-bool is_neutral(ReduceKind kind, double init) {
+// Whether a sum of this element type is one of the score program's numbers, apart from rounding.
+bool sums_alike(DType type) {
+  return type == DType::kI32 || type == DType::kI64 || type == DType::kF32 || type == DType::kBF16 ||
+         type == DType::kF16;
+}
+
+// Whether a reduction from this start value is the one of its inputs, or, of maxima and minima, the larger or smaller
+// of that and the start value.
+bool is_neutral(ReduceKind kind, double init, DType type) {
   switch (kind) {
     case ReduceKind::kAdd:
       return init == 0;
     case ReduceKind::kMaximum:
-      return init < -1e30 || init == -65504.0;
     case ReduceKind::kMinimum:
-      return init > 1e30 || init == 65504.0;
+      return is_float(type);
     case ReduceKind::kAnd:
-      return init != 0;
+      return init != 0 && type == DType::kBool;
     case ReduceKind::kOr:
       return init == 0;
   }
@@ -79,11 +81,13 @@ bool is_neutral(ReduceKind kind, double init) {
 }  // namespace
 
 Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
-                     bool opens_reductions, std::function<bool(mlir::Operation*)> depends_on_score, Work& work)
+                     bool opens_reductions, std::optional<DType> half,
+                     std::function<bool(mlir::Operation*)> depends_on_score, Work& work)
     : arena_(arena),
       score_product_(score_product),
       atom_sizes_(std::move(atom_sizes)),
       opens_reductions_(opens_reductions),
+      half_(half),
       depends_on_score_(std::move(depends_on_score)),
       work_(work) {
   atom_sizes_.resize(kMaxAtoms, 1);
@@ -158,6 +162,7 @@ SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indic
   }
   places_.resize(places);
   leaves_.resize(leaves);
+  known_ranges_ = {};
   for (int atom = bound; atom < next_bound_; ++atom) {
     digits_[static_cast<size_t>(atom)] = {};
     atom_sizes_[static_cast<size_t>(atom)] = 1;
@@ -177,18 +182,15 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
     return leaf(value, indices);
   }
   if (op == score_product_) {
-    return score(indices);
+    const SymId product = score(indices);
+    return product == kNoSym ? kNoSym : rounded(product, op);
   }
   switch (kind(op)) {
     case OpKind::kConstant:
       return evaluate_constant(value, indices);
     case OpKind::kIota: {
-      const auto type = element_dtype(value);
-      if (!type) {
-        return leaf(value, indices);
-      }
-      const SymId index = index_formula(indices[*iota_dim(op)]);
-      return arena_.convert(index, scalar_type(*type));
+      const SymId index = evaluate_iota(value, indices);
+      return is_not_understood(index) ? leaf(value, indices) : index;
     }
     case OpKind::kBroadcastInDim:
       return evaluate_broadcast(op, indices);
@@ -249,7 +251,7 @@ SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Ind
   }
   const auto scalar = op_kind == OpKind::kChloSquare ? Op::k_mul : scalar_op(op_kind);
   const auto operand_type = op->getNumOperands() > 0 ? element_dtype(op->getOperand(0)) : std::nullopt;
-  if (!scalar || !operand_type || !computes_alike(*operand_type)) {
+  if (!scalar || !operand_type || !has_arithmetic(*operand_type)) {
     return kNoSym;
   }
   std::vector<SymId> args = evaluate_operands(op, indices);
@@ -259,7 +261,7 @@ SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Ind
   if (op_kind == OpKind::kChloSquare) {
     args.push_back(args[0]);
   }
-  return rounded(arena_.op(*scalar, args), op->getResult(0));
+  return in_own_arithmetic(op, *scalar, std::move(args));
 }
 
 std::vector<SymId> Evaluator::evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices) {
@@ -271,64 +273,6 @@ std::vector<SymId> Evaluator::evaluate_operands(mlir::Operation* op, const std::
     }
   }
   return args;
-}
-
-// 16-bit arithmetic rounds after every operation. Where masks and indices are computed this must be kept, since they
-// may be compared; scores themselves are better off in f32, which every fused kernel keeps them in.
-SymId Evaluator::rounded(SymId value, mlir::Value of) {
-  if (value == kNoSym || arena_[value].has_score || arena_[value].type != Type::kF32) {
-    return value;
-  }
-  const auto type = element_dtype(of);
-  if (type == DType::kBF16) {
-    return arena_.op(Op::k_round_bf16, {value});
-  }
-  return type == DType::kF16 ? arena_.op(Op::k_round_f16, {value}) : value;
-}
-
-SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>& indices) {
-  const auto from = element_dtype(op->getOperand(0));
-  const auto to = element_dtype(op->getResult(0));
-  const auto supported = [](std::optional<DType> type) {
-    return type && (computes_alike(*type) || *type == DType::kF64);
-  };
-  const bool narrow_source = from && size_in_bytes(*from) <= 4;  // i8, u8, i16, u32 hold the same numbers after a load
-  if (!supported(to) || !(supported(from) || narrow_source)) {
-    return kNoSym;
-  }
-  const SymId value = evaluate(op->getOperand(0), indices);
-  if (value == kNoSym) {
-    return kNoSym;
-  }
-  return rounded(arena_.convert(value, scalar_type(*to)), op->getResult(0));
-}
-
-SymId Evaluator::evaluate_compare(mlir::Operation* op, const std::vector<Index>& indices) {
-  const auto type = element_dtype(op->getOperand(0));
-  const auto how = compare(op);
-  // Unsigned numbers of up to 32 bits compare as themselves in i64.
-  if (!type || !how || how->type == CompareType::kTotalOrder) {
-    return kNoSym;
-  }
-  const std::vector<SymId> args = evaluate_operands(op, indices);
-  if (args.empty()) {
-    return kNoSym;
-  }
-  switch (how->direction) {
-    case CompareDirection::kEq:
-      return arena_.op(Op::k_eq, args);
-    case CompareDirection::kNe:
-      return arena_.op(Op::k_ne, args);
-    case CompareDirection::kGe:
-      return arena_.op(Op::k_ge, args);
-    case CompareDirection::kGt:
-      return arena_.op(Op::k_gt, args);
-    case CompareDirection::kLe:
-      return arena_.op(Op::k_le, args);
-    case CompareDirection::kLt:
-      return arena_.op(Op::k_lt, args);
-  }
-  return kNoSym;
 }
 
 SymId Evaluator::evaluate_constant(mlir::Value value, const std::vector<Index>& indices) {
@@ -372,15 +316,32 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   const auto kind = how ? reduce_kind(how->reducer) : std::nullopt;
   const unsigned result = llvm::cast<mlir::OpResult>(value).getResultNumber();
   const auto init = how && !how->inits.empty() ? splat(how->inits[0]) : std::nullopt;
-  if (!kind || result != 0 || how->dims.empty() || !init || !is_neutral(*kind, *init)) {
+  const auto type = element_dtype(value);
+  if (!kind || result != 0 || how->dims.empty() || !init || !type || !is_neutral(*kind, *init, *type) ||
+      (*kind == ReduceKind::kAdd && !sums_alike(*type))) {
     return leaf(value, indices);
   }
   const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_)) {
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
-  const mlir::Value operand = how->inputs[0];
-  std::vector<int64_t> dims(how->dims.begin(), how->dims.end());
+  SymId reduced = evaluate_reduce_from_neutral(*kind, *how, indices);
+  reduced = reduced == kNoSym ? kNoSym : rounded(reduced, op);
+  if (is_not_understood(reduced)) {
+    return leaf(value, indices);
+  }
+  const bool has_start = *kind == ReduceKind::kMaximum || *kind == ReduceKind::kMinimum;
+  if (reduced == kNoSym || !has_start) {
+    return reduced;
+  }
+  return arena_.op(*kind == ReduceKind::kMaximum ? Op::k_max : Op::k_min,
+                   {reduced, arena_.f32(static_cast<float>(*init))});
+}
+
+SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, const Reduction& how,
+                                              const std::vector<Index>& indices) {
+  const mlir::Value operand = how.inputs[0];
+  std::vector<int64_t> dims(how.dims.begin(), how.dims.end());
   std::sort(dims.begin(), dims.end());
   std::vector<Index> operand_indices = indices;
   for (const int64_t dim : dims) {
@@ -391,15 +352,14 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
     return evaluate(operand, operand_indices);  // of one element
   }
   if (dims.size() != 1) {
-    const SymId sum = evaluate_reduce_over_keys(*kind, operand, dims, operand_indices);
-    return is_not_understood(sum) ? leaf(value, indices) : sum;
+    return evaluate_reduce_over_keys(kind, operand, dims, operand_indices);
   }
   const size_t dim = static_cast<size_t>(dims[0]);
   std::vector<ReducePiece> pieces;
   if (!evaluate_pieces(operand, operand_indices, dim, 0, shape(operand)[dim], pieces)) {
     return kNoSym;
   }
-  return arena_.reduce(*kind, pieces);
+  return arena_.reduce(kind, pieces);
 }
 
 bool Evaluator::mentions_key(const Index& index) const {

@@ -7,11 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "flashlift/tensor.h"
 #include "mlir/IR/Operation.h"
 #include "mlir/IR/Value.h"
 #include "stablehlo/lift/affine.h"
+#include "stablehlo/lift/ranges.h"
 #include "stablehlo/lift/symbol.h"
 #include "stablehlo/lift/work.h"
+#include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
 
@@ -29,9 +32,11 @@ class Evaluator {
   // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `opens_reductions`: any-of and all-of reductions
   // that do not depend on the score are read, too, instead of being loads. `depends_on_score` tells whether an
   // operation computes with the score product's result: such an operation must be understood, it cannot become a load.
-  // Each value at other indices is a step of `work`.
+  // `half`: the 16-bit type of all numbers that queries, keys and values hold, if there is one. Scores and
+  // probabilities are not rounded to it (a fused kernel's are better), and are read in no other 16-bit type. Each value
+  // at other indices is a step of `work`.
   Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes, bool opens_reductions,
-            std::function<bool(mlir::Operation*)> depends_on_score, Work& work);
+            std::optional<DType> half, std::function<bool(mlir::Operation*)> depends_on_score, Work& work);
 
   // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
@@ -64,8 +69,15 @@ class Evaluator {
  private:
   SymId evaluate_uncached(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_elementwise(mlir::Operation* op, const std::vector<Index>& indices);
+  // evaluate_numbers.cpp
+  SymId evaluate_iota(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_convert(mlir::Operation* op, const std::vector<Index>& indices);
   SymId evaluate_compare(mlir::Operation* op, const std::vector<Index>& indices);
+  SymId in_own_arithmetic(mlir::Operation* op, Op scalar, std::vector<SymId> args);
+  SymId wrapped(SymId value, DType type);
+  SymId rounded(SymId value, mlir::Operation* op);
+  bool is_number_of(SymId value, DType half, int depth);
+  Ranges ranges();
   SymId evaluate_constant(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_broadcast(mlir::Operation* op, const std::vector<Index>& indices);
   SymId evaluate_reshape(mlir::Value value, const std::vector<Index>& indices);
@@ -75,6 +87,7 @@ class Evaluator {
   SymId evaluate_pad(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_gather(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
+  SymId evaluate_reduce_from_neutral(ReduceKind kind, const Reduction& how, const std::vector<Index>& indices);
   SymId evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand, const std::vector<int64_t>& dims,
                                   std::vector<Index> indices);
   int bound_atom(int64_t size, const std::vector<Index>& indices);
@@ -104,18 +117,19 @@ class Evaluator {
   Index shifted(const Index& index, int64_t offset);
   bool split_range(const Index& index, int64_t boundary);
   std::vector<SymId> evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices);
-  SymId rounded(SymId value, mlir::Value of);
   SymId fail(std::string reason);
 
   SymArena& arena_;
   mlir::Operation* score_product_;
   std::vector<int64_t> atom_sizes_;
   bool opens_reductions_;
+  std::optional<DType> half_;
   std::function<bool(mlir::Operation*)> depends_on_score_;
   std::vector<mlir::Value> leaves_;
   std::vector<Index> score_indices_;
   std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
   std::vector<Place> places_;
+  Ranges::Known known_ranges_;
   int depth_ = 0;
   Work& work_;
   int64_t steps_ = 0;

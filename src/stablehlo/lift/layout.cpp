@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "mlir/IR/TypeUtilities.h"
 #include "stablehlo/reader/ops.h"
 #include "support/error.h"
 
@@ -15,15 +16,32 @@ std::vector<int64_t> shape_vector(mlir::Value value) {
   return {dims.begin(), dims.end()};
 }
 
-bool is_float_conversion(mlir::Operation* op) {
+bool is_half(std::optional<DType> type) { return type == DType::kBF16 || type == DType::kF16; }
+
+// From 16 bits to f32, or to the same type. What was rounded to 16 bits here and is f32 again counts as f32: the module
+// computes with it in f32.
+bool is_exact_conversion(mlir::Operation* op) {
+  if (kind(op) != OpKind::kConvert) {
+    return false;
+  }
   const auto from = dtype(op->getOperand(0).getType());
   const auto to = dtype(op->getResult(0).getType());
-  return kind(op) == OpKind::kConvert && from && to && is_float(*from) && is_float(*to) && from != DType::kF64 &&
-         to != DType::kF64;
+  mlir::Operation* before = defining(op->getOperand(0), OpKind::kConvert);
+  const bool was_rounded = before != nullptr && dtype(before->getOperand(0).getType()) != from;
+  return (is_half(from) && to == DType::kF32 && !was_rounded) || (from && from == to);
 }
 
 // The one number of a value that is the same everywhere, also where it is computed: sqrt(64).
+std::optional<double> exact_number_of(mlir::Value value, int depth);
+
 std::optional<double> number_of(mlir::Value value, int depth = 8) {
+  const auto number = exact_number_of(value, depth);
+  const mlir::Type type = mlir::getElementTypeOrSelf(value);
+  return number ? converted(*number, type, type) : std::nullopt;
+}
+
+// Before the last operation rounds.
+std::optional<double> exact_number_of(mlir::Value value, int depth) {
   if (const auto number = splat(value)) {
     return number;
   }
@@ -114,7 +132,7 @@ Step step_back(mlir::Value value, const std::vector<Affine>& indices, const std:
       return step;
     }
     case OpKind::kConvert:
-      if (!through_conversions || !is_float_conversion(op)) {
+      if (!through_conversions || !is_exact_conversion(op)) {
         return {};
       }
       return {.value = operand, .indices = indices};
@@ -286,16 +304,32 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
   return sources;
 }
 
-std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes) {
+std::optional<DType> half_type_of(mlir::Value operand) {
+  while (mlir::Operation* op = operand.getDefiningOp()) {
+    float factor = 1.0f;
+    const mlir::Value scaled = scaled_operand(op, factor);
+    const bool moves = kind(op) == OpKind::kTranspose || kind(op) == OpKind::kReshape ||
+                       kind(op) == OpKind::kBroadcastInDim || is_exact_conversion(op);
+    if (!scaled && !moves) {
+      break;
+    }
+    operand = scaled ? scaled : op->getOperand(0);
+  }
+  const auto type = dtype(operand.getType());
+  return is_half(type) ? type : std::nullopt;
+}
+
+std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
+                                          std::optional<DType> half) {
   mlir::Value value = tensor.value;  // MLIR's handles have non-const members
   if (!value.hasOneUse()) {
     return std::nullopt;
   }
-  return follow_use(tensor, *value.getUsers().begin(), sizes);
+  return follow_use(tensor, *value.getUsers().begin(), sizes, half);
 }
 
 std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
-                                       const std::vector<int64_t>& sizes) {
+                                       const std::vector<int64_t>& sizes, std::optional<DType> half) {
   mlir::Value value = tensor.value;
   if (user->getNumOperands() != 1 || user->getNumResults() != 1 || user->getBlock() != value.getParentBlock() ||
       !static_tensor(user->getResult(0))) {
@@ -326,8 +360,10 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
       return next;
     }
     case OpKind::kConvert: {
+      const auto from = dtype(value.getType());
       const auto to = dtype(next.value.getType());
-      if (!is_float_conversion(user) || (to != DType::kF32 && to != DType::kBF16 && to != DType::kF16)) {
+      const bool rounds_once = from == DType::kF32 || (is_half(from) && from == half);
+      if (!rounds_once || (to != DType::kF32 && !is_half(to))) {
         return std::nullopt;
       }
       next.dims = tensor.dims;

@@ -29,7 +29,8 @@ std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Af
                                          const std::vector<int64_t>& sizes);
 
 // The sources of an operand, nearest first: behind transposes, reshapes, broadcasts and multiplications by a constant,
-// and behind float conversions if `through_conversions`. A reshape that runs across an atom asks for its split.
+// and behind float conversions that lose nothing if `through_conversions`. A reshape that runs across an atom asks for
+// its split.
 struct Sources {
   std::vector<PlacedTensor> tensors;
   SplitRequest split;
@@ -37,13 +38,19 @@ struct Sources {
 Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
                        bool through_conversions);
 
+// The 16-bit type of all numbers that an operand of a product holds but for constant factors, whatever type it has
+// itself. Nothing if there is none.
+std::optional<DType> half_type_of(mlir::Value operand);
+
 // One step from a value to its only user, if that is a transpose, a reshape or a float conversion whose result the
-// atoms still describe. Nothing if not.
-std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes);
+// atoms still describe. Nothing if not. A result of the call is rounded once, to its own type: an earlier rounding is
+// left out if it is to `half`, the type of what the call reads, and stops the walk otherwise.
+std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
+                                          std::optional<DType> half);
 
 // The same through this user of the value, however many it has.
 std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
-                                       const std::vector<int64_t>& sizes);
+                                       const std::vector<int64_t>& sizes, std::optional<DType> half);
 
 // The letters of a tensor, with the reshape and the transpose that they need.
 Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,

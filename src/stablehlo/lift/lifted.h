@@ -66,6 +66,7 @@ struct LiftedAttention {
       sinks;       // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
   ResultView out;  // `replaced` is null where the module has the gradient alone
   std::optional<ResultView> lse;
+  bool nan_where_lse_is_minus_infinity = false;  // the output of a row without keys, behind the call
   std::optional<LiftedGradient> gradient;
   std::string summary;  // for people: what was recognised
 };

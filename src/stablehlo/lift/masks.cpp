@@ -41,7 +41,7 @@ class EmptyRowEvaluator {
         value.f = masked_ ? -kInfinity : 0.5f;
         break;
       case SymKind::kLoad:
-        value = {.i = 1, .f = 0.25f};
+        value = {.i = 1, .f = 0.37f};
         break;
       case SymKind::kOp: {
         std::vector<score::Scalar<float>> args;
@@ -91,10 +91,7 @@ class EmptyRowEvaluator {
 
 }  // namespace
 
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
-  if (!softmax.sinks.empty()) {
-    return EmptyRows::kZero;  // a sink keeps every row from being empty
-  }
+float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax) {
   std::map<SymId, score::Scalar<float>> known;
   for (const SymId guard : softmax.guards) {
     if (arena.is_op(guard, Op::k_not)) {
@@ -107,8 +104,17 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const 
       known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
     }
   }
-  EmptyRowEvaluator evaluator(arena, std::move(known), softmax.guards.empty());
-  const float value = evaluator.evaluate(probability).f;
+  for (const SymId sink : softmax.sinks) {  // otherwise it keeps the row from being empty
+    known[sink] = {.i = 0, .f = -kInfinity};
+  }
+  return EmptyRowEvaluator(arena, std::move(known), softmax.guards.empty()).evaluate(formula).f;
+}
+
+Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
+  if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
+    return EmptyRows::kZero;  // no row is ever empty
+  }
+  const float value = value_in_empty_row(arena, probability, softmax);
   if (std::isnan(value)) {
     return EmptyRows::kNan;
   }
@@ -201,9 +207,8 @@ std::optional<SymId> with_conditions(SymArena& arena, SymId formula, std::vector
         return assume(arena, id, condition);
       }
       const SymId without = arena.replace(id, condition, arena.boolean(false));
-      return arena.is_op(condition, Op::k_not)
-                 ? arena.replace(without, arena[condition].args[0], arena.boolean(true))
-                 : without;
+      return arena.is_op(condition, Op::k_not) ? arena.replace(without, arena[condition].args[0], arena.boolean(true))
+                                               : without;
     };
     formula = apply(formula);
     for (size_t other = i + 1; other < conditions.size(); ++other) {
@@ -323,14 +328,18 @@ FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax
   if (const auto least = least_of_kept_key(arena, bounds, conditions, kept, keys); least && *least > highest + kApart) {
     return FiniteMasks::kInRowsWithKeys;
   }
-  const bool below_sinks = std::all_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) {
-    return bounds.of(sink).real_lo > highest + kApart;
-  });
+  const bool below_sinks = std::all_of(softmax.sinks.begin(), softmax.sinks.end(),
+                                       [&](SymId sink) { return bounds.of(sink).real_lo > highest + kApart; });
   const bool below_kept = bounds.of(kept).real_lo > highest + kApart && !bounds.of(kept).may_be_nan;
   return below_kept && below_sinks && are_numbers && numbers.size() == 1 ? FiniteMasks::kInAllRows : FiniteMasks::kNone;
 }
 
 }  // namespace
+
+bool keeps_a_key(SymArena& arena, const KnownBounds& given, const std::vector<SymId>& conditions, int64_t keys) {
+  Bounds bounds(arena, given);
+  return least_of_kept_key(arena, bounds, conditions, arena.f32(0.0F), keys).has_value();
+}
 
 FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count) {
   if (!softmax.guards.empty()) {

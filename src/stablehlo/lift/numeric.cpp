@@ -9,6 +9,7 @@
 
 #include "score/derivative_rules.h"
 #include "score/operation.h"
+#include "stablehlo/lift/product.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -324,6 +325,99 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
       return is_maximum_of_scores(arena, x) || is_maximum_of_scores(arena, y);
     }
     return false;
+  });
+}
+
+namespace {
+
+// Whether the operation is no rational function of its operands: where it changes may lie far from any draw.
+bool is_transcendental(const Sym& sym) {
+  return sym.kind == SymKind::kOp && info(sym.op).rule == TypeRule::kFloat &&
+         score::is_smooth(score::operation(sym.op).shape) &&
+         !score::is_any(sym.op, {Op::k_round_bf16, Op::k_round_f16});
+}
+
+bool is_minus_square(const SymArena& arena, SymId id, const std::set<SymId>& of) {
+  const Sym& sym = arena[id];
+  if (arena.is_op(id, Op::k_neg)) {
+    const Sym& square = arena[sym.args[0]];
+    return arena.is_op(sym.args[0], Op::k_mul) && square.args[0] == square.args[1] && of.contains(square.args[0]);
+  }
+  if (!arena.is_op(id, Op::k_mul)) {
+    return false;
+  }
+  const auto negates = [&](SymId x, SymId y) {
+    return arena.is_op(x, Op::k_neg) && arena[x].args[0] == y && of.contains(y);
+  };
+  return negates(sym.args[0], sym.args[1]) || negates(sym.args[1], sym.args[0]);
+}
+
+}  // namespace
+
+bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& known) {
+  std::set<SymId> allowed;
+  for (const SymId id : known) {
+    collect(arena, id, allowed);
+  }
+  std::set<SymId> mine;
+  collect(arena, formula, mine);
+  std::vector<SymId> others;
+  for (const SymId id : mine) {
+    if (is_transcendental(arena[id]) && !allowed.contains(id)) {
+      others.push_back(id);
+    }
+  }
+  if (others.empty()) {
+    return true;
+  }
+  std::set<SymId> arguments;  // of the functions that the known formulas apply
+  std::set<SymId> terms = allowed;
+  const std::vector<SymId> parts(allowed.begin(), allowed.end());
+  for (const SymId id : parts) {
+    const bool clips = (arena.is_op(id, Op::k_max) || arena.is_op(id, Op::k_min)) && arena[id].type == Type::kF32;
+    if (clips &&
+        arena.is_constant(arena[id].args[1])) {  // as erf is written out: a rational function of a clipped number
+      arguments.insert(arena[id].args[0]);
+    }
+    if (!is_transcendental(arena[id])) {
+      continue;
+    }
+    const SymId argument = arena[id].args[0];
+    arguments.insert(argument);
+    if (arena.is_op(id, Op::k_exp)) {
+      for (const SignedTerm& term : as_exponent(arena, argument).exponent) {
+        terms.insert(term.term);
+      }
+    }
+  }
+  return std::all_of(others.begin(), others.end(), [&](SymId id) {
+    const SymId argument = arena[id].args[0];
+    if (arguments.contains(argument)) {
+      return arena[id].args.size() == 1 || arena.is_constant(arena[id].args[1]);
+    }
+    if (arena.is_op(id, Op::k_log)) {
+      return arena[argument].kind == SymKind::kReduce || allowed.contains(argument) ||
+             (arena.is_op(argument, Op::k_abs) && arena[arena[argument].args[0]].kind == SymKind::kReduce);
+    }
+    if (!arena.is_op(id, Op::k_exp)) {
+      return false;
+    }
+    const Product exponent = as_exponent(arena, argument);
+    return is_minus_square(arena, argument, arguments) ||
+           std::all_of(exponent.exponent.begin(), exponent.exponent.end(),
+                       [&](const SignedTerm& term) { return terms.contains(term.term); });
+  });
+}
+
+bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known) {
+  std::set<SymId> allowed;
+  for (const SymId id : known) {
+    collect(arena, id, allowed);
+  }
+  std::set<SymId> mine;
+  collect(arena, formula, mine);
+  return std::all_of(mine.begin(), mine.end(), [&](SymId id) {
+    return (!arena.is_op(id, Op::k_round_bf16) && !arena.is_op(id, Op::k_round_f16)) || allowed.contains(id);
   });
 }
 

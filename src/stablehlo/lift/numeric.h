@@ -69,6 +69,13 @@ class NumericRow {
 // has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
+// Whether `formula` applies no function (an exponential, a sigmoid, a root) but those that `known` apply, or that their
+// derivatives and the exponentials of a softmax consist of: what applies others may change far from all draws.
+bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
+// Whether `formula` rounds to 16 bits nothing but what `known` round. Numbers are compared without rounding.
+bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
 // The largest number that the formulas compare floats with, or clip them at: nothing where they do neither, 0 where it
 // is no number. Numbers from 1e6 on are no thresholds but stand for infinity; the row maximum does not count.
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);

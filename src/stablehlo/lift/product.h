@@ -33,6 +33,9 @@ Product as_exponent(SymArena& arena, SymId formula);
 void multiply(Product& product, const Product& factor);
 void divide(SymArena& arena, Product& product, SymId divisor);
 
+// Whether a formula replaces its own NaN, as nan_to_num does.
+bool clears_nan(const SymArena& arena, SymId formula);
+
 // A sum of terms as a formula again.
 SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms);
 // Adds a condition to a list, a conjunction as its parts, each once.

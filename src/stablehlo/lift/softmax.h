@@ -43,9 +43,15 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const 
 
 // What the row maximum is of, for the key at hand: the body of its reduction over the keys. Nothing without one.
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);
+// What a formula of rows gives for such a row.
+float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);
+
+// Whether conditions surely leave a key in each row: one that the conditions themselves point at, such as the row's
+// own.
+bool keeps_a_key(SymArena& arena, const KnownBounds& given, const std::vector<SymId>& conditions, int64_t keys);
 
 // Scores that a finite constant masks (`condition ? score : -1e9`, or the same added) mask by their value only.
 enum class FiniteMasks : uint8_t {
@@ -56,8 +62,8 @@ enum class FiniteMasks : uint8_t {
 
 // Moves the conditions of finite masks into the guards where that is proved to change nothing: in each row, either a
 // score that is kept lies so far above all masked ones that their exponentials are 0 beside its own, or all scores of
-// the row are one and the same number. `all_rows_count`: a row of masked scores that were only changed, not replaced, is
-// something else than one without keys, as it is for gradients.
+// the row are one and the same number. `all_rows_count`: a row of masked scores that were only changed, not replaced,
+// is something else than one without keys, as it is for gradients.
 FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count);
 
 }  // namespace flashlift::stablehlo

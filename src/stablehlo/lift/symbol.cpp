@@ -194,6 +194,8 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
     case Op::k_max:
       return is_f32(y, -INFINITY) ? x : (is_f32(x, -INFINITY) ? y : kNoSym);
+    case Op::k_min:
+      return is_f32(y, INFINITY) ? x : (is_f32(x, INFINITY) ? y : kNoSym);
     case Op::k_eq:
     case Op::k_ne:
       if (syms_[x].type == Type::kI1 && is_constant(y)) {

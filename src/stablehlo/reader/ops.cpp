@@ -1,5 +1,7 @@
 #include "stablehlo/reader/ops.h"
 
+#include <cmath>
+
 #include "llvm/ADT/APFloat.h"
 #include "mlir/IR/Block.h"
 #include "mlir/IR/TypeUtilities.h"
@@ -105,20 +107,6 @@ Reducer arg_reducer(mlir::Block& body, mlir::Operation* terminator) {
     return Reducer::kArgMaximum;
   }
   return prefers_lhs(select->getOperand(0), lhs, rhs, /*greater=*/false) ? Reducer::kArgMinimum : Reducer::kOther;
-}
-
-// What stablehlo.convert makes of a number; nothing where that needs more thought than a splat deserves.
-std::optional<double> converted(double number, mlir::Type from, mlir::Type to) {
-  const auto float_type = mlir::dyn_cast<mlir::FloatType>(to);
-  if (!float_type) {
-    const bool small_integer = to.isInteger() && to.getIntOrFloatBitWidth() >= 32 && from.isInteger();
-    return small_integer && number == static_cast<int32_t>(number) ? std::optional(number) : std::nullopt;
-  }
-  llvm::APFloat rounded(number);
-  bool loses_info = false;
-  rounded.convert(float_type.getFloatSemantics(), llvm::APFloat::rmNearestTiesToEven, &loses_info);
-  rounded.convert(llvm::APFloat::IEEEdouble(), llvm::APFloat::rmNearestTiesToEven, &loses_info);
-  return rounded.convertToDouble();
 }
 
 }  // namespace
@@ -367,6 +355,21 @@ std::optional<int64_t> element_as_integer(mlir::DenseElementsAttr elements, int6
     return std::nullopt;
   }
   return is_unsigned ? static_cast<int64_t>(number.getZExtValue()) : number.getSExtValue();
+}
+
+std::optional<double> converted(double number, mlir::Type from, mlir::Type to) {
+  const auto float_type = mlir::dyn_cast<mlir::FloatType>(to);
+  if (!float_type) {
+    constexpr double kBelow = 0x1p31;
+    const bool fits = to.isInteger() && to.getIntOrFloatBitWidth() >= 32 && from.isInteger() &&
+                      std::abs(number) < kBelow && (number >= 0 || !to.isUnsignedInteger());
+    return fits ? std::optional(number) : std::nullopt;
+  }
+  llvm::APFloat rounded(number);
+  bool loses_info = false;
+  rounded.convert(float_type.getFloatSemantics(), llvm::APFloat::rmNearestTiesToEven, &loses_info);
+  rounded.convert(llvm::APFloat::IEEEdouble(), llvm::APFloat::rmNearestTiesToEven, &loses_info);
+  return rounded.convertToDouble();
 }
 
 std::optional<double> splat(mlir::Value value) {

@@ -120,6 +120,9 @@ mlir::DenseElementsAttr constant(mlir::Value value);
 // numbers.
 std::optional<double> element_as_double(mlir::DenseElementsAttr elements, int64_t index);
 std::optional<int64_t> element_as_integer(mlir::DenseElementsAttr elements, int64_t index);
+// What stablehlo.convert makes of a number of one element type in another; nothing where that needs more thought than a
+// splat deserves.
+std::optional<double> converted(double number, mlir::Type from, mlir::Type to);
 // The one number of a value that is the same everywhere: a splat constant, also behind broadcast_in_dim, reshape,
 // transpose, slice and convert.
 std::optional<double> splat(mlir::Value value);

@@ -173,7 +173,8 @@ class Rewriter {
       backward_call(operands, backward_captures, call->getResults());
     }
     if (found_.out.replaced) {
-      replace(found_.out, call->getResult(0));
+      replace(found_.out,
+              found_.nan_where_lse_is_minus_infinity ? with_nan_rows(call->getResults()) : call->getResult(0));
     }
     if (found_.lse) {
       replace(*found_.lse, call->getResult(1));
@@ -345,6 +346,39 @@ class Rewriter {
         reshape(builder_, location_, value, mlir::cast<mlir::RankedTensorType>(result.replaced.getType()).getShape());
     mlir::Value replaced = result.replaced;
     replaced.replaceAllUsesWith(value);
+  }
+
+  // The output, and NaN where the row's log-sum-exp is -inf: 0 times that is added.
+  mlir::Value with_nan_rows(mlir::ValueRange results) {
+    const auto out = mlir::cast<mlir::RankedTensorType>(results[0].getType());
+    const auto lse = mlir::cast<mlir::RankedTensorType>(results[1].getType());
+    const mlir::Value product =
+        build(builder_, location_, "stablehlo.multiply", {results[1], zeros(lse)}, lse)->getResult(0);
+    mlir::Value rows = convert(builder_, location_, product, out.getElementType());
+    // Both have the same digits of each letter, in the same order.
+    llvm::SmallVector<std::pair<int64_t, int64_t>> places;  // in the output, in `rows`
+    llvm::SmallVector<int64_t> row_shape;
+    llvm::SmallDenseMap<char, size_t> next;
+    for (const auto [i, letter] : llvm::enumerate(found_.lse->dims)) {
+      if (letter == '1') {
+        continue;
+      }
+      const size_t dim = found_.out.dims.find(letter, next.lookup(letter));
+      if (dim == std::string::npos || out.getDimSize(dim) != lse.getDimSize(i)) {
+        return nullptr;
+      }
+      next[letter] = dim + 1;
+      places.emplace_back(dim, row_shape.size());
+      row_shape.push_back(lse.getDimSize(i));
+    }
+    llvm::sort(places);
+    rows = transpose(builder_, location_, reshape(builder_, location_, rows, row_shape),
+                     llvm::to_vector(llvm::make_second_range(places)));
+    const auto dims = llvm::to_vector(llvm::make_first_range(places));
+    const mlir::Value everywhere = build(builder_, location_, "stablehlo.broadcast_in_dim", rows, out,
+                                         named(builder_, "broadcast_dimensions", builder_.getDenseI64ArrayAttr(dims)))
+                                       ->getResult(0);
+    return build(builder_, location_, "stablehlo.add", {results[0], everywhere}, out)->getResult(0);
   }
 
   void restore_order() {

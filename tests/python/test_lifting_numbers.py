@@ -1,0 +1,419 @@
+"""Numbers when attention is lifted out of a module: narrow element types, rows without keys, functions of gradients. What
+is fused gives what XLA gives; what a fused call would compute otherwise is left alone, with a reason."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flashlift.jax
+import flashlift.stablehlo
+
+FUSED, LEFT = {}, {}
+B, S, T, H, D = 2, 20, 300, 2, 16
+R = np.random.default_rng(7)
+
+
+def case(table):
+    """Registers what makes (function, arguments)."""
+
+    def add(make):
+        table[make.__name__] = make
+        return make
+
+    return add
+
+
+def tensors(dtype=jnp.float32, S=S, T=T):
+    shapes = (B, S, H, D), (B, T, H, D), (B, T, H, D)
+    return [jnp.asarray(R.standard_normal(shape), dtype) for shape in shapes]
+
+
+def scores_of(q, k):
+    return jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
+
+
+def attend(s, v):
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s, -1), v)
+
+
+def with_scores(change, *more, dtype=jnp.float32):
+    """Attention whose scores are changed."""
+    return lambda q, k, v, *rest: attend(change(scores_of(q, k), *rest), v), [*tensors(dtype), *more]
+
+
+def compare(function, arguments):
+    """Compares with XLA. Gives how many attentions were fused, and the report."""
+    fused = flashlift.jax.fuse(function)
+    tolerance = 2e-5 if arguments[0].dtype == np.float32 else 2e-2
+    mine, xla = (jax.tree.leaves(f(*arguments)) for f in (fused, jax.jit(function)))
+    for got, want in zip(mine, xla, strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=tolerance, atol=tolerance)
+    return sum(candidate.fused for candidate in fused.report.candidates), fused.report
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fuses(name):
+    count, report = compare(*FUSED[name]())
+    assert count == 1, report
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_is_left_alone(name):
+    count, report = compare(*LEFT[name]())
+    assert count == 0, report
+    assert all(candidate.reason for candidate in report.candidates), report
+
+
+# --- Integers wrap in their own width ---
+
+INTEGER_MASKS = {
+    "iota": lambda i, j: jax.lax.iota(j.dtype, T)[None] <= i * 3,
+    "add": lambda i, j: i * 7 + j < 100,
+    "sub": lambda i, j: i - j < 10,
+    "mul": lambda i, j: i * j * j > 40,
+    "neg": lambda i, j: -j > i,
+    "abs": lambda i, j: abs(j - 100) > i,
+    "div": lambda i, j: jax.lax.div(j * 3, jnp.broadcast_to(i - 4, (S, T))) < 20,
+    "rem": lambda i, j: jax.lax.rem(j * 5, jnp.broadcast_to(i - 4, (S, T))) < 3,
+    "floor_div": lambda i, j: (j * 3) // 7 > i,
+    "mod": lambda i, j: (i - j) % 5 < 3,
+    "shl": lambda i, j: (j << (i % 12)) > 16,
+    "shr": lambda i, j: jax.lax.shift_right_logical(*jnp.broadcast_arrays(j - 60, i % 12)) > 3,
+    "not": lambda i, j: ~j > i,
+    "xor": lambda i, j: (j ^ (i - 9)) > 30,
+    "min": lambda i, j: jnp.minimum(j - 130, i) < 3,
+    "clip": lambda i, j: jnp.clip(j + 100, 3, 90) > i * 4,
+    "to_f32": lambda i, j: (j * 3 - i).astype(jnp.float32) < 50.5,
+    "to_i32": lambda i, j: (j * 3 - i).astype(jnp.int32) < 50,
+    "to_other_sign": lambda i, j: (j * 3 - i).astype(jnp.uint8).astype(jnp.int8) < 5,
+    "from_i32": lambda i, j: (jnp.arange(T) * 1000003).astype(j.dtype)[None] > i,
+    "from_f32": lambda i, j: ((j.astype(jnp.float32) - 150.3) * 2.7).astype(j.dtype) > i,
+    "sign": lambda i, j: jnp.sign(j - 77) * i < 5,
+}
+
+
+def fuse_masks(masks, dtype):
+    """An attention for each mask, over all of whose rows a key is kept."""
+    q, k, v = (x[:1, :, :1] for x in tensors())
+
+    def function(q, k, v):
+        i, j = jnp.arange(S).astype(dtype)[:, None], jnp.arange(T).astype(dtype)[None]
+        kept = [mask(i, j) | (jnp.arange(T) == 0) for mask in masks]
+        return [attend(jnp.where(mask, scores_of(q + n, k), -jnp.inf), v) for n, mask in enumerate(kept)]
+
+    count, report = compare(function, (q, k, v))
+    assert count == len(masks), report
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
+def test_integers_wrap(dtype):
+    fuse_masks(list(INTEGER_MASKS.values()), dtype)
+
+
+def test_arithmetic_shifts():
+    fuse_masks([lambda i, j: jax.lax.shift_right_arithmetic(*jnp.broadcast_arrays(j - 60, i % 12)) > 3], "int8")
+
+
+@case(FUSED)
+def arithmetic_shift_of_unsigned():
+    """Stays outside, as the mask that it makes."""
+
+    def mask(s):
+        j = (jnp.arange(T) * 3).astype(jnp.uint8)
+        return jnp.where(jax.lax.shift_right_arithmetic(j, jnp.full_like(j, 2)) < 50, s, -jnp.inf)
+
+    return with_scores(mask)
+
+
+@case(FUSED)
+def index_that_wraps():
+    table = jnp.asarray(R.standard_normal(64), jnp.float32)
+
+    def bias(s, table):
+        distance = (jnp.arange(S)[:, None] - jnp.arange(T)[None]).astype(jnp.int8)
+        return s + table[jnp.clip(distance, 0, 63)]
+
+    return with_scores(bias, table)
+
+
+@case(FUSED)
+def i64_to_i32():
+    return with_scores(lambda s: jnp.where((jnp.arange(T).astype(jnp.uint32) * 20000003).astype(jnp.int32) > 0, s, -jnp.inf))
+
+
+# --- 16-bit floats round ---
+
+
+def alibi(dtype, slope=0.7):
+    def change(s):
+        i, j = jnp.arange(S, dtype=dtype)[:, None], jnp.arange(T, dtype=dtype)[None]
+        return s - jnp.abs(i - j).astype(jnp.float32) * jnp.float32(slope)
+
+    return change
+
+
+@case(FUSED)
+def positions_in_bf16():
+    return with_scores(alibi(jnp.bfloat16))
+
+
+@case(FUSED)
+def positions_in_f16():
+    return with_scores(lambda s: s + (jnp.arange(T, dtype=jnp.float16) * jnp.float16(16.37)).astype(jnp.float32) / 1e3)
+
+
+@case(FUSED)
+def positions_compared_in_bf16():
+    return with_scores(
+        lambda s: jnp.where(jnp.arange(T, dtype=jnp.bfloat16) <= jnp.arange(280, 280 + S, dtype=jnp.bfloat16)[:, None], s, -jnp.inf)
+    )
+
+
+@case(FUSED)
+def f16_overflow_masks():
+    """65504 + 65504 is infinite in f16."""
+    far = lambda: jnp.where(jnp.arange(T) > 50, jnp.float16(-65504), jnp.float16(0))
+    return with_scores(lambda s: s + (far() + far()).astype(jnp.float32) * 1e-3)
+
+
+@case(FUSED)
+def slopes_in_bf16():
+    slopes = jnp.asarray([0.7, 0.3], jnp.bfloat16)[:, None, None]
+    return with_scores(
+        lambda s, slopes: s - (slopes * (jnp.arange(T)[None] - jnp.arange(S)[:, None]).astype(jnp.bfloat16)).astype(jnp.float32), slopes
+    )
+
+
+@case(FUSED)
+def bf16_slopes_of_bf16_attention():
+    slopes = jnp.asarray([0.5, 0.25], jnp.bfloat16)[:, None, None]
+    distance = lambda: (jnp.arange(T)[None] - jnp.arange(S)[:, None]).astype(jnp.bfloat16)
+    return with_scores(lambda s, slopes: s.astype(jnp.float32) - (slopes * distance()).astype(jnp.float32), slopes, dtype=jnp.bfloat16)
+
+
+def round_trip(x, dtype=jnp.bfloat16):
+    return x.astype(dtype).astype(jnp.float32)
+
+
+@case(FUSED)
+def round_trip_of_queries():
+    return lambda q, k, v: attend(scores_of(round_trip(q), k), v), tensors()
+
+
+@case(FUSED)
+def round_trip_of_keys():
+    return lambda q, k, v: attend(scores_of(q, round_trip(k, jnp.float16)), v), tensors()
+
+
+@case(FUSED)
+def round_trip_of_values():
+    return lambda q, k, v: attend(scores_of(q, k), round_trip(v)), tensors()
+
+
+@case(FUSED)
+def round_trip_of_all():
+    return lambda q, k, v: attend(scores_of(round_trip(q), round_trip(k)), round_trip(v)), tensors()
+
+
+@case(FUSED)
+def round_trip_of_output():
+    return lambda q, k, v: round_trip(attend(scores_of(q, k), v)), tensors()
+
+
+@case(FUSED)
+def round_trip_in_8_bits():
+    return lambda q, k, v: attend(scores_of(q, round_trip(k, jnp.float8_e4m3fn)), v), tensors()
+
+
+@case(LEFT)
+def round_trip_of_scores():
+    return with_scores(round_trip)
+
+
+@case(LEFT)
+def round_trip_of_probabilities():
+    return lambda q, k, v: jnp.einsum("bhqk,bkhd->bqhd", round_trip(jax.nn.softmax(scores_of(q, k), -1)), v), tensors()
+
+
+@case(LEFT)
+def scores_of_bf16_attention_in_f16():
+    return with_scores(lambda s: s.astype(jnp.float16).astype(jnp.bfloat16), dtype=jnp.bfloat16)
+
+
+@case(FUSED)
+def probabilities_rounded_as_values_are():
+    def attention(q, k, v):
+        p = jax.nn.softmax(scores_of(q, k).astype(jnp.float32), -1)
+        return jnp.einsum("bhqk,bkhd->bqhd", p.astype(jnp.bfloat16), v)
+
+    return attention, tensors(jnp.bfloat16)
+
+
+@case(FUSED)
+def scale_rounded_to_bf16():
+    factor = lambda: jnp.sqrt(jnp.bfloat16(7.0)).astype(jnp.float32)
+    return lambda q, k, v: attend(jnp.einsum("bqhd,bkhd->bhqk", q / factor(), k), v), tensors()
+
+
+# --- Rows without keys ---
+
+
+def keep():
+    mask = np.arange(T) % 3 > 0
+    rows = np.broadcast_to(mask, (S, T)).copy()
+    rows[3] = False
+    return jnp.asarray(rows)
+
+
+def with_log_sum_exp(softmax, masked=True):
+    def attention(q, k, v, *rest):
+        s = scores_of(q, k)
+        p, lse = softmax(jnp.where(rest[0], s, -jnp.inf) if masked else s)
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v), lse
+
+    return attention, [*tensors(), keep()]
+
+
+@case(FUSED)
+def log_sum_exp_of_jax():
+    return with_log_sum_exp(lambda s: (jax.nn.softmax(s, -1), jax.nn.logsumexp(s, -1)))
+
+
+@case(FUSED)
+def log_sum_exp_written_out():
+    def softmax(s):
+        m = s.max(-1, keepdims=True)
+        e = jnp.exp(s - m)
+        z = e.sum(-1, keepdims=True)
+        return e / z, (m + jnp.log(z))[..., 0]
+
+    return with_log_sum_exp(softmax)
+
+
+@case(FUSED)
+def blocks_merged_by_log_sum_exp():
+    def attention(q, k, v, rows):
+        def block(k, v, rows):
+            s = jnp.where(rows, scores_of(q, k), -jnp.inf)
+            return attend(s, v), jax.nn.logsumexp(s, -1)
+
+        o, lse = block(k, v, rows)
+        whole = jnp.logaddexp(lse, 1.0)
+        weight = jnp.exp(lse - whole).swapaxes(1, 2)[..., None]
+        return jnp.where(weight > 0, o, 0) * weight, whole
+
+    return attention, [*tensors(), keep()]
+
+
+def from_lowest(zeroes):
+    lowest = jnp.float32(np.finfo(np.float32).min)
+
+    def softmax(s):
+        m = jax.lax.reduce(s, lowest, jax.lax.max, (3,))[..., None]
+        e = jnp.exp(s - m)
+        z = e.sum(-1, keepdims=True)
+        return e / (jnp.where(z == 0, 1.0, z) if zeroes else z)
+
+    return lambda q, k, v, rows: jnp.einsum("bhqk,bkhd->bqhd", softmax(jnp.where(rows, scores_of(q, k), -jnp.inf)), v), [
+        *tensors(),
+        keep(),
+    ]
+
+
+@case(FUSED)
+def maximum_from_lowest():
+    return from_lowest(zeroes=False)
+
+
+@case(FUSED)
+def maximum_from_lowest_and_zeroes():
+    return from_lowest(zeroes=True)
+
+
+@case(FUSED)
+def sinks_of_minus_infinity():
+    sinks = jnp.asarray([0.5, -np.inf], jnp.float32)
+
+    def attention(q, k, v, rows, sinks):
+        s = jnp.where(rows, scores_of(q, k), -jnp.inf)
+        sink = jnp.broadcast_to(sinks[None, :, None, None], (B, H, S, 1))
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.concatenate([s, sink], -1), -1)[..., :-1], v)
+
+    return attention, [*tensors(), keep(), sinks]
+
+
+@case(FUSED)
+def nan_to_num_of_masked_rows():
+    return lambda q, k, v, rows: jnp.einsum(
+        "bhqk,bkhd->bqhd", jnp.nan_to_num(jax.nn.softmax(jnp.where(rows, scores_of(q, k), -jnp.inf), -1)), v
+    ), [*tensors(), keep()]
+
+
+@case(LEFT)
+def nan_to_num_of_infinite_bias():
+    bias = np.zeros((S, T), np.float32)
+    bias[2, 5] = np.inf
+    return lambda q, k, v, bias: jnp.einsum(
+        "bhqk,bkhd->bqhd", jnp.nan_to_num(jax.nn.softmax(scores_of(q, k) + bias, -1)), v
+    ), [*tensors(), jnp.asarray(bias)]
+
+
+# --- Functions of gradients ---
+
+
+def with_cut_off(function):
+    """The gradient of attention, cut off where the scores are large."""
+
+    @jax.custom_vjp
+    def cut(s):
+        return s
+
+    cut.defvjp(lambda s: (s, s), lambda s, ct: (function(s, ct),))
+
+    def loss(q, k, v):
+        return (attend(cut(scores_of(q, k)), v) ** 2).sum()
+
+    q, k, v = tensors(T=24)
+    return jax.grad(loss, (0, 1, 2)), (q * 12, k * 12, v)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, ct: ct * jax.nn.sigmoid(3 * (60 - s)),
+        lambda s, ct: ct * jax.nn.sigmoid(0.1 * (900 - s)),
+        lambda s, ct: ct * (1 + jnp.exp(-((s - 500) ** 2))),
+        lambda s, ct: ct / (1 + (s / 100) ** 8),
+        lambda s, ct: jnp.tanh(ct * 1e-9) * 1e9,
+        lambda s, ct: ct / (1 + jnp.exp(s) * 1e-30),
+        lambda s, ct: ct / (1 + (ct * 1e-12) ** 2),
+    ],
+)
+def test_gradient_that_is_cut_off_is_left_alone(function):
+    count, report = compare(*with_cut_off(function))
+    assert count == 0, report
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s,
+        lambda s: 30 * jnp.tanh(s / 30),
+        lambda s: jax.nn.gelu(s),
+        lambda s: s * jax.lax.erf(s),
+        lambda s: s * jax.nn.sigmoid(s),
+        lambda s: jnp.sin(s),
+        lambda s: jnp.sign(s) * jnp.log1p(jnp.abs(s)),
+        lambda s: jnp.sqrt(1 + s * s),
+    ],
+)
+def test_gradient_of_a_changed_score_is_fused(change):
+    loss = lambda q, k, v: (attend(change(scores_of(q, k)), v) ** 2).sum()
+    count, report = compare(jax.grad(loss, (0, 1, 2)), tensors(T=24))
+    assert count == 1, report
+
+
+def test_gradient_rounded_to_bf16_is_left_alone():
+    count, report = compare(*with_cut_off(lambda s, ct: round_trip(ct)))
+    assert count == 0, report
