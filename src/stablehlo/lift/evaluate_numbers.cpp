@@ -66,7 +66,7 @@ SymId Evaluator::wrapped(SymId value, DType type) {
 }
 
 bool Evaluator::is_number_of(SymId value, DType half, int depth) {
-  constexpr int kDeepest = 16;
+  constexpr int kDeepest = 6;  // parts that operands share are looked at again
   const Sym& sym = arena_[value];
   const Op round = half == DType::kBF16 ? Op::k_round_bf16 : Op::k_round_f16;
   if (sym.kind == SymKind::kConstant) {

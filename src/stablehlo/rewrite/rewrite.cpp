@@ -1,5 +1,7 @@
 #include "stablehlo/rewrite/rewrite.h"
 
+#include <optional>
+
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/Analysis/TopologicalSortUtils.h"
 #include "mlir/IR/BuiltinAttributes.h"
@@ -143,6 +145,9 @@ class Rewriter {
                                  captures_in_text_order(found_.gradient->problem, found_.gradient->captures));
     }
     FLASHLIFT_RETURN_IF_ERROR(check_order(captures));
+    if (found_.nan_where_lse_is_minus_infinity && !row_dims()) {
+      return unsupported("rows without keys are NaN, and the rows of the log-sum-exp are not those of the output");
+    }
     const llvm::SmallVector<mlir::Type> results = result_types();
     llvm::SmallVector<mlir::Value> operands = {view(found_.q), view(found_.k), view(found_.v)};
     if (Status status = check_operands(operands); !status.ok()) {
@@ -348,33 +353,51 @@ class Rewriter {
     replaced.replaceAllUsesWith(value);
   }
 
-  // The output, and NaN where the row's log-sum-exp is -inf: 0 times that is added.
-  mlir::Value with_nan_rows(mlir::ValueRange results) {
-    const auto out = mlir::cast<mlir::RankedTensorType>(results[0].getType());
-    const auto lse = mlir::cast<mlir::RankedTensorType>(results[1].getType());
-    const mlir::Value product =
-        build(builder_, location_, "stablehlo.multiply", {results[1], zeros(lse)}, lse)->getResult(0);
-    mlir::Value rows = convert(builder_, location_, product, out.getElementType());
-    // Both have the same digits of each letter, in the same order.
-    llvm::SmallVector<std::pair<int64_t, int64_t>> places;  // in the output, in `rows`
-    llvm::SmallVector<int64_t> row_shape;
+  struct RowDim {
+    int64_t out;  // the output's dimension
+    int64_t row;  // that of the log-sum-exp without dimensions of size 1
+    int64_t size;
+  };
+
+  // Where the log-sum-exp's dimensions are in the output's: both have the same digits of each letter, in the same
+  // order.
+  std::optional<llvm::SmallVector<RowDim>> row_dims() const {
+    llvm::SmallVector<RowDim> dims;
     llvm::SmallDenseMap<char, size_t> next;
     for (const auto [i, letter] : llvm::enumerate(found_.lse->dims)) {
       if (letter == '1') {
         continue;
       }
       const size_t dim = found_.out.dims.find(letter, next.lookup(letter));
-      if (dim == std::string::npos || out.getDimSize(dim) != lse.getDimSize(i)) {
-        return nullptr;
+      if (dim == std::string::npos || found_.out.call_shape[dim] != found_.lse->call_shape[i]) {
+        return std::nullopt;
       }
       next[letter] = dim + 1;
-      places.emplace_back(dim, row_shape.size());
-      row_shape.push_back(lse.getDimSize(i));
+      dims.push_back({static_cast<int64_t>(dim), static_cast<int64_t>(dims.size()), found_.lse->call_shape[i]});
     }
-    llvm::sort(places);
-    rows = transpose(builder_, location_, reshape(builder_, location_, rows, row_shape),
-                     llvm::to_vector(llvm::make_second_range(places)));
-    const auto dims = llvm::to_vector(llvm::make_first_range(places));
+    return dims;
+  }
+
+  // The output, and NaN where the row's log-sum-exp is -inf: 0 times that is added.
+  mlir::Value with_nan_rows(mlir::ValueRange results) {
+    const auto out = mlir::cast<mlir::RankedTensorType>(results[0].getType());
+    const auto lse = mlir::cast<mlir::RankedTensorType>(results[1].getType());
+    const mlir::Value product =
+        build(builder_, location_, "stablehlo.multiply", {results[1], zeros(lse)}, lse)->getResult(0);
+    llvm::SmallVector<RowDim> order = *row_dims();
+    llvm::SmallVector<int64_t> row_shape;
+    for (const RowDim& dim : order) {
+      row_shape.push_back(dim.size);
+    }
+    llvm::sort(order, [](const RowDim& x, const RowDim& y) { return x.out < y.out; });
+    llvm::SmallVector<int64_t> dims;
+    llvm::SmallVector<int64_t> permutation;
+    for (const RowDim& dim : order) {
+      dims.push_back(dim.out);
+      permutation.push_back(dim.row);
+    }
+    mlir::Value rows = reshape(builder_, location_, product, row_shape);
+    rows = convert(builder_, location_, transpose(builder_, location_, rows, permutation), out.getElementType());
     const mlir::Value everywhere = build(builder_, location_, "stablehlo.broadcast_in_dim", rows, out,
                                          named(builder_, "broadcast_dimensions", builder_.getDenseI64ArrayAttr(dims)))
                                        ->getResult(0);
