@@ -3,7 +3,9 @@
 #include <new>
 
 #include "runtime/implementation.h"
+#include "support/environment.h"
 #include "support/error.h"
+#include "support/fork_guard.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "runtime/cpu_attention.h"
 #endif
@@ -34,15 +36,28 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
 }
 
 // Memory that runs out is an error like any other. Its message is short enough to need no memory itself.
+Error out_of_memory() { return {ErrorKind::kInternal, "out of memory"}; }
+
+Status check_fork() {
+  return was_cut_by_fork() ? internal_error(
+                                 "this process was forked while another thread compiled, so that it cannot compute; "
+                                 "fork before the first call, or between calls")
+                           : Status();
+}
+
 template <typename Body>
 Status run_unless_cancelled(const RunOptions& options, const Body& body) {
+  FLASHLIFT_RETURN_IF_ERROR(check_fork());
+  if (options.executor != nullptr && options.executor->concurrency() < 1) {
+    return invalid_argument("the executor's concurrency is {}, expected at least 1", options.executor->concurrency());
+  }
   if (options.cancelled != nullptr && options.cancelled->load(std::memory_order_relaxed) != 0) {
     return cancelled();
   }
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Error{ErrorKind::kInternal, "out of memory"};
+    return out_of_memory();
   }
 }
 
@@ -62,9 +77,15 @@ Attention::Attention(std::shared_ptr<const Implementation> implementation)
     : implementation_(std::move(implementation)) {}
 
 Result<Attention> Attention::compile(const Problem& problem, const CompileOptions& options) {
-  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
-  FLASHLIFT_ASSIGN_OR_RETURN(auto implementation, compile_for_device(problem, options));
-  return Attention(std::move(implementation));
+  try {
+    FLASHLIFT_RETURN_IF_ERROR(check_fork());
+    FLASHLIFT_RETURN_IF_ERROR(check_environment());
+    FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+    FLASHLIFT_ASSIGN_OR_RETURN(auto implementation, compile_for_device(problem, options));
+    return Attention(std::move(implementation));
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
 }
 
 Status Attention::run(const AttentionArguments& arguments, const RunOptions& options) const {

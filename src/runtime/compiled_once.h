@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "flashlift/result.h"
+#include "support/fork_guard.h"
 
 namespace flashlift::runtime {
 
@@ -17,6 +18,7 @@ class CompiledOnce {
   // long as this.
   template <typename Compile>
   Result<const Kernel*> get(const Compile& compile) const {
+    const UncutByFork uncut;
     const std::lock_guard lock(mutex_);
     if (!kernel_) {
       kernel_.emplace(compile());

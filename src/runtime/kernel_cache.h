@@ -2,7 +2,6 @@
 // entry goes when the cache is full.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <list>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 
 #include "flashlift/result.h"
+#include "support/fork_guard.h"
 
 namespace flashlift::runtime {
 
@@ -23,37 +23,19 @@ class KernelCache {
   explicit KernelCache(size_t capacity) : capacity_(capacity) {}
 
   // The kernel of this key, compiled by the first caller while the others wait. A failed compile is not kept: the
-  // waiting callers get its error, the next one tries again.
+  // waiting callers get its error, the next one tries again. Where compile() throws, its caller gets what it threw, and
+  // one of those that wait compiles.
   template <typename Compile>
   Result<Handle> get(const std::string& key, const Compile& compile) {
-    std::shared_ptr<Entry> entry;
-    bool first = false;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = entries_.find(key);
-      if (found != entries_.end()) {
-        order_.splice(order_.begin(), order_, found->second.position);
-        entry = found->second.entry;
-      } else {
-        first = true;
-        entry = std::make_shared<Entry>();
-        order_.push_front(key);
-        entries_[key] = {entry, order_.begin()};
-        evict();
-      }
-    }
-    if (first) {
-      Result<Handle> compiled = compile();
-      if (!compiled.ok()) {
+    const UncutByFork uncut;
+    const std::shared_ptr<Entry> entry = find_or_add(key);
+    const std::lock_guard lock(entry->mutex);
+    if (!entry->result) {
+      entry->result.emplace(compile());
+      if (!entry->result->ok()) {
         remove(key, entry);
       }
-      const std::lock_guard lock(entry->mutex);
-      entry->result.emplace(std::move(compiled));
-      entry->ready.notify_all();
-      return *entry->result;
     }
-    std::unique_lock lock(entry->mutex);
-    entry->ready.wait(lock, [&] { return entry->result.has_value(); });
     return *entry->result;
   }
 
@@ -70,14 +52,28 @@ class KernelCache {
 
  private:
   struct Entry {
-    std::mutex mutex;
-    std::condition_variable ready;
+    std::mutex mutex;  // held while it is compiled
     std::optional<Result<Handle>> result;
   };
   struct Slot {
     std::shared_ptr<Entry> entry;
     std::list<std::string>::iterator position;
   };
+
+  std::shared_ptr<Entry> find_or_add(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(key); found != entries_.end()) {
+      order_.splice(order_.begin(), order_, found->second.position);
+      return found->second.entry;
+    }
+    // What may throw comes first, so that the two lists stay alike.
+    std::list<std::string> first{key};
+    auto entry = std::make_shared<Entry>();
+    entries_.emplace(key, Slot{entry, first.begin()});
+    order_.splice(order_.begin(), first);
+    evict();
+    return entry;
+  }
 
   // Whoever still compiles or uses the evicted kernel holds it alive.
   void evict() {

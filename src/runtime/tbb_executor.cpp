@@ -3,35 +3,32 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
-#include <charconv>
+#include <optional>
 
 #include "support/environment.h"
-#include "support/log.h"
+#include "support/fork_guard.h"
 
 namespace flashlift::runtime {
 namespace {
 
 int wanted_threads() {
-  const auto text = environment_value(EnvironmentVariable::kThreads);
-  if (!text) {
-    return tbb::task_arena::automatic;
-  }
-  int threads = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), threads);
-  if (error != std::errc() || end != text->data() + text->size() || threads < 1) {
-    log(LogLevel::kWarning, "FLASHLIFT_THREADS is '{}', expected a number from 1; using all cores", *text);
-    return tbb::task_arena::automatic;
-  }
-  return threads;
+  const std::optional<int> threads = wanted_thread_count();
+  return threads ? *threads : tbb::task_arena::automatic;
 }
 
 class TbbExecutor : public Executor {
  public:
   TbbExecutor() : arena_(wanted_threads()) {}
 
-  int concurrency() const override { return arena_.max_concurrency(); }
+  int concurrency() const override { return is_forked() ? 1 : arena_.max_concurrency(); }
 
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
+    if (is_forked()) {
+      for (int64_t i = 0; i < count; ++i) {
+        body(i);
+      }
+      return;
+    }
     // Isolated: a thread that waits here takes no other work, whose tiles would overwrite its own.
     arena_.execute([&] {
       tbb::this_task_arena::isolate([&] {
@@ -48,12 +45,17 @@ class TbbExecutor : public Executor {
   }
 
  private:
+  // A child of fork() has none of the threads that oneTBB believes in, and what those had locked stays locked.
+  bool is_forked() const { return fork_generation() != generation_; }
+
   mutable tbb::task_arena arena_;
+  int generation_ = fork_generation();
 };
 
 }  // namespace
 
 Executor& default_executor() {
+  const UncutByFork uncut;
   // Never destroyed: a static library user may run attention from another static's destructor.
   static TbbExecutor* executor = new TbbExecutor;
   return *executor;

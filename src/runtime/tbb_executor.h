@@ -5,7 +5,8 @@
 
 namespace flashlift::runtime {
 
-// All cores, or FLASHLIFT_THREADS of them. Lives as long as the process.
+// All cores, or FLASHLIFT_THREADS of them. Lives as long as the process. In a child by fork() of a process that had
+// used it, the calling thread alone.
 Executor& default_executor();
 
 }  // namespace flashlift::runtime

@@ -11,6 +11,8 @@
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/rewrite.h"
+#include "support/environment.h"
+#include "support/fork_guard.h"
 #include "support/own_stack.h"
 
 namespace flashlift::stablehlo {
@@ -190,6 +192,8 @@ size_t FuseResult::fused_count() const {
 }
 
 Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {
+  FLASHLIFT_RETURN_IF_ERROR(check_environment());
+  const UncutByFork uncut;
   std::optional<Result<FuseResult>> result;
   FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(module_text, options)); }));
   return *std::move(result);

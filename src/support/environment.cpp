@@ -1,13 +1,17 @@
 #include "support/environment.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
+
+#include "support/error.h"
 
 namespace flashlift {
 namespace {
 
 constexpr EnvironmentEntry kTable[] = {
     {EnvironmentVariable::kLog, "FLASHLIFT_LOG",
-     "log level on standard error: debug, info, warning, error (default: off)"},
+     "log level on standard error: debug, info, warning, error, off (default: off)"},
     {EnvironmentVariable::kIsa, "FLASHLIFT_ISA",
      "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
@@ -28,6 +32,30 @@ std::optional<std::string_view> environment_value(EnvironmentVariable variable) 
     return std::nullopt;
   }
   return value;
+}
+
+std::optional<int> wanted_thread_count() {
+  const auto text = environment_value(EnvironmentVariable::kThreads);
+  int threads = 0;
+  if (!text) {
+    return std::nullopt;
+  }
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), threads);
+  const bool is_number = error == std::errc() && end == text->data() + text->size();
+  return is_number && threads >= 1 && threads <= kMostThreads ? std::optional(threads) : std::nullopt;
+}
+
+Status check_environment() {
+  const auto threads = environment_value(EnvironmentVariable::kThreads);
+  if (threads && !wanted_thread_count()) {
+    return invalid_argument("FLASHLIFT_THREADS is '{}', expected a number from 1 to {}", *threads, kMostThreads);
+  }
+  static constexpr std::string_view kLevels[] = {"debug", "info", "warning", "error", "off"};
+  const auto level = environment_value(EnvironmentVariable::kLog);
+  if (level && std::ranges::find(kLevels, *level) == std::end(kLevels)) {
+    return invalid_argument("FLASHLIFT_LOG is '{}', expected debug, info, warning, error or off", *level);
+  }
+  return {};
 }
 
 }  // namespace flashlift

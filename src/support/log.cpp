@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "support/environment.h"
+#include "support/fork_guard.h"
 
 namespace flashlift {
 namespace {
@@ -22,6 +23,7 @@ LogState& state() {
 }
 
 std::shared_ptr<const LogSink> current_sink() {
+  const UncutByFork uncut;
   const std::lock_guard lock(state().mutex);
   return state().sink;
 }
@@ -65,6 +67,7 @@ void log_message(LogLevel level, std::string_view message) {
     (*sink)(level, message);
     return;
   }
+  const UncutByFork uncut;  // the logger has a lock
   default_logger().log(to_spdlog(level), message);
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -61,6 +62,36 @@ TEST(KernelCache, TriesAgainAfterAFailedCompile) {
   EXPECT_EQ(cache.size(), 0u);
   const auto kernel = cache.get("a", []() -> Result<Cache::Handle> { return Cache::Handle(std::make_shared<int>(1)); });
   EXPECT_TRUE(kernel.ok());
+}
+
+TEST(KernelCache, OneOfThoseThatWaitCompilesWhereACompileThrows) {
+  Cache cache(4);
+  std::atomic<int> compiles{0};
+  std::atomic<int> thrown{0};
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      try {
+        const auto kernel = cache.get("key", [&]() -> Result<Cache::Handle> {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          if (compiles++ < 3) {
+            throw std::bad_alloc();
+          }
+          return Cache::Handle(std::make_shared<int>(42));
+        });
+        right += kernel.ok() && **kernel == 42;
+      } catch (const std::bad_alloc&) {
+        ++thrown;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(thrown, 3);
+  EXPECT_EQ(right, 5);
+  EXPECT_EQ(compiles, 4);
 }
 
 }  // namespace

@@ -1,0 +1,26 @@
+// What fork() must not cut in two. A child has one thread, the one that forked: what another thread of the parent had
+// locked stays locked in it for ever.
+#pragma once
+
+namespace flashlift {
+
+// While one of these lives, in any thread, fork() waits (for kLongestForkSeconds at most). For sections that end by
+// themselves: compiling, and looking something up under a lock. They may nest.
+class UncutByFork {
+ public:
+  UncutByFork();
+  ~UncutByFork();
+  UncutByFork(const UncutByFork&) = delete;
+  UncutByFork& operator=(const UncutByFork&) = delete;
+};
+
+inline constexpr int kLongestForkSeconds = 10;
+
+// How many forks lie between this process and the first one that loaded this library. What belongs to threads, such as
+// a pool, belongs to the process that started them.
+int fork_generation();
+
+// Whether fork() could wait no longer and cut such a section: then this process must not rely on what is shared.
+bool was_cut_by_fork();
+
+}  // namespace flashlift

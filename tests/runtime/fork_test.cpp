@@ -1,0 +1,88 @@
+// Children by fork() of a process that computes, as Python's multiprocessing and the loaders of data make them.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "flashlift/attention.h"
+#include "support/tensors.h"
+
+namespace flashlift {
+namespace {
+
+constexpr unsigned kSeconds = 300;  // after which a child has hung
+
+// Forward and backward on the library's own threads.
+bool computes(const Problem& problem) {
+  const Result<Attention> attention = Attention::compile(problem);
+  if (!attention.ok()) {
+    return false;
+  }
+  testing::Random random(1);
+  testing::OwnedArguments arguments = testing::dense_arguments(problem, random);
+  BackwardArguments gradients;
+  gradients.forward = arguments.views;
+  const auto like = [&](const TensorView& view) {
+    return arguments.dense(view.dtype, {view.sizes.begin(), view.sizes.begin() + view.rank}, random);
+  };
+  gradients.d_out = like(arguments.views.out);
+  gradients.d_q = like(arguments.views.q);
+  gradients.d_k = like(arguments.views.k);
+  gradients.d_v = like(arguments.views.v);
+  return attention->run(arguments.views).ok() && attention->run_backward(gradients).ok();
+}
+
+// Each is another program, so that each is compiled.
+Problem numbered(int number) {
+  return *parse_problem("attn b2 h4 s256 d32 lse score_mod() { %0 = mul score, " + std::to_string(number) +
+                        ".5; return %0 }");
+}
+
+int exit_code_of_child(const std::function<bool()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(kSeconds);
+    _exit(body() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(Fork, AChildComputesWhileThreadsOfItsParentDo) {
+  std::atomic<bool> ended{false};
+  std::atomic<int> next{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!ended) {
+        EXPECT_TRUE(computes(numbered(next++ % 50)));
+      }
+    });
+  }
+  while (next < 3) {
+    std::this_thread::yield();
+  }
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(exit_code_of_child([&] { return computes(numbered(i)) && computes(numbered(1000 + i)); }), 0) << i;
+    std::this_thread::sleep_for(std::chrono::milliseconds(7));
+  }
+  ended = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(Fork, ChildrenOfChildrenCompute) {
+  EXPECT_TRUE(computes(numbered(1)));
+  EXPECT_EQ(exit_code_of_child(
+                [] { return computes(numbered(2)) && exit_code_of_child([] { return computes(numbered(3)); }) == 0; }),
+            0);
+}
+
+}  // namespace
+}  // namespace flashlift
