@@ -1,0 +1,79 @@
+"""Whether the fuzzers' dictionaries have every word that the readers know: one that lacks it seldom gets there.
+
+    dictionaries.py [--write]
+
+The words are taken from the readers' tables and sources. Exit code 1, and a list, where some are missing; --write adds
+them.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def found(path: str, *patterns: str) -> list[str]:
+    """What the groups of the patterns match, in order. A pattern that matches nothing is out of date."""
+    text = re.sub(r"(?m)^\s*//.*$", "", (ROOT / path).read_text())
+    words = []
+    for pattern in patterns:
+        matches = re.findall(pattern, text)
+        assert matches, f"{path} has nothing like {pattern}: bring this test up to date"
+        words += matches
+    return words
+
+
+def quoted(texts: list[str]) -> list[str]:
+    return [word for text in texts for word in re.findall(r'"([^"]+)"', text)]
+
+
+def dtypes() -> list[str]:
+    return found("src/support/dtype.cpp", r'\{DType::\w+, "(\w+)"')
+
+
+def program_words() -> list[str]:
+    return [
+        *found("include/flashlift/ops.def", r"(?m)^FLASHLIFT_OP\((\w+),"),
+        *found("src/score/sizes.cpp", r'\{k\w+Size, "([^"]+)"\}'),
+        *found("src/score/reader.cpp", r'(?:accept|expect)\("(\w+)"\)', r'text == "([^"]+)"', r'starts_with\("(\w+)"\)'),
+        *dtypes(),
+    ]
+
+
+def problem_words() -> list[str]:
+    reader = "src/problem/reader.cpp"
+    return [
+        *found(reader, r'name == "(\w+)"', r'features_.bottom_right = value == "(\w+)"', r'next_word\(\) != "(\w+)"', r'starts_with\("(\w+)"\)'),
+        *quoted(found(reader, r"kNames = \{([^}]*)\}")),
+        *found("src/problem/problem.cpp", r'case EmptyRows::\w+:\s+return "(\w+)"'),
+        *dtypes(),
+    ]
+
+
+def module_words() -> list[str]:
+    return found("src/stablehlo/reader/ops.def", r'"(?:stablehlo|chlo)\.(\w+)"')
+
+
+def missing(name: str, words: list[str]) -> list[str]:
+    """A word may stand there with its value, as "causal=bottom_right"."""
+    entries = re.findall(r'(?m)^"(.*)"$', (ROOT / f"tests/fuzz/{name}.dict").read_text())
+    parts = {part for entry in entries for part in [entry, *re.split(r"[=(]", entry)]}
+    return [word for word in dict.fromkeys(words) if word not in parts]
+
+
+def main() -> int:
+    lacking = False
+    for name, words in {"program": program_words(), "problem": problem_words(), "module": module_words()}.items():
+        absent = missing(name, words)
+        if absent and "--write" in sys.argv[1:]:
+            with (ROOT / f"tests/fuzz/{name}.dict").open("a") as file:
+                file.writelines(f'"{word}"\n' for word in absent)
+        elif absent:
+            lacking = True
+            print(f"tests/fuzz/{name}.dict lacks {' '.join(absent)}; run tests/fuzz/dictionaries.py --write")
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
