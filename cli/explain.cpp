@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/explain_module.h"
@@ -65,6 +66,10 @@ void print_problem(const std::string& text, const Problem& p, const Json& result
   }
   fmt::print("{}", asked.text());
   const Json& tiles = result["tiles"];
+  if (tiles.is_null()) {
+    fmt::print("\ntiles are not counted: this problem has too many\n");
+    return;
+  }
   fmt::print("\ntiles of {} queries by {} keys, over all batches and heads\n", tiles["q_tile"].get<int64_t>(),
              tiles["kv_tile"].get<int64_t>());
   Table counts({"skipped", "full", "partial"});
@@ -72,17 +77,39 @@ void print_problem(const std::string& text, const Problem& p, const Json& result
   fmt::print("{}", counts.text());
 }
 
+// Tiles of 128 by 128, or larger ones where those are too many to count. Nothing where all are.
+std::optional<int64_t> countable_tile(const Problem& p) {
+  constexpr double kMostSteps = 1 << 30;  // a few seconds
+  const size_t nodes = (p.mask_mod ? p.mask_mod->nodes.size() : 0) + (p.score_mod ? p.score_mod->nodes.size() : 0);
+  for (int64_t tile = 128;; tile *= 2) {
+    const auto rows = static_cast<double>((p.q_len + tile - 1) / tile);
+    const auto columns = static_cast<double>((p.kv_len + tile - 1) / tile);
+    const double planes = static_cast<double>(p.batch) * static_cast<double>(p.q_heads);
+    if (planes * rows * columns * static_cast<double>(1 + nodes) <= kMostSteps) {
+      return tile;
+    }
+    if (rows <= 1 && columns <= 1) {
+      return std::nullopt;
+    }
+  }
+}
+
 Outcome explain_problem(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.subject));
   FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.seed));
   FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, Attention::compile(problem, options.device.compile_options()));
-  FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, inputs.arguments().captures, 128, 128));
+  Json tiles = nullptr;
+  if (const std::optional<int64_t> tile = countable_tile(problem)) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts counts,
+                               count_tiles(problem, inputs.arguments().captures, *tile, *tile));
+    tiles = to_json(counts);
+  }
   Json result = {{"problem", print(problem)},
                  {"device", options.device.device},
                  {"implementation", attention.implementation()},
                  {"considered", to_json(attention.considerations())},
                  {"backward_considered", to_json(attention.backward_considerations())},
-                 {"tiles", to_json(tiles)}};
+                 {"tiles", tiles}};
   std::string code;
   if (options.code) {
     FLASHLIFT_ASSIGN_OR_RETURN(code, attention.code());

@@ -119,7 +119,9 @@ double tensor_bytes(const Problem& p) {
   return bytes_of(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}) +
          bytes_of(p.dtype, {p.batch, p.kv_heads, p.kv_len, p.head_dim + p.value_dim}) +
          bytes_of(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}) +
-         bytes_of(DType::kF32, {p.batch, p.q_heads, p.q_len});
+         bytes_of(DType::kF32, {p.batch, p.q_heads, p.q_len}) * (1 + (p.want_row_max ? 1 : 0)) +
+         bytes_of(DType::kF32, {p.q_heads, p.sinks}) +
+         (p.page_size > 0 ? bytes_of(DType::kI32, {p.batch, p.kv_len / p.page_size}) : 0);
 }
 
 double capture_bytes(const Problem& p) {
