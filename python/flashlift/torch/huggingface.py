@@ -5,6 +5,9 @@
     flashlift.torch.huggingface.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lifted")
 
+torch.compile(model, fullgraph=True) takes padding and static caches. A DynamicCache that the model makes itself needs
+use_cache=False there: torch 2.13's Dynamo forgets its attributes behind the first layer, with PyTorch's own flex_attention too.
+
 Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is made.
 """
 
