@@ -1,5 +1,5 @@
-"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused and is the same, and what would
-break the rule, which must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
+"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused, and what would break the rule and
+must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
 
 import jax
 import jax.numpy as jnp
