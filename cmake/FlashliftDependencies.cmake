@@ -25,7 +25,7 @@ endif()
 # The shared libLLVM and libMLIR, with their headers as system headers: `flashlift_llvm` for src/cpu/jit and
 # `flashlift_mlir` for src/stablehlo. Shared, because a static LLVM adds 100 MB and a minute of linking to each program.
 set(FLASHLIFT_LLVM_ROOT /usr/lib/llvm-22 CACHE PATH "where LLVM 22 and MLIR 22 are installed")
-if(FLASHLIFT_CPU OR FLASHLIFT_STABLEHLO)
+if((FLASHLIFT_CPU AND FLASHLIFT_JIT) OR FLASHLIFT_STABLEHLO)
   # LLVMConfig.cmake looks for the libraries that LLVM was built with, and fails where their headers are missing.
   flashlift_find(LLVM "llvm-22-dev libzstd-dev zlib1g-dev libxml2-dev libedit-dev libcurl4-openssl-dev"
     CONFIG HINTS ${FLASHLIFT_LLVM_ROOT} NO_DEFAULT_PATH)

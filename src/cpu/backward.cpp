@@ -269,7 +269,9 @@ std::string Backward::describe(const Forward& forward) {
   return fmt::format("{} tiles of {} queries by {} keys, {} to {} keys a task, {} products, {}",
                      to_string(forward.kernels().isa), config.q_tile, config.kv_tile, config.min_chunk,
                      config.max_chunk, forward.pairs() == nullptr ? "f32" : "bf16",
-                     forward.score() == nullptr ? "no programs" : "programs compiled by LLVM");
+                     forward.score() == nullptr                 ? "no programs"
+                     : compiles_programs(forward.kernels().isa) ? "programs compiled by LLVM"
+                                                                : "programs interpreted");
 }
 
 int64_t Backward::workspace_bytes(const Forward& forward, int concurrency) {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
-#include "cpu/score_function.h"
 #include "cpu/partition.h"
+#include "cpu/score_function.h"
 #include "flashlift/backward.h"
 
 namespace flashlift::cpu {

@@ -193,7 +193,8 @@ class RowFinder {
                                      .maxima = maxima,
                                      .q_len = static_cast<int32_t>(call_.sizes.q_len),
                                      .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
-                                     .scale = problem.scale};
+                                     .scale = problem.scale,
+                                     .code = call_.kernel.forward().score()};
       function(&arguments);
     }
     kernels.softmax(s, layout_.s_stride, rows_, round_up(columns, kernels.lanes), maxima, at<RowState>(layout_.state),

@@ -62,7 +62,7 @@ class ChunkRunner {
   void run_part(QueryTile& tile, const ScorePart& part);
   void run_sole_block(QueryTile& tile, const ScorePart& whole);
   void multiply(const ScorePart& part, int64_t offset);
-  ScoreArguments score_arguments(const ScorePart& part, float* scores, float* maxima);
+  ScoreArguments score_arguments(const ProgramCode* code, const ScorePart& part, float* scores, float* maxima);
   void sum_rows(const ScorePart& part, int64_t offset);
   void finish_scores(const QueryTile& tile, const ScorePart& part, int64_t offset, float scale);
   void add_products(QueryTile& tile, const ScorePart& part, int64_t offset);
@@ -93,7 +93,8 @@ void ChunkRunner::drop_out(float* scores, const ScorePart& part) {
   }
 }
 
-ScoreArguments ChunkRunner::score_arguments(const ScorePart& part, float* scores, float* maxima) {
+ScoreArguments ChunkRunner::score_arguments(const ProgramCode* code, const ScorePart& part, float* scores,
+                                            float* maxima) {
   return {.s = scores,
           .s_stride = layout_.s_stride,
           .rows = part.rows,
@@ -104,7 +105,8 @@ ScoreArguments ChunkRunner::score_arguments(const ScorePart& part, float* scores
           .maxima = maxima,
           .q_len = static_cast<int32_t>(call_.sizes.q_len),
           .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
-          .scale = problem_.scale};
+          .scale = problem_.scale,
+          .code = code};
 }
 
 // Adds a part's scores to the sums of its rows. Leaves products of a problem without programs multiplied by its scale.
@@ -121,7 +123,7 @@ void ChunkRunner::sum_rows(const ScorePart& part, int64_t offset) {
     for (int64_t r = 0; r < part.rows; ++r) {
       std::copy_n(s + r * layout_.s_stride, part.columns, scores + r * layout_.s_stride);
     }
-    const ScoreArguments arguments = score_arguments(part, scores, maxima);
+    const ScoreArguments arguments = score_arguments(call_.kernel.forward().score(), part, scores, maxima);
     function(&arguments);
   }
   float* sums = at<float>(layout_.part_sums);
@@ -144,8 +146,10 @@ void ChunkRunner::finish_scores(const QueryTile& tile, const ScorePart& part, in
     kernels_.score_gradients(s, ds, layout_.s_stride, part.rows, part.columns, scale, states);
     return;
   }
-  const GradientArguments arguments{
-      .scores = score_arguments(part, s, nullptr), .ds = ds, .rows = states, .gradients = gradients_};
+  const GradientArguments arguments{.scores = score_arguments(call_.kernel.gradient(), part, s, nullptr),
+                                    .ds = ds,
+                                    .rows = states,
+                                    .gradients = gradients_};
   function(&arguments);
 }
 
@@ -256,12 +260,12 @@ bool ChunkRunner::trim(const QueryTile& tile, ScorePart& part) {
   std::vector<score::Interval>& scratch = memory_.visits[0].scratch;
   const RowRange rows = trim_rows({0, tile.rows}, [&](int64_t begin, int64_t end) {
     const visits::TileBox box{.b = tile.b,
-                            .h_begin = tile.h,
-                            .h_end = tile.h + 1,
-                            .q_begin = tile.q_begin + begin,
-                            .q_end = tile.q_begin + end,
-                            .kv_begin = kv_begin_ + part.key,
-                            .kv_end = kv_begin_ + part.key + part.columns};
+                              .h_begin = tile.h,
+                              .h_end = tile.h + 1,
+                              .q_begin = tile.q_begin + begin,
+                              .q_end = tile.q_begin + end,
+                              .kv_begin = kv_begin_ + part.key,
+                              .kv_end = kv_begin_ + part.key + part.columns};
     return call_.visits.classify(box, scratch) == visits::TileKind::kSkipped;
   });
   part.row = rows.begin;

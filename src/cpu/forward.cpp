@@ -12,9 +12,9 @@
 #include "cpu/forward_tile.h"
 #include "cpu/partition.h"
 #include "cpu/views.h"
-#include "visits/visits.h"
 #include "support/error.h"
 #include "support/rounding.h"
+#include "visits/visits.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -144,7 +144,9 @@ int64_t Forward::workspace_bytes(int concurrency) const {
 std::string Forward::describe() const {
   return fmt::format("{} tiles of {} queries by {} keys, {} products of packed keys and values, {}",
                      to_string(kernels_->isa), config_.q_tile, config_.kv_tile, pairs() == nullptr ? "f32" : "bf16",
-                     score_ == nullptr ? "no programs" : "programs compiled by LLVM");
+                     score_ == nullptr                  ? "no programs"
+                     : compiles_programs(kernels_->isa) ? "programs compiled by LLVM"
+                                                        : "programs interpreted");
 }
 
 Result<std::string> Forward::code() const {

@@ -249,7 +249,8 @@ void TaskRunner::finalize_scores(const Part& part) {
                                  .maxima = maxima_ + part.row_begin,
                                  .q_len = static_cast<int32_t>(call_.sizes.q_len),
                                  .kv_len = static_cast<int32_t>(call_.sizes.kv_len),
-                                 .scale = call_.kernel.score_scale()};
+                                 .scale = call_.kernel.score_scale(),
+                                 .code = call_.kernel.score()};
   function(&arguments);
 }
 

@@ -1,4 +1,4 @@
-// Score and mask programs compiled into vector code that works on rows of a score tile.
+// Score and mask programs made into functions that work on rows of a score tile: compiled by LLVM, or interpreted.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,12 @@ struct CaptureView {
   int64_t strides[kMaxRank];
 };
 
+// Owns what a function of programs needs.
+class ProgramCode {
+ public:
+  virtual ~ProgramCode() = default;
+};
+
 // What the compiled code is called with. Its layout is known to jit/emitter.cpp.
 struct ScoreArguments {
   float* s;          // in: dot products; out: final scores, -inf where masked and in the padding
@@ -38,14 +44,14 @@ struct ScoreArguments {
   float* maxima;                      // [rows] out: each row's largest score (NaN ignored)
   int32_t q_len;
   int32_t kv_len;
-  float scale;  // from the dot products to what the programs call score
+  float scale;              // from the dot products to what the programs call score
+  const ProgramCode* code;  // whose function is called: the interpreter's know their programs by it
 };
 using ScoreFunction = void (*)(const ScoreArguments*);
 
 // Owns the code of one pair of programs.
-class CompiledScore {
+class CompiledScore : public ProgramCode {
  public:
-  virtual ~CompiledScore() = default;
   // Applies both programs; any number of columns.
   ScoreFunction masked = nullptr;
   // Leaves the mask program out: for tiles where it is true throughout. Columns must be whole vectors. Null when there
@@ -65,9 +71,8 @@ struct GradientArguments {
 using GradientFunction = void (*)(const GradientArguments*);
 
 // Owns the code of one pair of programs, differentiated.
-class CompiledGradient {
+class CompiledGradient : public ProgramCode {
  public:
-  virtual ~CompiledGradient() = default;
   GradientFunction masked = nullptr;    // as CompiledScore::masked
   GradientFunction unmasked = nullptr;  // as CompiledScore::unmasked
 };
@@ -82,6 +87,9 @@ auto function_for_tile(const Compiled* compiled, const Problem& problem, bool pa
   }
   return partial || (problem.score_mod && !whole) ? compiled->masked : compiled->unmasked;
 }
+
+// Whether LLVM compiles programs for these kernels. They are interpreted otherwise.
+bool compiles_programs(Isa isa);
 
 // For a verified problem with a program; wants_gradient is in the order of Problem::captures.
 Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,

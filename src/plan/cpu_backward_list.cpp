@@ -14,6 +14,7 @@ constexpr CpuImplementation kList[] = {
      .faster_with = Capability::kFastBf16Dot},
     {.full_name = "cpu_avx512", .isa = Isa::kAvx512},
     {.full_name = "cpu_avx2", .isa = Isa::kAvx2},
+    {.full_name = "cpu_portable", .isa = Isa::kPortable},
 };
 
 }  // namespace

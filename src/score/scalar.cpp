@@ -113,6 +113,13 @@ Real sign(Real x) {
   return x > 0 ? Real(1) : (x < 0 ? Real(-1) : x);
 }
 
+// 1 / (1 + e^-x), where e^-x is infinite before the result is 0.
+template <typename Real>
+Real sigmoid(Real x) {
+  const Real e = std::exp(-std::abs(x));
+  return (x < 0 ? e : Real(1)) / (Real(1) + e);
+}
+
 // The verifier admits no operation over integers whose row says `undefined`, nor one over f32 below.
 int64_t apply_integer(Op op, Type type, int64_t x, int64_t y) {
   constexpr int64_t undefined = 0;

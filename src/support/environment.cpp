@@ -13,7 +13,7 @@ constexpr EnvironmentEntry kTable[] = {
     {EnvironmentVariable::kLog, "FLASHLIFT_LOG",
      "log level on standard error: debug, info, warning, error, off (default: off)"},
     {EnvironmentVariable::kIsa, "FLASHLIFT_ISA",
-     "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2"},
+     "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2, portable"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
      "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},

@@ -59,7 +59,8 @@ class CompiledProgram {
                                    .maxima = row_maxima.data(),
                                    .q_len = 1000,
                                    .kv_len = 2000,
-                                   .scale = 1};
+                                   .scale = 1,
+                                   .code = score_.get()};
     (masked ? score_->masked : score_->unmasked)(&arguments);
     for (size_t r = 0; r < rows.size(); ++r) {
       std::copy_n(padded.begin() + static_cast<int64_t>(r) * stride, columns,

@@ -34,6 +34,8 @@ CONFINED = {
     r"(llvm|llvm-c)/": ["src/cpu/jit", "src/stablehlo"],  # MLIR's own interfaces are made of LLVM's value types
     r"(mlir|mlir-c)/": ["src/stablehlo"],
     r"xla/": ["src/xla"],
+    r"(([a-z]{1,2}mm|x86|amx[a-z0-9]*)intrin\.h|cpuid\.h)": ["src/cpu/tile/x86", "benchmarks"],
+    r"cpu/tile/x86/": ["src/cpu/tile/x86"],
     r"(Python\.h|nanobind/|pybind11/)": ["python"],
     r"(cuda|cuda_runtime|cuda_fp16|cuda_bf16|nvrtc|cudaTypedefs)(\.h|_api\.h)": [],
 }
@@ -121,6 +123,9 @@ def check_the_check():
         ("src/cpu/forward.cpp", "plan/implementation.h"),
         ("src/stablehlo/lift/lift.cpp", "runtime/cache.h"),
         ("src/cuda/launch/driver.cpp", "cuda.h"),
+        ("src/cpu/tile/rows_impl.h", "immintrin.h"),
+        ("src/cpu/tile/isa.cpp", "cpuid.h"),
+        ("src/cpu/tile/kernels.cpp", "cpu/tile/x86/vector_avx2.h"),
         ("include/flashlift/tensor.h", "support/error.h"),
     ]
     for path, included in must_pass:

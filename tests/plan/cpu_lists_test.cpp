@@ -51,6 +51,15 @@ TEST(CpuLists, GiveEachProcessorItsFastestKernels) {
   EXPECT_EQ(first_of_lists("attn h1 s8 d8 bf16 dropout=0.1", {kSapphireRapids, {}}), "cpu_avx512");
 }
 
+// Whatever the processor and the problem.
+TEST(CpuLists, EndInAPortableImplementation) {
+  for (const char* problem : {"attn h1 s8 d8 f32", "attn h1 s8 d8 bf16 dropout=0.1", "attn h1 s8 d8 f16 causal"}) {
+    EXPECT_EQ(first_of_lists(problem, {Capabilities{}, {}}), "cpu_portable");
+    EXPECT_EQ(first_of_lists(problem, {kSapphireRapids, Isa::kPortable}), "cpu_portable");
+    EXPECT_EQ(first_of_lists(problem, {kSapphireRapids, {}}, "cpu_portable"), "cpu_portable");
+  }
+}
+
 TEST(CpuLists, WhatIsAskedForByNameRunsOrSaysWhyNot) {
   const std::string bf16 = "attn h1 s8 d8 bf16";
   EXPECT_EQ(first_of_lists(bf16, {kCooperLake, {}}, "cpu_avx512_bf16"), "cpu_avx512_bf16");

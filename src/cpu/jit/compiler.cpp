@@ -1,3 +1,5 @@
+#include "cpu/jit/compiler.h"
+
 #include <llvm/ExecutionEngine/Orc/CompileUtils.h>
 #include <llvm/ExecutionEngine/Orc/JITTargetMachineBuilder.h>
 #include <llvm/ExecutionEngine/Orc/LLJIT.h>
@@ -12,7 +14,6 @@
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/math_library.h"
-#include "cpu/score_function.h"
 #include "support/error.h"
 
 namespace flashlift::cpu {
@@ -112,22 +113,22 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, std:
 
 }  // namespace
 
-Result<std::shared_ptr<const CompiledScore>> compile_score(const Problem& problem, Isa isa) {
+Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa) {
   auto context = std::make_unique<llvm::LLVMContext>();
   std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
   return compile<OrcScore, const CompiledScore>(std::move(module), std::move(context), isa, kMaskedName,
                                                 problem.score_mod ? kUnmaskedName : nullptr);
 }
 
-Result<std::shared_ptr<const CompiledGradient>> compile_gradient(const Problem& problem, Isa isa,
-                                                                 const std::vector<bool>& wants_gradient) {
+Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& problem, Isa isa,
+                                                             const std::vector<bool>& wants_gradient) {
   auto context = std::make_unique<llvm::LLVMContext>();
   std::unique_ptr<llvm::Module> module = emit_gradient_module(*context, problem, isa, wants_gradient);
   return compile<OrcGradient, const CompiledGradient>(std::move(module), std::move(context), isa, kMaskedGradientName,
                                                       problem.score_mod ? kUnmaskedGradientName : nullptr);
 }
 
-Result<std::string> score_assembly(const Problem& problem, Isa isa) {
+Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
   auto builder = target_machine(isa);
   if (!builder) {
     return llvm_error(builder.takeError(), "find out what this processor is");

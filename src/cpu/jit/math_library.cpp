@@ -45,6 +45,8 @@ const LibraryFunction kAvx2[] = {
 
 std::span<const LibraryFunction> math_library(Isa isa) {
   switch (isa) {
+    case Isa::kPortable:  // interpreted
+      return {};
     case Isa::kAvx2:
       return kAvx2;
     case Isa::kAvx512:

@@ -14,7 +14,7 @@ constexpr int kDirectRows = kLanes == 16 ? 4 : 2;
 template <DType kType>
 void prefetch_line(const MatrixView& next, int64_t row, int64_t column) {
   if (next.data != nullptr && column * kElementSize<kType> % 64 == 0) {
-    _mm_prefetch(element<kType>(next, row, column), _MM_HINT_T1);
+    Vector::prefetch(element<kType>(next, row, column));
   }
 }
 
@@ -50,7 +50,7 @@ void dot_group(const MatrixView& keys, int64_t key, int64_t depth, const float* 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     if constexpr (kKeys == 4) {
-      _mm_storeu_ps(s + r * s_stride + key, Vector::reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
+      Vector::store_sums(s + r * s_stride + key, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
     } else {
       s[r * s_stride + key] = Vector::reduce_add(acc[r][0]);
     }

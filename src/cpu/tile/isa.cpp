@@ -4,6 +4,8 @@ namespace flashlift::cpu {
 
 const char* to_string(Isa isa) {
   switch (isa) {
+    case Isa::kPortable:
+      return "portable";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:
@@ -19,6 +21,8 @@ const char* to_string(Isa isa) {
 Capabilities needs_of(Isa isa) {
   using enum Capability;
   switch (isa) {
+    case Isa::kPortable:
+      return {};
     case Isa::kAvx2:
       return {kAvx2};
     case Isa::kAvx512:

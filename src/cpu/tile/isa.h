@@ -7,8 +7,8 @@
 
 namespace flashlift::cpu {
 
-enum class Isa : uint8_t { kAvx2, kAvx512, kAvx512Bf16, kAmx };
-inline constexpr Isa kAllIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
 const char* to_string(Isa isa);  // "avx2"
 

@@ -160,7 +160,7 @@ struct TileKernels {
   const PairKernels* pairs;  // products of bf16 operands; null where the instruction set has none
 };
 
-// The kernels of an instruction set that this machine has.
+// The kernels of an instruction set that this machine has. Those that this build lacks are the portable ones.
 const TileKernels& tile_kernels(Isa isa);
 
 }  // namespace flashlift::cpu

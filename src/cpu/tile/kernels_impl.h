@@ -1,6 +1,7 @@
 // The kernels of kernels.h over a Vector type. Included by one source file per instruction set, which defines
-// FLASHLIFT_ISA_NAMESPACE and includes the vector type first. Nothing here, or in the parts, may call an inline
-// function of another header: the linker could then keep the copy that this instruction set compiled, for everybody.
+// FLASHLIFT_ISA_NAMESPACE and includes the vector type first, and the pair kernels (x86/pairs_impl.h) if it has any.
+// Nothing here, or in the parts, may call an inline function of another header: the linker could then keep the copy
+// that this instruction set compiled, for everybody.
 #pragma once
 
 #include "cpu/tile/direct_impl.h"
@@ -10,10 +11,6 @@
 #include "cpu/tile/product_impl.h"
 #include "cpu/tile/rows_impl.h"
 #include "cpu/tile/softmax_impl.h"
-
-#ifdef FLASHLIFT_PAIR_PRODUCT
-#include "cpu/tile/x86/pairs_impl.h"
-#endif
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {

@@ -121,31 +121,15 @@ void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Produ
   }
 }
 
-// Takes and leaves numbers below 2^-126 as zeros while it lives. A processor takes some hundred cycles for a
-// multiply-add that gives such a number, and sums of small probabilities can be full of them: with ALiBi the backward
-// pass took four times as long.
-class FlushDenormals {
- public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  static constexpr unsigned kFlushToZero = 0x8000;
-  static constexpr unsigned kDenormalsAreZero = 0x40;
-  unsigned before_;
-};
-
 void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
               int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming) {
-  const FlushDenormals flush;
+  [[maybe_unused]] const Vector::FlushDenormals flush;
   multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, upcoming);
 }
 
 void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
                          int64_t b_stride, float* c, int64_t c_stride, Upcoming& upcoming) {
-  const FlushDenormals flush;
+  [[maybe_unused]] const Vector::FlushDenormals flush;
   multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, true, upcoming);
 }
 

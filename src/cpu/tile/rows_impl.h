@@ -146,7 +146,7 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
     Upcoming::Piece& piece = upcoming.pieces[upcoming.next];
     int64_t at = upcoming.at;
     for (; lines > 0 && at < piece.bytes; --lines, at += 64) {
-      _mm_prefetch(piece.data + at, _MM_HINT_T1);
+      Vector::prefetch(piece.data + at);
     }
     upcoming.at = at;
     if (at >= piece.bytes) {

@@ -5,4 +5,6 @@
 
 #include "cpu/tile/x86/vector_avx512.h"
 
+#include "cpu/tile/x86/pairs_impl.h"
+
 #include "cpu/tile/kernels_impl.h"

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/tile/polynomials.h"
+#include "cpu/tile/x86/flush_denormals.h"
 #include "flashlift/tensor.h"
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
@@ -17,6 +18,10 @@ struct Vector {
   // The 16 registers hold 12 accumulators, 2 columns of B and a broadcast of A.
   static constexpr int kPanelVectors = 2;
   static constexpr int kAccumulators = 12;
+
+  using FlushDenormals = FlushDenormalsOfX86;
+  // Into the second-level cache.
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static Float zero() { return _mm256_setzero_ps(); }
   static Float set(float x) { return _mm256_set1_ps(x); }
@@ -45,10 +50,10 @@ struct Vector {
     const __m128 z = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
   }
-  // The four sums, side by side.
-  static __m128 reduce_add4(Float a, Float b, Float c, Float d) {
+  // p[0], ... p[3] = the four sums.
+  static void store_sums(float* p, Float a, Float b, Float c, Float d) {
     const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
   }
   static float reduce_add(Float a) {
     const __m128 y = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

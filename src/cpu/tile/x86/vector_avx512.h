@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/tile/polynomials.h"
+#include "cpu/tile/x86/flush_denormals.h"
 #include "flashlift/tensor.h"
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
@@ -16,6 +17,10 @@ struct Vector {
   // The 32 registers hold 24 accumulators, 4 columns of B and a broadcast of A.
   static constexpr int kPanelVectors = 4;
   static constexpr int kAccumulators = 24;
+
+  using FlushDenormals = FlushDenormalsOfX86;
+  // Into the second-level cache.
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static Float zero() { return _mm512_setzero_ps(); }
   static Float set(float x) { return _mm512_set1_ps(x); }
@@ -43,15 +48,15 @@ struct Vector {
     const __m128 z = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
   }
-  // The four sums, side by side.
-  static __m128 reduce_add4(Float a, Float b, Float c, Float d) {
+  // p[0], ... p[3] = the four sums.
+  static void store_sums(float* p, Float a, Float b, Float c, Float d) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
     const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
     const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
     const __m512 x = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
   }
   static float reduce_add(Float a) {
     const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
