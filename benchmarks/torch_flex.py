@@ -81,8 +81,8 @@ def compare(name, mod, dtype, options):
         for who, call in calls.items():
             times[who].append(once(call))
     row |= {f"{who}_ms": statistics.median(found) for who, found in times.items()}
-    golden = golden.forward(golden.Attention(q, k, v, score_mod, mask_mod))
-    row["wrong"] = golden.complaints({who: {"out": call()} for who, call in calls.items()}, {"out": golden})
+    want = golden.forward(golden.Attention(q, k, v, score_mod, mask_mod))
+    row["wrong"] = golden.complaints({who: {"out": call()} for who, call in calls.items()}, {"out": want})
     return row | {"ratio": row["torch_ms"] / row["flashlift_ms"]}
 
 
