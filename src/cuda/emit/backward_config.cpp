@@ -119,11 +119,11 @@ void choose_sm90_tiles(const Problem& problem, ForwardConfig& config) {
   constexpr int kConsumers = 2;
   constexpr int kMostStages = 5;
   const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= 64;
-  const bool programs = config.has_mask_mod || problem.score_mod.has_value();
+  const bool programs = config.has_mask_mod || config.dropout || problem.score_mod.has_value();
   config.q_tile = 64 * kConsumers;
   config.threads = 128 * (kConsumers + 1);
   config.kv_tile = narrow && !problem.score_mod && !config.dropout ? 128 : 64;
-  config.producer_registers = config.scout_loads ? 64 : programs ? 48 : 32;
+  config.producer_registers = config.scout_loads ? 56 : programs ? 40 : 24;
   config.consumer_registers = config.scout_loads ? 224 : programs ? 232 : 240;
   for (config.stages = kMostStages; sm90_shared_bytes(config) > kHopperSharedBytes; --config.stages) {
   }

@@ -13,6 +13,10 @@ constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
 constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kStages = FL_STAGES;
+// A block begins with so many registers a thread, and waits forever for more than all of them.
+constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
+static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS <= (kConsumers + 1) * kRegistersAtStart,
+              "the warpgroups ask for more registers than the block has");
 
 // A row of shared memory is 64 elements: what one 128-byte swizzle covers. Wider heads are several boxes.
 constexpr int kQkBoxes = (FL_QK_DIM + 63) / 64;
