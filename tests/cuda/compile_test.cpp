@@ -131,7 +131,7 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
     const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, true);
     ASSERT_TRUE(config.ok()) << config.error().message;
-    const BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
+    const Sm80BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
     for (const KernelSource* source : {&sources.queries, &sources.keys}) {
       const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
       ASSERT_TRUE(kernel.ok()) << kernel.error().message;
@@ -158,24 +158,29 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
   const Problem problem = problem_of("attn h2 s4096 lse " + GetParam());
   const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90, false);
   ASSERT_TRUE(config.ok()) << config.error().message;
-  const BackwardSources sources = backward_sources(problem, std::get<Sm90Backward>(*config));
-  for (const KernelSource* source : {&sources.queries, &sources.keys}) {
-    const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
+  const auto& family = std::get<Sm90Backward>(*config);
+  std::vector<Sm90BackwardKernel> kernels = {family.queries, family.keys};
+  if (family.values) {
+    kernels.push_back(*family.values);
+  }
+  for (const Sm90BackwardKernel& each : kernels) {
+    const KernelSource source = backward_source(problem, each);
+    const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
     ASSERT_TRUE(kernel.ok()) << kernel.error().message;
     EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
-    expect_spills_at_most(0, *kernel, source->name + ": " + describe(*config));
+    expect_spills_at_most(0, *kernel, source.name + ": " + describe(*config));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Configurations, HopperBackwardCompiles,
-    ::testing::Values(
-        "d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
-        "d128 bf16 softcap=30", "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal",
-        "d128 bf16 window=1024", "d128 bf16 sinks=2 causal", "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1",
-        "d128 bf16 cu_seqlens causal",
-        "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
-        "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
+    ::testing::Values("d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
+                      "d192 bf16", "d256 bf16 causal", "dqk192 dv128 bf16 causal", "d256 f16 softcap=30",
+                      "d128 bf16 softcap=30", "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal",
+                      "d128 bf16 alibi causal", "d128 bf16 window=1024", "d128 bf16 sinks=2 causal",
+                      "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1", "d128 bf16 cu_seqlens causal",
+                      "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
+                      "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
 
 // What runs before and behind a main part, with the rows' statistics in either form.
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {

@@ -15,11 +15,18 @@ constexpr int kMostColumns = 128;  // of d_k, and of d_v, that a block's registe
 constexpr int64_t kRowGradientBytes = 16;
 constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, by the driver
 
-// May the program add more than this to a score? What it loads may be anything.
-bool adds_large_values(const Program& score_mod, float largest) {
+constexpr int kHopper = 90;
+
+// May the program add so much to all scores of a row that lse, in f32, does not tell them apart?
+bool may_add_much(const Program& score_mod) {
+  constexpr float kMuch = 1024.0f;
   return std::ranges::any_of(score_mod.nodes, [&](const Node& node) {
-    const bool constant = node.op == Op::k_constant && node.type == Type::kF32;
-    return constant && !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= largest);
+    if (node.type != Type::kF32) {
+      return false;
+    }
+    const bool constant = node.op == Op::k_constant;
+    return reads_capture(node.op) ||
+           (constant && !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= kMuch));
   });
 }
 
@@ -107,33 +114,55 @@ Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architectu
 
 constexpr int64_t kSm90Bookkeeping = 512;  // barriers and the like
 
-int64_t sm90_shared_bytes(const ForwardConfig& config) {
+int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   constexpr int64_t kStatisticBytes = 8;  // of a query
-  const int64_t row = 2 * (round_up(config.head_dim_padded, 64) + round_up(config.value_dim_padded, 64));
-  return config.q_tile * row + config.stages * config.kv_tile * (row + kStatisticBytes) + kSm90Bookkeeping;
+  const ForwardConfig& config = kernel.config;
+  const int64_t qk_row = 2 * round_up(config.head_dim_padded, 64);
+  const int64_t v_row = 2 * round_up(config.value_dim_padded, 64);
+  return config.q_tile * (qk_row + (kernel.sums_second ? v_row : 0)) +
+         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + kSm90Bookkeeping;
 }
 
-// 128 rows a block, and as many stages as there is room for. Narrow heads leave registers for wide tiles, unless a
-// program takes them.
-void choose_sm90_tiles(const Problem& problem, ForwardConfig& config) {
-  constexpr int kConsumers = 2;
+// As many stages as there is room for; those of q and k are held longer.
+void choose_sm90_stages(Sm90BackwardKernel& kernel) {
   constexpr int kMostStages = 5;
-  const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= 64;
-  const bool programs = config.has_mask_mod || config.dropout || problem.score_mod.has_value();
+  kernel.config.stages = 1;
+  kernel.v_stages = 1;
+  const auto add = [&](int& stages) {
+    ++stages;
+    const bool fits = stages <= kMostStages && sm90_shared_bytes(kernel) <= kHopperSharedBytes;
+    stages -= fits ? 0 : 1;
+    return fits;
+  };
+  bool grows = true;
+  while (grows) {
+    grows = add(kernel.config.stages);
+    grows |= add(kernel.v_stages);
+  }
+  kernel.config.shared_bytes = sm90_shared_bytes(kernel);
+}
+
+// Two warpgroups of 64 rows. Narrow heads leave registers for wide tiles, unless a program takes them.
+Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel) {
+  constexpr int kConsumers = 2;
+  constexpr int kNarrow = 64;
+  ForwardConfig& config = kernel.config;
+  config = common_config(problem);
+  config.kind = KernelKind::kHopper;
+  config.architecture = kHopper;
   config.q_tile = 64 * kConsumers;
   config.threads = 128 * (kConsumers + 1);
+  const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= kNarrow;
   config.kv_tile = narrow && !problem.score_mod && !config.dropout ? 128 : 64;
-  config.producer_registers = config.scout_loads ? 56 : programs ? 40 : 24;
-  config.consumer_registers = config.scout_loads ? 224 : programs ? 232 : 240;
-  for (config.stages = kMostStages; sm90_shared_bytes(config) > kHopperSharedBytes; --config.stages) {
-  }
-  config.shared_bytes = sm90_shared_bytes(config);
+  config.producer_registers = config.scout_loads ? 56 : 40;
+  config.consumer_registers = config.scout_loads ? 224 : 232;
+  choose_sm90_stages(kernel);
+  return kernel;
 }
 
 // Why Hopper's kernels do not take the problem; empty if they do.
 std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bool wants_captures) {
-  constexpr int kWidest = 128;
-  constexpr float kLargestConstant = 1024.0f;  // whose sum with a score is exact enough for exponentials
+  constexpr int kWidest = 256;
   if (problem.dtype == DType::kF32) {
     return "its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent";
   }
@@ -144,47 +173,51 @@ std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bo
   if (!problem.want_lse) {
     return "it takes the rows' sums from lse, which the problem does not ask for";
   }
-  if (problem.out_dtype != problem.dtype) {
-    return fmt::format("it multiplies d_out as {}, and the output is {}", to_string(problem.dtype),
-                       to_string(problem.out_dtype));
-  }
   if (wants_captures) {
     return "it does not sum gradients of captured tensors";
   }
   if (problem.page_size > 0) {
     return "it does not read pages";
   }
-  if (problem.empty_rows == EmptyRows::kUniform && (config.has_mask_mod || config.redo_all)) {
-    return "it does not spread the gradients of rows without keys over all values";
-  }
-  if (problem.score_mod && adds_large_values(*problem.score_mod, kLargestConstant)) {
-    return "the score_mod may add so much to all scores of a row that its lse, in f32, does not tell them apart";
+  if (problem.empty_rows == EmptyRows::kUniform && config.dropout) {
+    return "it does not spread the gradients of rows without keys over values that dropout leaves";
   }
   return "";
 }
 
 Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_captures) {
-  Sm90Backward config;
-  config.queries = common_config(problem);
-  config.queries.kind = KernelKind::kHopper;
-  config.queries.architecture = 90;
-  config.keys = config.queries;
-  if (const std::string reason = sm90_refusal(problem, config.queries, wants_captures); !reason.empty()) {
+  constexpr int kColumnsOfTwoSums = 256;
+  const ForwardConfig common = common_config(problem);
+  if (const std::string reason = sm90_refusal(problem, common, wants_captures); !reason.empty()) {
     return unsupported("{}", reason);
   }
-  choose_sm90_tiles(problem, config.queries);
-  choose_sm90_tiles(problem, config.keys);
+  const bool one_kernel = common.head_dim_padded + common.value_dim_padded <= kColumnsOfTwoSums;
+  Sm90Backward config;
+  const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
+  config.queries = sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
+  config.keys = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  if (!one_kernel) {
+    config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
+  }
+  if (problem.out_dtype != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
+    FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_backward(problem, kHopper));
+    config.queries.has_fallback = config.keys.has_fallback = true;
+    if (config.values) {
+      config.values->has_fallback = true;
+    }
+  }
   return config;
 }
 
-std::vector<std::string> with_rows(const ForwardConfig& config, bool rows_are_keys) {
-  std::vector<std::string> list = definitions(config);
-  list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", rows_are_keys));
-  return list;
+std::string describe_kernel(const Sm90BackwardKernel& kernel) {
+  const ForwardConfig& config = kernel.config;
+  return fmt::format("{}x{} tiles, {} and {} stages, {} KiB shared", config.q_tile, config.kv_tile, config.stages,
+                     kernel.v_stages, config.shared_bytes / 1024);
 }
 
 std::string describe_family(const Sm90Backward& config) {
-  return fmt::format("queries {}; keys {}", describe(config.queries), describe(config.keys));
+  return fmt::format("sm_90a, queries {}; keys {}", describe_kernel(config.queries), describe_kernel(config.keys)) +
+         (config.values ? fmt::format("; values {}", describe_kernel(*config.values)) : "");
 }
 
 std::string describe_family(const Sm80Backward& config) {
@@ -230,9 +263,15 @@ std::vector<std::string> key_definitions(const Sm80Backward& config) {
   return with(definitions(config.keys), config.keys, config.chunks);
 }
 
-std::vector<std::string> query_definitions(const Sm90Backward& config) { return with_rows(config.queries, false); }
-
-std::vector<std::string> key_definitions(const Sm90Backward& config) { return with_rows(config.keys, true); }
+std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
+  std::vector<std::string> list = definitions(kernel.config);
+  list.push_back(fmt::format("-DFL_V_STAGES={}", kernel.v_stages));
+  list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", kernel.rows_are_keys));
+  list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
+  list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
+  list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
+  return list;
+}
 
 int row_threads(const Problem& problem) {
   constexpr int64_t kPieceBytes = 16;  // that a thread reads at once

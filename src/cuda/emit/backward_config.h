@@ -1,6 +1,7 @@
 // What the backward kernels are specialised for, and how their tiles are chosen.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "cuda/emit/forward_config.h"
@@ -19,10 +20,23 @@ struct Sm80Backward {
   int chunks = 1;      // blocks among which the columns of d_k and d_v are divided
 };
 
-// Hopper's: one works on queries, and then the other on keys. Both multiply the scores.
+// One of Hopper's kernels (kernels/sm90/backward_consumer.cuh).
+struct Sm90BackwardKernel {
+  ForwardConfig config;  // q_tile rows a block, kv_tile columns at a time, `stages` of q or k
+  int v_stages = 0;      // of v or d_out
+  bool rows_are_keys = false;
+  bool sums_first = false;   // p * d_out, or p * k
+  bool sums_second = false;  // d_s * q, or d_s * k
+  bool has_fallback = false;
+};
+
 struct Sm90Backward {
-  ForwardConfig queries;
-  ForwardConfig keys;  // it has q_tile keys a block, and kv_tile queries at a time
+  Sm90BackwardKernel queries;
+  Sm90BackwardKernel keys;                   // gives d_k, and d_v too unless there is
+  std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold one sum only
+  // For calls of which only the preprocess can tell that they are not for these kernels: those whose d_out is not exact in
+  // the inputs' type, or with an lse so large that it is not exact.
+  std::optional<Sm80Backward> fallback;
 };
 
 using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
@@ -37,8 +51,7 @@ std::string describe(const BackwardConfig& config);
 // Preprocessor definitions, one -D option each.
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
-std::vector<std::string> query_definitions(const Sm90Backward& config);
-std::vector<std::string> key_definitions(const Sm90Backward& config);
+std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
 // How many threads share a row of the output where the preprocess multiplies it.
 int row_threads(const Problem& problem);
 // Of the kernels before and behind the main part. row_tiles: are rows' statistics in tiles (kernels/common/

@@ -78,8 +78,8 @@ KernelSource forward_source(const Problem& problem, const ForwardConfig& config)
   return source;
 }
 
-BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
-                                 const std::vector<bool>& wants_gradient) {
+Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
+                                     const std::vector<bool>& wants_gradient) {
   const auto source = [&](const char* name, std::vector<std::string> options, const std::vector<bool>& wanted) {
     Headers generated = {{"program.cuh", emit_programs(problem)}, {"gradient.cuh", emit_gradient(problem, wanted)}};
     return source_of(name, std::move(generated), std::move(options), config.queries.architecture);
@@ -88,17 +88,14 @@ BackwardSources backward_sources(const Problem& problem, const Sm80Backward& con
           .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config), {})};
 }
 
-BackwardSources backward_sources(const Problem& problem, const Sm90Backward& config) {
-  const auto source = [&](const char* name, std::vector<std::string> options, const ForwardConfig& kernel) {
-    Headers generated = {{"program.cuh", emit_programs(problem)},
-                         {"gradient.cuh", emit_gradient(problem, {})},
-                         {"wgmma.cuh", emit_backward_wgmma(kernel)}};
-    KernelSource made = source_of(name, std::move(generated), std::move(options), kernel.architecture);
-    made.architecture_specific = true;
-    return made;
-  };
-  return {.queries = source("cuda/kernels/sm90/backward_queries.cu", query_definitions(config), config.queries),
-          .keys = source("cuda/kernels/sm90/backward_keys.cu", key_definitions(config), config.keys)};
+KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel) {
+  const char* name = kernel.rows_are_keys ? "cuda/kernels/sm90/backward_keys.cu" : "cuda/kernels/sm90/backward_queries.cu";
+  Headers generated = {{"program.cuh", emit_programs(problem)},
+                       {"gradient.cuh", emit_gradient(problem, {})},
+                       {"wgmma.cuh", emit_backward_wgmma(kernel.config)}};
+  KernelSource source = source_of(name, std::move(generated), definitions(kernel), kernel.config.architecture);
+  source.architecture_specific = true;
+  return source;
 }
 
 KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles) {

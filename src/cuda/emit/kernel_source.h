@@ -24,15 +24,15 @@ struct KernelSource {
 // `problem` is verified and simplified, and is what `config` was chosen for.
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config);
 
-// Of the backward kernels: two files, since their tiles differ.
-struct BackwardSources {
+// Of the portable backward kernels: two files, since their tiles differ.
+struct Sm80BackwardSources {
   KernelSource queries;
   KernelSource keys;
 };
 // wants_gradient: of which captured tensors (in the order of problem.captures).
-BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
-                                 const std::vector<bool>& wants_gradient);
-BackwardSources backward_sources(const Problem& problem, const Sm90Backward& config);
+Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
+                                     const std::vector<bool>& wants_gradient);
+KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel);
 
 // What runs before and behind a main part, for any that wants rows' statistics in tiles, or does not.
 KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles);

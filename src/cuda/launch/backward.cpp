@@ -30,6 +30,7 @@ void fill_gradient(const std::optional<TensorView>& gradient, void*& data, Strid
 
 // What the caller's tensors say; what lies in the call's own memory is placed later.
 void fill_backward_params(const BackwardArguments& arguments, BackwardParams& params) {
+  params.only_if[0] = params.only_if[1] = nullptr;
   params.d_lse = arguments.d_lse ? static_cast<const float*>(arguments.d_lse->data) : nullptr;
   for (int d = 0; d < 3; ++d) {
     params.d_lse_strides[d] = arguments.d_lse ? arguments.d_lse->strides[d] : 0;

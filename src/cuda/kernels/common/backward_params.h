@@ -22,6 +22,7 @@ struct RowTiles {
   // Becomes 1 if the lse of some row is so large (kLargestOffset, in that unit) that its rounding shows in the row's p.
   // Such rows are nearly always ones of equal, huge scores: they need their maximum and their sum apart.
   int* any_large;
+  int* any_empty;  // becomes 1 if some row has no keys
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
   int rows;        // of a tile
@@ -53,6 +54,9 @@ struct BackwardParams {
   Strides d_v_strides;
   long long d_lse_strides[3];
   long long d_sink_strides[2];  // of heads (0: all heads share them) and sinks
+
+  // Flags of which one must be set for the portable kernels to do anything; null: none, and where both are, they always do.
+  const int* only_if[2];
 
   int vector_d_out;  // its rows are contiguous and begin at multiples of 16 bytes
   // Its columns are neighbours, and every pair of them begins at a multiple of its size.

@@ -139,6 +139,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (given != -FL_INFINITY) {
       lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
       delta = row_product(params, backward, tiles, b, h, q);
+    } else {
+      *tiles.any_empty = 1;
     }
   }
 #pragma unroll

@@ -11,6 +11,13 @@ __device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& param
   return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
 }
 
+// Have other kernels done the portable ones' work?
+__device__ __forceinline__ bool is_done(const BackwardParams& backward) {
+  const int* const first = backward.only_if[0];
+  const int* const second = backward.only_if[1];
+  return first != nullptr && *first == 0 && (second == nullptr || *second == 0);
+}
+
 __device__ __forceinline__ float d_lse_at(const BackwardParams& backward, int b, int h, int q) {
   return backward.d_lse == nullptr ? 0.0f
                                    : backward.d_lse[b * backward.d_lse_strides[0] + h * backward.d_lse_strides[1] +

@@ -1,7 +1,6 @@
 // The portable backward kernel for keys: d_k and d_v. One block a tile of keys and some of their columns, 16 keys a warp;
 // the queries that see it come one tile after the other, those of all heads that share the keys, and in an order that is
 // always the same.
-#include "cuda/kernels/common/query_tiles.cuh"
 #include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
@@ -9,6 +8,76 @@ namespace {
 
 // What the kernel has as rows is FL_BLOCK_M keys, and its columns are FL_BLOCK_N queries.
 using KeyPlace = Place<true>;
+
+struct KeyTile {
+  int b;
+  int kv_head;
+  int first, last;
+};
+
+__device__ __forceinline__ TileKind query_tile_kind(const ForwardParams& params, const KeyTile& keys, int h, int tile) {
+  const int q_first = tile * FL_BLOCK_N;
+  if (q_first >= params.q_len) {
+    return kTileSkipped;
+  }
+  const int q_last = min(q_first + FL_BLOCK_N, params.q_len) - 1;
+  bool full = q_last - q_first == FL_BLOCK_N - 1;
+#if FL_SCORE_MASKS
+  if (score_tile(keys.b, h, h, q_first, q_last, keys.first, keys.last, params).masks) {
+    return kTileSkipped;
+  }
+#endif
+#if FL_HAS_MASK_MOD
+  const int possible = mask_interval(keys.b, h, h, q_first, q_last, keys.first, keys.last, params);
+  if ((possible & kMayBeTrue) == 0) {
+    return kTileSkipped;
+  }
+  full = full && (possible & kMayBeFalse) == 0;
+#endif
+  return full ? kTileFull : kTilePartial;
+}
+
+// The query tiles that see the keys, head by head. A warp classifies 32 at a time.
+class QueryTiles {
+ public:
+  __device__ __forceinline__ QueryTiles(const ForwardParams& params, const KeyTile& keys)
+      : params_(params), keys_(keys), head_(keys.kv_head * params.group) {}
+
+  struct Tile {
+    int h = -1;  // -1: there are no more
+    int q = 0;
+    bool partial = false;
+  };
+  __device__ __forceinline__ Tile next() {
+    const int tiles = (params_.q_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
+    while (hits_ == 0) {
+      if (first_ >= tiles) {
+        first_ = 0;
+        ++head_;
+      }
+      if (head_ == (keys_.kv_head + 1) * params_.group) {
+        return {};
+      }
+      const TileKind kind = query_tile_kind(params_, keys_, head_, first_ + static_cast<int>(threadIdx.x % 32));
+      hits_ = __ballot_sync(0xffffffff, kind != kTileSkipped);
+      partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+      base_ = first_;
+      first_ += 32;
+    }
+    const int bit = __ffs(hits_) - 1;
+    hits_ &= hits_ - 1;
+    return {head_, (base_ + bit) * FL_BLOCK_N, (partial_ >> bit & 1) != 0};
+  }
+
+ private:
+  const ForwardParams& params_;
+  const KeyTile& keys_;
+  int head_;
+  int first_ = 0;
+  int base_ = 0;
+  u32 hits_ = 0;
+  u32 partial_ = 0;
+};
 
 struct Stage {
   InputElement* q;
@@ -85,6 +154,9 @@ __device__ __forceinline__ void add_empty_rows(float (&d_v)[FL_V_CHUNK / 2], con
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_keys(const __grid_constant__ ForwardParams params,
                             const __grid_constant__ BackwardParams backward) {
+  if (is_done(backward)) {
+    return;
+  }
   extern __shared__ __align__(16) unsigned char shared_memory[];
   InputElement* const k = reinterpret_cast<InputElement*>(shared_memory);
   InputElement* const v = k + FL_BLOCK_M * kQkRow;

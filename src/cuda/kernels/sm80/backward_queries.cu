@@ -221,6 +221,9 @@ __device__ __forceinline__ bool rows_from_output(RowGradient (&rows)[2], const F
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_rows(const __grid_constant__ ForwardParams params,
                             const __grid_constant__ BackwardParams backward) {
+  if (is_done(backward)) {
+    return;
+  }
   extern __shared__ __align__(16) unsigned char shared_memory[];
   const SharedTiles shared(shared_memory);
   const QueryTile tile = query_tile(params, blockIdx.x);
@@ -286,6 +289,9 @@ __device__ __forceinline__ bool has_nonfinite(const float (&sums)[kCount]) {
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_backward_queries(const __grid_constant__ ForwardParams params,
                                const __grid_constant__ BackwardParams backward) {
+  if (is_done(backward)) {
+    return;
+  }
   extern __shared__ __align__(16) unsigned char shared_memory[];
   const SharedTiles shared(shared_memory);
   const QueryTile tile = query_tile(params, blockIdx.x);

@@ -1,20 +1,24 @@
 // A consumer warpgroup of the Hopper backward kernels: 64 rows against every visited column tile.
 //
-// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and two
-// sums over columns, whose left operands these results are:
+// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and sums
+// over columns, whose left operands these results are:
 //
 //   rows are   first                              second
 //   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
 //   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
 //
+// Where registers do not hold both sums, there are two kernels for keys, one for each, and none makes the first for
+// queries.
+//
 // One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for d_p.
-// Two would spill. So a warpgroup's own exponentials have no products of its own to run under; they run under the other
-// warpgroup's, which it never meets.
+// So a warpgroup's own exponentials have no products of its own to run under; they run under the other warpgroup's, which
+// it never meets.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. Rounding the output to 16 bits
-// puts an error into it that is too large where values have a large mean. The kernel whose rows are queries therefore
-// finds what is missing, r = sum of p * (d_p - delta), takes r * (its first sum) from d_q, and corrects delta for the
-// kernel whose rows are keys, which runs after it.
+// puts an error into it that is too large where all values are much alike, or one key has nearly all of a row. The
+// kernel whose rows are queries sees it, since a row's d_s should add up to nothing: it corrects delta for the kernels
+// whose rows are keys, which run after it, and takes the error times its first sum from d_q. That sum costs next to nothing,
+// for it runs while d_s is made. Without it, the kernel begins again if the error shows.
 #pragma once
 
 #include "cuda/kernels/common/gradients.cuh"
@@ -24,7 +28,8 @@
 namespace flashlift::cuda {
 
 constexpr int kScores = FL_BLOCK_N / 2;  // of a thread
-constexpr int kFirstDim = kRowsAreKeys ? FL_V_DIM : FL_QK_DIM;
+constexpr int kFirstSums = !FL_SUMS_FIRST ? 4 : kRowsAreKeys ? FL_V_DIM / 2 : FL_QK_DIM / 2;  // (arrays have elements)
+constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
 // Are the operands of the two sums more than a factor of d_p apart?
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
@@ -68,18 +73,20 @@ struct Consumer {
   const int warpgroup;
   const int b;
   const int first_row;  // of the block
-  ColumnRing ring;
+  ColumnRing<kQkStages> qk_ring;
+  ColumnRing<kVStages> v_ring;
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
   u32 p[kScores / 2];   // the left operand of the first sum
   u32 ds[kScores / 2];  // and of the second
-  float first[kFirstDim / 2];
-  float second[FL_QK_DIM / 2];
+  float first[kFirstSums];
+  float second[kSecondSums];
   // Where rows are queries.
   float row_lse[2];
   float row_delta[2];
-  float row_rest[2];
+  float row_rest[2];     // sum of d_s, before the score_mod's derivative
+  float row_squares[2];  // and of their squares
 
   __device__ __forceinline__ int row(int r) const {
     return first_row + 64 * warpgroup + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
@@ -245,13 +252,8 @@ struct Consumer {
 #endif
         kept[c] = FL_DROPOUT && (undropped >> (2 * i + c) & 1) == 0 ? 0.0f : x[c];
       }
-      if (kRowsAreKeys) {
-        p[i] = pack_half(kept[0], kept[1]);
-        ds[i] = pack_half(slope[0], slope[1]);
-      } else {
-        p[i] = pack_half(slope[0], slope[1]);
-        ds[i] = pack_half(x[0], x[1]);
-      }
+      p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : pack_half(slope[0], slope[1]);
+      ds[i] = kRowsAreKeys ? pack_half(slope[0], slope[1]) : pack_half(x[0], x[1]);
     }
   }
 
@@ -279,8 +281,12 @@ struct Consumer {
           d_p -= kRowsAreKeys ? (c == 0 ? delta.x : delta.y) : row_delta[r];
           slope[c] = !kGuards || slope[c] != 0.0f ? slope[c] * d_p : 0.0f;
           if (!kRowsAreKeys) {
-            const float ds_here = kTwoFactors ? (!kGuards || probability[c] != 0.0f ? probability[c] * d_p : 0.0f) : slope[c];
-            row_rest[r] += ds_here;
+            float change = slope[c];
+            if (kTwoFactors) {
+              change = !kGuards || probability[c] != 0.0f ? probability[c] * d_p : 0.0f;
+            }
+            row_rest[r] += change;
+            row_squares[r] = FL_SUMS_FIRST ? 0.0f : fmaf(change, change, row_squares[r]);
           }
         }
         ds[i] = pack_half(slope[0], slope[1]);
@@ -312,30 +318,31 @@ struct Consumer {
     named_barrier_sync(kConsumerBarrier, 128 * kConsumers);
   }
 
-  // All column tiles. Products in a branch make ptxas serialise all of them, so every round has all four.
+  // All column tiles. Products in a branch make ptxas serialise all of them, so every round has all of them.
   __device__ __forceinline__ void sweep() {
 #pragma unroll
-    for (int i = 0; i < kFirstDim / 2; ++i) {
+    for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < FL_QK_DIM / 2; ++i) {
+    for (int i = 0; i < kSecondSums; ++i) {
       second[i] = 0.0f;
     }
     row_rest[0] = row_rest[1] = 0.0f;
+    row_squares[0] = row_squares[1] = 0.0f;
     u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
     u64 rows_v = descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
     pin(rows_qk);
     pin(rows_v);
-    u32 previous = kStages;  // the stage whose second sum runs
+    u32 previous = kNone;  // the stage whose last sum runs
     int flags;
 #pragma unroll 1
     do {
-      const u32 qk = shared.columns_qk + ring.stage * kColumnQkBytes;
-      const u32 v = shared.columns_v + ring.stage * kColumnVBytes;
-      const u32 fields = shared.fields + 4 * kFieldCount * ring.stage;
-      const u32 statistics = shared.statistics + ring.stage * kStatisticsBytes;
-      barrier_wait(shared.full + 8 * ring.stage, ring.phase);
+      const u32 qk = shared.columns_qk + qk_ring.stage * kColumnQkBytes;
+      const u32 v = shared.columns_v + v_ring.stage * kColumnVBytes;
+      const u32 fields = shared.fields + 4 * kFieldCount * qk_ring.stage;
+      const u32 statistics = shared.statistics + qk_ring.stage * kStatisticsBytes;
+      barrier_wait(shared.qk_full + 8 * qk_ring.stage, qk_ring.phase);
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
@@ -345,11 +352,7 @@ struct Consumer {
                             {row(0), row(1)},
                             load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
       wgmma_wait<1>();
-      pin(second);
-      pin(ds);
-      if (previous < kStages) {
-        release(shared.empty + 8 * previous);
-      }
+      finish_last_sum(previous);
 #if FL_DROPOUT
       const u32 undropped = undropped_bits<kScores>(params, place);
 #else
@@ -362,29 +365,65 @@ struct Consumer {
       }
       const bool partial = (flags & kPartial) != 0;
       take_probabilities(place, partial, undropped, statistics);
+      barrier_wait(shared.v_full + 8 * v_ring.stage, v_ring.phase);
+#if FL_SUMS_SECOND
       pin(s);
       pin(p);
       pin(first);
       wgmma_fence();
       issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
+#if FL_SUMS_FIRST
       issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
       wgmma_wait<1>();
       pin(s);
+#else
+      wgmma_wait<0>();
+      pin(s);
+      release(shared.v_empty + 8 * v_ring.stage);
+#endif
       take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
       pin(ds);
       pin(second);
       wgmma_fence();
       issue_sum(second, ds, descriptor_n_major(qk, kColumnBoxBytes));
+#if FL_SUMS_FIRST
       wgmma_wait<1>();
       pin(first);
       pin(p);
-      previous = ring.stage;
-      ring.advance();
+      release(shared.v_empty + 8 * v_ring.stage);
+#endif
+      previous = qk_ring.stage;
+#else
+      release(shared.qk_empty + 8 * qk_ring.stage);
+      pin(p);
+      pin(first);
+      wgmma_fence();
+      issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      previous = v_ring.stage;
+#endif
+      qk_ring.advance();
+      v_ring.advance();
     } while ((flags & kLast) == 0);
     wgmma_wait<0>();
+    finish_last_sum(previous);
+  }
+
+ private:
+  static constexpr u32 kNone = 1 << 16;
+
+  __device__ __forceinline__ void finish_last_sum(u32 stage) {
+#if FL_SUMS_SECOND
     pin(second);
     pin(ds);
-    release(shared.empty + 8 * previous);
+    const u32 empty = shared.qk_empty;
+#else
+    pin(first);
+    pin(p);
+    const u32 empty = shared.v_empty;
+#endif
+    if (stage != kNone) {
+      release(empty + 8 * stage);
+    }
   }
 };
 

@@ -1,7 +1,9 @@
 // Shared memory and barriers of the Hopper backward kernels: a block's own rows, and a ring of column tiles.
 //
-// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the other it is the other way round
+// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the others it is the other way round
 // (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
+//
+// FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh).
 #pragma once
 
 #include "cuda/kernels/common/backward_params.h"
@@ -12,7 +14,8 @@ namespace flashlift::cuda {
 constexpr bool kRowsAreKeys = FL_ROWS_ARE_KEYS;
 constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
 constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kStages = FL_STAGES;
+constexpr int kQkStages = FL_STAGES;
+constexpr int kVStages = FL_V_STAGES;
 // A block begins with so many registers a thread, and waits forever for more than all of them.
 constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
 static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS <= (kConsumers + 1) * kRegistersAtStart,
@@ -28,6 +31,7 @@ constexpr u32 kRowVBytes = kVBoxes * kRowBoxBytes;
 constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
+constexpr u32 kBlockVBytes = FL_SUMS_SECOND ? kConsumers * kRowVBytes : 0;  // d_p alone asks for them
 constexpr u32 kStatisticsBytes = kRowsAreKeys ? FL_BLOCK_N * 2 * sizeof(float) : 0;  // columns' lse, and their deltas
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 
@@ -41,33 +45,37 @@ struct SharedLayout {
   u32 rows_v;
   u32 columns_qk;
   u32 columns_v;
-  u32 statistics;
+  u32 statistics;  // of each stage of qk
   u32 rows_full;
-  u32 full, empty;  // one barrier a stage
-  u32 verdict;      // a barrier, and an int: is everything to be done again
-  u32 fields;       // kFieldCount ints a stage
+  u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
+  u32 verdict;                             // a barrier, and an int: is everything to be done again
+  u32 fields;                              // kFieldCount ints a stage of qk
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.rows_qk = base;
   layout.rows_v = layout.rows_qk + kConsumers * kRowQkBytes;
-  layout.columns_qk = layout.rows_v + kConsumers * kRowVBytes;
-  layout.columns_v = layout.columns_qk + kStages * kColumnQkBytes;
-  layout.statistics = layout.columns_v + kStages * kColumnVBytes;
-  layout.rows_full = layout.statistics + kStages * kStatisticsBytes;
-  layout.full = layout.rows_full + 8;
-  layout.empty = layout.full + 8 * kStages;
-  layout.verdict = layout.empty + 8 * kStages;
+  layout.columns_qk = layout.rows_v + kBlockVBytes;
+  layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
+  layout.statistics = layout.columns_v + kVStages * kColumnVBytes;
+  layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
+  layout.qk_full = layout.rows_full + 8;
+  layout.qk_empty = layout.qk_full + 8 * kQkStages;
+  layout.v_full = layout.qk_empty + 8 * kQkStages;
+  layout.v_empty = layout.v_full + 8 * kVStages;
+  layout.verdict = layout.v_empty + 8 * kVStages;
   layout.fields = layout.verdict + 16;
   return layout;
 }
 
-constexpr u32 kSharedBytes = kConsumers * (kRowQkBytes + kRowVBytes) +
-                             kStages * (kColumnQkBytes + kColumnVBytes + kStatisticsBytes + 16 + 4 * kFieldCount) + 24;
+constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
+                             kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
+                             kVStages * (kColumnVBytes + 16) + 24;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
-// Position in the ring of column tiles.
+// Position in a ring of stages.
+template <int kStages>
 struct ColumnRing {
   u32 stage = 0;
   u32 phase = 0;
@@ -82,9 +90,13 @@ struct ColumnRing {
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   barrier_init(shared.rows_full, 1);
   barrier_init(shared.verdict, 1);
-  for (int stage = 0; stage < kStages; ++stage) {
-    barrier_init(shared.full + 8 * stage, 1);
-    barrier_init(shared.empty + 8 * stage, 4 * kConsumers);
+  for (int stage = 0; stage < kQkStages; ++stage) {
+    barrier_init(shared.qk_full + 8 * stage, 1);
+    barrier_init(shared.qk_empty + 8 * stage, 4 * kConsumers);
+  }
+  for (int stage = 0; stage < kVStages; ++stage) {
+    barrier_init(shared.v_full + 8 * stage, 1);
+    barrier_init(shared.v_empty + 8 * stage, 4 * kConsumers);
   }
   barrier_init_fence();
 }
@@ -101,6 +113,15 @@ __device__ __forceinline__ void release(u32 barrier) {
 __device__ __forceinline__ float* row_statistics(const ForwardParams& params, const RowTiles& tiles, int b, int h, int q) {
   const long long tile = (static_cast<long long>(b) * params.q_heads + h) * tiles.tiles + q / tiles.rows;
   return tiles.statistics + tile * 2 * tiles.rows + q % tiles.rows;
+}
+
+// Does the preprocess leave the call to the portable kernels, which run after these?
+__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
+#if FL_HAS_FALLBACK
+  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
+#else
+  return false;
+#endif
 }
 
 }  // namespace flashlift::cuda

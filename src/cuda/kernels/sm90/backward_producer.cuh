@@ -1,10 +1,17 @@
 // The producer warp of the Hopper backward kernels.
 #pragma once
 
-#include "cuda/kernels/common/query_tiles.cuh"
+#include "cuda/kernels/common/scheduler.cuh"
 #include "cuda/kernels/sm90/backward_pipeline.cuh"
 
 namespace flashlift::cuda {
+
+// The block's own rows, of queries or of keys.
+struct BlockRows {
+  int b;
+  int h, last_h;  // query heads: one, or all that share the keys
+  int first, last;
+};
 
 struct ColumnTile {
   bool exists = false;
@@ -13,46 +20,108 @@ struct ColumnTile {
   bool partial = false;
 };
 
-// Column tiles of the kernel whose rows are queries: of keys, those that the mask cuts through first.
-class KeyColumns {
+// The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs of
+// them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first.
+class ColumnTiles {
  public:
-  __device__ __forceinline__ KeyColumns(const ForwardParams& params, const QueryTile& tile)
-      : tile_(tile), visits_(find_visits(params, tile_)), iterator_(params, tile_, visits_), partial_left_(visits_.partial) {}
+  __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)
+      : params_(params),
+        rows_(rows),
+        columns_(kRowsAreKeys ? params.q_len : params.kv_len),
+        tiles_((columns_ + FL_BLOCK_N - 1) / FL_BLOCK_N),
+        run_(max(min((tiles_ + 31) / 32, 32), 1)),
+        head_(rows.h) {}
 
   __device__ __forceinline__ ColumnTile next() {
-    if (visits_.partial + visits_.full == count_) {
-      return {};
+    while (hits_ == 0) {
+      if (runs_ != 0) {
+        look_into_runs();
+      } else if (next_ < tiles_) {
+        look_for_runs();
+      } else if (head_ < rows_.last_h) {
+        ++head_;
+        next_ = 0;
+      } else {
+        return {};
+      }
     }
-    ++count_;
-    const int kv_tile = iterator_.next();
-    return {true, tile_.h, kv_tile * FL_BLOCK_N, partial_left_-- > 0};
+    const int bit = __ffs(hits_) - 1;
+    hits_ &= hits_ - 1;
+    return {true, head_, (base_ + bit) * FL_BLOCK_N, (partial_ >> bit & 1) != 0};
   }
 
  private:
-  const QueryTile tile_;
-  const Visits visits_;
-  VisitIterator iterator_;
-  int partial_left_;
-  int count_ = 0;
-};
-
-// Those of the kernel whose rows are keys: of the queries of all heads that share them.
-class QueryColumns {
- public:
-  __device__ __forceinline__ QueryColumns(const ForwardParams& params, const KeyTile& keys)
-      : keys_(keys), tiles_(params, keys_) {}
-
-  __device__ __forceinline__ ColumnTile next() {
-    const QueryTiles::Tile tile = tiles_.next();
-    return {tile.h >= 0, tile.h, tile.q, tile.partial};
+  // Of `count` tiles from `tile` on.
+  __device__ __forceinline__ TileKind classify(int tile, int count) const {
+    const int first = tile * FL_BLOCK_N;
+    if (first >= columns_) {
+      return kTileSkipped;
+    }
+    const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
+    bool full = last - first == count * FL_BLOCK_N - 1;
+#if FL_FINDS_VISITS
+    const int q_first = kRowsAreKeys ? first : rows_.first;
+    const int q_last = kRowsAreKeys ? last : rows_.last;
+    const int kv_first = kRowsAreKeys ? rows_.first : first;
+    const int kv_last = kRowsAreKeys ? rows_.last : last;
+#endif
+#if FL_SCORE_MASKS
+    if (score_tile(rows_.b, head_, head_, q_first, q_last, kv_first, kv_last, params_).masks) {
+      return kTileSkipped;
+    }
+#endif
+#if FL_HAS_MASK_MOD
+    const int possible = mask_interval(rows_.b, head_, head_, q_first, q_last, kv_first, kv_last, params_);
+    if ((possible & kMayBeTrue) == 0) {
+      return kTileSkipped;
+    }
+    full = full && (possible & kMayBeFalse) == 0;
+#endif
+    return full ? kTileFull : kTilePartial;
   }
 
- private:
-  const KeyTile keys_;
-  QueryTiles tiles_;
+  __device__ __forceinline__ void look_for_runs() {
+    const int tile = next_ + static_cast<int>(threadIdx.x % 32) * run_;
+    const TileKind kind = classify(tile, run_);
+    const u32 hits = __ballot_sync(0xffffffff, kind != kTileSkipped);
+    base_ = next_;
+    next_ += 32 * run_;
+    if (run_ == 1) {
+      hits_ = hits;
+      partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+    } else {
+      runs_ = hits;
+      first_run_ = base_;
+    }
+  }
+
+  __device__ __forceinline__ void look_into_runs() {
+    const int run = __ffs(runs_) - 1;
+    const int together = 32 / run_;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    base_ = first_run_ + run * run_;
+    const TileKind kind = lane < together * run_ ? classify(base_ + lane, 1) : kTileSkipped;
+    hits_ = __ballot_sync(0xffffffff, kind != kTileSkipped);
+    partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+    const u32 looked_into = (together < 32 ? (1u << together) - 1 : 0xffffffff) << run;
+    runs_ &= ~looked_into;
+  }
+
+  const ForwardParams& params_;
+  const BlockRows rows_;
+  const int columns_;
+  const int tiles_;
+  const int run_;  // tiles of a run
+  int head_;
+  int next_ = 0;   // tile that no run has been looked for from
+  int first_run_ = 0;
+  u32 runs_ = 0;   // that are still to be looked into
+  int base_ = 0;   // tile of the first bit
+  u32 hits_ = 0;
+  u32 partial_ = 0;
 };
 
-// Copies of the statistics of one tile of queries.
+// Copies contiguous bytes, which count towards `barrier`.
 __device__ __forceinline__ void load_bytes(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
@@ -67,7 +136,8 @@ struct Producer {
   const SharedLayout& shared;
   const int b;
   const int kv_head;
-  ColumnRing ring;
+  ColumnRing<kQkStages> qk_ring;
+  ColumnRing<kVStages> v_ring;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
@@ -79,7 +149,7 @@ struct Producer {
     const TensorMap& qk_map = kRowsAreKeys ? params.k_map : params.q_map;
     const TensorMap& v_map = kRowsAreKeys ? params.v_map : d_out_map;
     const int head = kRowsAreKeys ? kv_head : h;
-    barrier_arrive_expect(shared.rows_full, kConsumers * (kRowQkBytes + kRowVBytes));
+    barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes + kBlockVBytes);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
       const int row = first + 64 * warpgroup;
@@ -89,7 +159,7 @@ struct Producer {
                  head, b);
       }
 #pragma unroll
-      for (int box = 0; box < kVBoxes; ++box) {
+      for (int box = 0; box < (FL_SUMS_SECOND ? kVBoxes : 0); ++box) {
         load_box(shared.rows_v + warpgroup * kRowVBytes + box * kRowBoxBytes, v_map, shared.rows_full, box * 64, row,
                  head, b);
       }
@@ -109,30 +179,36 @@ struct Producer {
   }
 
   __device__ __forceinline__ void load_columns(const ColumnTile& tile, bool last) {
-    barrier_wait(shared.empty + 8 * ring.stage, ring.phase ^ 1);
+    const int head = kRowsAreKeys ? tile.h : kv_head;
+    barrier_wait(shared.qk_empty + 8 * qk_ring.stage, qk_ring.phase ^ 1);
     if (leads()) {
-      const u32 fields = shared.fields + 4 * kFieldCount * ring.stage;
+      const u32 fields = shared.fields + 4 * kFieldCount * qk_ring.stage;
       store_shared(fields + 4 * kFieldFirst, tile.first);
       store_shared(fields + 4 * kFieldHead, tile.h);
       store_shared(fields + 4 * kFieldFlags, (tile.partial ? kPartial : 0) | (last ? kLast : 0));
-      const u32 barrier = shared.full + 8 * ring.stage;
-      const int head = kRowsAreKeys ? tile.h : kv_head;
-      barrier_arrive_expect(barrier, kColumnQkBytes + kColumnVBytes + kStatisticsBytes);
-      load_column_boxes<kQkBoxes>(shared.columns_qk + ring.stage * kColumnQkBytes,
+      const u32 barrier = shared.qk_full + 8 * qk_ring.stage;
+      barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
+      load_column_boxes<kQkBoxes>(shared.columns_qk + qk_ring.stage * kColumnQkBytes,
                                   kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first, head);
-      load_column_boxes<kVBoxes>(shared.columns_v + ring.stage * kColumnVBytes, kRowsAreKeys ? d_out_map : params.v_map,
-                                 barrier, tile.first, head);
       if (kRowsAreKeys) {
-        load_bytes(shared.statistics + ring.stage * kStatisticsBytes,
+        load_bytes(shared.statistics + qk_ring.stage * kStatisticsBytes,
                    row_statistics(params, tiles, b, tile.h, tile.first), kStatisticsBytes, barrier);
       }
     }
-    ring.advance();
+    qk_ring.advance();
+    barrier_wait(shared.v_empty + 8 * v_ring.stage, v_ring.phase ^ 1);
+    if (leads()) {
+      const u32 barrier = shared.v_full + 8 * v_ring.stage;
+      barrier_arrive_expect(barrier, kColumnVBytes);
+      load_column_boxes<kVBoxes>(shared.columns_v + v_ring.stage * kColumnVBytes, kRowsAreKeys ? d_out_map : params.v_map,
+                                 barrier, tile.first, head);
+    }
+    v_ring.advance();
   }
 
   // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns.
-  template <typename Columns>
-  __device__ __forceinline__ void load_all(Columns columns, const ColumnTile& nothing) {
+  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing) {
+    ColumnTiles columns(params, rows);
     ColumnTile tile = columns.next();
     if (!tile.exists) {
       load_columns(nothing, true);

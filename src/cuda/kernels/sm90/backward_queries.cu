@@ -1,9 +1,11 @@
-// The Hopper backward kernel for queries: d_q, and the exact delta of each row.
+// The Hopper backward kernel for queries: d_q, and each row's delta as exact as it has to be.
 #include "cuda/kernels/sm90/backward_consumer.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
 namespace flashlift::cuda {
 namespace {
+
+constexpr bool kMayRepeat = kCleans || !FL_SUMS_FIRST;
 
 // The part of the row's softmax that the sinks have.
 __device__ __forceinline__ float sinks_share(const ForwardParams& params, int h, float lse) {
@@ -19,34 +21,78 @@ __device__ __forceinline__ float sinks_share(const ForwardParams& params, int h,
 __device__ __forceinline__ bool has_nonfinite(const Consumer& consumer) {
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < FL_QK_DIM / 2; ++i) {
-    total += consumer.second[i] + consumer.first[i];
+  for (int i = 0; i < kSecondSums; ++i) {
+    total += consumer.second[i];
   }
   return !(fabsf(total) < FL_INFINITY);
 }
 
-// What the rounded output's delta lacks, and d_q without it.
+// What the rounded output's delta lacks: all of d_s that is left over.
+__device__ __forceinline__ float missing_delta(const Consumer& consumer, const ForwardParams& params,
+                                               const BackwardParams& backward, const QueryTile& tile, int r) {
+  const int q = consumer.row(r);
+  const float rest = quad_sum(consumer.row_rest[r]) - sinks_share(params, tile.h, consumer.row_lse[r]) * consumer.row_delta[r];
+  const bool empty = consumer.row_lse[r] == FL_INFINITY;
+  return empty ? 0.0f : rest - (q < params.q_len ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f);
+}
+
+// Does it show beside what rounding does to d_s? It adds `missing` times a mean of K to a row of d_q; rounding adds some
+// kRounding times the square root of the row's sum of squares. As a mean over a warp's rows, and of any row. (What rounding
+// takes from an output of independent values gives a share of 0.7.)
+__device__ __forceinline__ bool shows(const float (&missing)[2], const float (&squares)[2]) {
+  constexpr float kRounding = FL_BF16 ? 1.0f / 512 : 1.0f / 4096;
+  constexpr float kMeanShare = 1.5f;
+  constexpr float kRowShare = 16.0f;
+  constexpr float kUnit = kRounding * kRounding;
+  bool large = false;
+  float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float square = missing[r] * missing[r];
+    large |= square > kRowShare * kUnit * squares[r];
+    sums[0] += square;
+    sums[1] += kUnit * squares[r];
+  }
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) {
+    sums[0] += __shfl_xor_sync(0xffffffff, sums[0], step);
+    sums[1] += __shfl_xor_sync(0xffffffff, sums[1], step);
+  }
+  return large || sums[0] > kMeanShare * sums[1];
+}
+
+// Takes what the wrong delta did from d_q; or says that everything is to be done again with the right one.
+__device__ __forceinline__ bool correct(Consumer& consumer, const float (&missing)[2]) {
+#if FL_SUMS_FIRST
+#pragma unroll
+  for (int i = 0; i < kSecondSums; ++i) {
+    consumer.second[i] = fmaf(-missing[i / 2 % 2], consumer.first[i], consumer.second[i]);
+  }
+  return false;
+#else
+  float squares[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // (Where one key has all of a row, nothing is left but what f32 rounds.)
+    const float noise = (consumer.row_delta[r] - missing[r]) * (1.0f / 512);
+    squares[r] = fmaf(noise, noise, quad_sum(consumer.row_squares[r]));
+  }
+  return any_consumer(shows(missing, squares));
+#endif
+}
+
 __device__ __forceinline__ void finish(Consumer& consumer, const ForwardParams& params, const BackwardParams& backward,
                                        const RowTiles& tiles, const QueryTile& tile) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int q = consumer.row(r);
-    const bool inside = q < params.q_len;
-    float missing = quad_sum(consumer.row_rest[r]) - sinks_share(params, tile.h, consumer.row_lse[r]) * consumer.row_delta[r];
-    missing -= inside ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f;
-    missing = consumer.row_lse[r] == FL_INFINITY ? 0.0f : missing;  // no keys
-    if (inside && threadIdx.x % 4 == 0) {
-      row_statistics(params, tiles, tile.b, tile.h, q)[tiles.rows] = consumer.row_delta[r] + missing;
+    if (q >= params.q_len) {
+      continue;
     }
-#pragma unroll
-    for (int j = 0; j < FL_QK_DIM / 8; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int i = 4 * j + 2 * r + c;
-        consumer.second[i] = fmaf(-missing, consumer.first[i], consumer.second[i]);
-      }
+    if (threadIdx.x % 4 == 0) {
+      row_statistics(params, tiles, tile.b, tile.h, q)[tiles.rows] = consumer.row_delta[r];
     }
-    if (inside && backward.d_q != nullptr) {
+    if (backward.d_q != nullptr) {
       const Strides& strides = backward.d_q_strides;
       store_gradient_row(consumer.second, r, params.scale,
                          static_cast<InputElement*>(backward.d_q) + tile.b * strides.batch + tile.h * strides.head +
@@ -62,6 +108,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flashlift_backward_queries(const __grid_constant__ ForwardParams params,
                                const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles,
                                const __grid_constant__ TensorMap d_out_map) {
+  if (others_run(backward, tiles)) {
+    return;
+  }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const SharedLayout shared = shared_layout(shared_address(shared_memory));
   if (threadIdx.x == 0) {
@@ -78,13 +127,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     registers_decrease<FL_PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
       Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
+      const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
       producer.load_rows(tile.h, tile.row);
       const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, true};
-      producer.load_all(KeyColumns(params, tile), nothing);
-      if (kCleans) {
+      producer.load_all(rows, nothing);
+      if (kMayRepeat) {
         barrier_wait(shared.verdict, 0);
         if (load_shared(shared.verdict + 8) != 0) {
-          producer.load_all(KeyColumns(params, tile), nothing);
+          producer.load_all(rows, nothing);
         }
       }
     }
@@ -98,18 +148,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       consumer.row_delta[r] = statistics[tiles.rows];
     }
     barrier_wait(shared.rows_full, 0);
+    bool again = false;
 #pragma unroll 1
     do {
       consumer.sweep();
-      if (!kCleans || consumer.careful) {
+      if (again) {
         break;
       }
-      consumer.careful = any_consumer(has_nonfinite(consumer));
-      if (threadIdx.x == 128) {
-        store_shared(shared.verdict + 8, consumer.careful);
+      float missing[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        missing[r] = missing_delta(consumer, params, backward, tile, r);
+        consumer.row_delta[r] += missing[r];
+      }
+      again = correct(consumer, missing);
+      consumer.careful = kCleans && any_consumer(has_nonfinite(consumer));
+      again |= consumer.careful;
+      if (kMayRepeat && threadIdx.x == 128) {
+        store_shared(shared.verdict + 8, again);
         barrier_arrive(shared.verdict);
       }
-    } while (consumer.careful);
+    } while (again);
     finish(consumer, params, backward, tiles, tile);
   }
 }

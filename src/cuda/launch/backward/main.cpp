@@ -11,14 +11,15 @@ RowStatistics statistics_of(const Sm80Backward& /*config*/) {
   return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
 }
 
-RowStatistics statistics_of(const Sm90Backward& config) { return {.tile = config.keys.kv_tile, .from_output = true}; }
+RowStatistics statistics_of(const Sm90Backward& config) { return {.tile = config.keys.config.kv_tile, .from_output = true}; }
 
 int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
   return 0;  // all sums stay in registers
 }
 
-int64_t bytes_of(const Sm90Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
-  return 0;
+int64_t bytes_of(const Sm90Backward& config, const Device& /*device*/, const ForwardParams& params) {
+  const int64_t rows = int64_t{params.batch} * params.q_heads * params.q_len;
+  return config.fallback ? rows * static_cast<int64_t>(sizeof(RowGradient)) : 0;
 }
 
 auto compile_family(const Sm80Backward& config, const Problem& problem, const Device& device,

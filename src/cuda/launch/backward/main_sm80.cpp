@@ -17,7 +17,7 @@ class MainSm80 : public BackwardMain {
   Status compile(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
                  const KernelCompiler& compile_kernel) {
     captures_ = std::ranges::find(wants_gradient, true) != wants_gradient.end();
-    const BackwardSources sources = backward_sources(problem, config_, wants_gradient);
+    const Sm80BackwardSources sources = backward_sources(problem, config_, wants_gradient);
     auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
     Result<std::shared_ptr<const LoadedLibrary>> queries = LoadedLibrary::compile(sources.queries, compile_kernel);
     FLASHLIFT_ASSIGN_OR_RETURN(key_library_, keys.get());

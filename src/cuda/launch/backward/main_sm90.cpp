@@ -4,6 +4,7 @@
 #include <future>
 
 #include "cuda/launch/backward/launch.h"
+#include "cuda/launch/backward/main_sm80.h"
 #include "cuda/launch/sections.h"
 #include "cuda/launch/tensor_map.h"
 #include "support/error.h"
@@ -18,16 +19,25 @@ class MainSm90 : public BackwardMain {
   MainSm90(const Sm90Backward& config, const Device& device) : config_(config), device_(device) {}
 
   Status compile(const Problem& problem, const KernelCompiler& compile_kernel) {
-    const BackwardSources sources = backward_sources(problem, config_);
-    auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
-    Result<std::shared_ptr<const LoadedLibrary>> queries = LoadedLibrary::compile(sources.queries, compile_kernel);
-    FLASHLIFT_ASSIGN_OR_RETURN(key_library_, keys.get());
-    FLASHLIFT_ASSIGN_OR_RETURN(query_library_, std::move(queries));
-    FLASHLIFT_ASSIGN_OR_RETURN(
-        queries_, query_library_->kernel("flashlift_backward_queries", device_.handle, config_.queries.shared_bytes));
-    FLASHLIFT_ASSIGN_OR_RETURN(
-        keys_, key_library_->kernel("flashlift_backward_keys", device_.handle, config_.keys.shared_bytes));
-    return {};
+    const auto begin = [&](Kernel& kernel, const Sm90BackwardKernel& config) {
+      return std::async([&] { return kernel.compile(problem, device_, config, compile_kernel); });
+    };
+    auto keys = begin(keys_, config_.keys);
+    std::future<Status> values;
+    if (config_.values) {
+      values = begin(values_, *config_.values);
+    }
+    Result<std::unique_ptr<const BackwardMain>> fallback = std::unique_ptr<const BackwardMain>();
+    if (config_.fallback) {
+      fallback = compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel);
+    }
+    const Status queries = queries_.compile(problem, device_, config_.queries, compile_kernel);
+    const Status compiled_keys = keys.get();
+    const Status compiled_values = values.valid() ? values.get() : Status();
+    FLASHLIFT_ASSIGN_OR_RETURN(fallback_, std::move(fallback));
+    FLASHLIFT_RETURN_IF_ERROR(queries);
+    FLASHLIFT_RETURN_IF_ERROR(compiled_keys);
+    return compiled_values;
   }
 
   Status accepts(const BackwardCall& call) const override {
@@ -37,11 +47,15 @@ class MainSm90 : public BackwardMain {
     if (blocks > INT32_MAX / 2) {
       return unsupported("{} tiles are more than one launch numbers; split the batch", blocks);
     }
-    return encode_maps(call).ok() ? Status() : Status(encode_maps(call).error());
+    if (fallback_ != nullptr) {
+      FLASHLIFT_RETURN_IF_ERROR(fallback_->accepts(call));
+    }
+    const Result<Maps> maps = encode_maps(call, call.arguments.d_out.data);
+    return maps.ok() ? Status() : Status(maps.error());
   }
 
-  Status launch(BackwardCall& call, CuPointer /*workspace*/) const override {
-    FLASHLIFT_ASSIGN_OR_RETURN(Maps maps, encode_maps(call));
+  Status launch(BackwardCall& call, CuPointer workspace) const override {
+    FLASHLIFT_ASSIGN_OR_RETURN(Maps maps, encode_maps(call, call.backward.d_out));
     ForwardParams& params = call.forward;
     params.q_map = maps.q;
     params.k_map = maps.k;
@@ -49,23 +63,34 @@ class MainSm90 : public BackwardMain {
     params.q_tiles = static_cast<int>(query_tiles(params));
     params.total_tiles = params.q_tiles * params.batch * params.q_heads;
     call.backward.kv_tiles = static_cast<int>(key_tiles(params));
-    const int64_t row_bytes =
-        (config_.keys.head_dim + config_.keys.value_dim) * static_cast<int64_t>(size_in_bytes(config_.keys.dtype));
+    const ForwardConfig& config = config_.queries.config;
+    const int64_t row_bytes = (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
     const int64_t groups = int64_t{params.batch} * params.kv_heads;
-    void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};
-    const auto in_sections = [&](int64_t length, int64_t blocks, const ForwardConfig& config) {
+    // `length`: of what comes as columns.
+    const auto run = [&](const Kernel& kernel, int64_t length, int64_t blocks, const ForwardConfig& with) {
       const HeadGroups heads{.groups = groups, .bytes = length * row_bytes, .blocks = blocks};
-      params.heads_per_section = static_cast<int>(groups_per_section(heads, config, device_) * params.group);
-      return Grid{
-          .x = static_cast<unsigned>(groups * blocks), .threads = config.threads, .shared_bytes = config.shared_bytes};
+      params.heads_per_section = static_cast<int>(groups_per_section(heads, with, device_) * params.group);
+      void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};
+      const Grid grid{.x = static_cast<unsigned>(groups * blocks),
+                      .threads = with.threads,
+                      .shared_bytes = with.shared_bytes};
+      return cuda::launch(call, kernel.kernel, grid, parameters);
     };
-    const Grid queries = in_sections(params.kv_len, query_tiles(params) * params.group, config_.queries);
-    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, queries_, queries, parameters));
-    if (!call.arguments.d_k && !call.arguments.d_v) {
+    FLASHLIFT_RETURN_IF_ERROR(run(queries_, params.kv_len, query_tiles(params) * params.group, config));
+    const int64_t queries = int64_t{params.q_len} * params.group;
+    if (call.arguments.d_k || (call.arguments.d_v && !config_.values)) {
+      FLASHLIFT_RETURN_IF_ERROR(run(keys_, queries, key_tiles(params), config_.keys.config));
+    }
+    if (config_.values && call.arguments.d_v) {
+      FLASHLIFT_RETURN_IF_ERROR(run(values_, queries, key_tiles(params), config_.values->config));
+    }
+    if (fallback_ == nullptr) {
       return {};
     }
-    const Grid keys = in_sections(int64_t{params.q_len} * params.group, key_tiles(params), config_.keys);
-    return cuda::launch(call, keys_, keys, parameters);
+    call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
+    call.backward.only_if[0] = call.row_tiles.any_large;
+    call.backward.only_if[1] = call.backward.d_out_has_low;
+    return fallback_->launch(call, workspace);
   }
 
  private:
@@ -73,29 +98,52 @@ class MainSm90 : public BackwardMain {
     TensorMap q, k, v, d_out;
   };
 
-  int64_t query_tiles(const ForwardParams& params) const { return divide_up(params.q_len, config_.queries.q_tile); }
-  int64_t key_tiles(const ForwardParams& params) const { return divide_up(params.kv_len, config_.keys.q_tile); }
+  struct Kernel {
+    std::shared_ptr<const LoadedLibrary> library;
+    CuKernel kernel = nullptr;
 
-  Result<Maps> encode_maps(const BackwardCall& call) const {
+    Status compile(const Problem& problem, const Device& device, const Sm90BackwardKernel& config,
+                   const KernelCompiler& compile_kernel) {
+      FLASHLIFT_ASSIGN_OR_RETURN(library, LoadedLibrary::compile(backward_source(problem, config), compile_kernel));
+      const char* name = config.rows_are_keys ? "flashlift_backward_keys" : "flashlift_backward_queries";
+      FLASHLIFT_ASSIGN_OR_RETURN(kernel, library->kernel(name, device.handle, config.config.shared_bytes));
+      return {};
+    }
+  };
+
+  int64_t query_tiles(const ForwardParams& params) const { return divide_up(params.q_len, config_.queries.config.q_tile); }
+  int64_t key_tiles(const ForwardParams& params) const { return divide_up(params.kv_len, config_.keys.config.q_tile); }
+
+  // d_out: where it is in the inputs' type. Converted, it is dense but for its rows' ends.
+  Result<Maps> encode_maps(const BackwardCall& call, const void* d_out) const {
     const AttentionArguments& forward = call.arguments.forward;
     // What has no elements is never read, but a descriptor needs a tensor.
     const auto encode = [&](const TensorView& view) {
       return encode_tensor_map(call.driver, view.element_count() == 0 ? forward.q : view, kBoxRows);
     };
+    TensorView converted = call.arguments.d_out;
+    if (call.problem.out_dtype != call.problem.dtype) {
+      converted.dtype = call.problem.dtype;
+      converted.data = const_cast<void*>(d_out);
+      converted.strides[3] = 1;
+      converted.strides[2] = round_up(converted.sizes[3], 16 / static_cast<int64_t>(size_in_bytes(converted.dtype)));
+      converted.strides[1] = converted.strides[2] * converted.sizes[2];
+      converted.strides[0] = converted.strides[1] * converted.sizes[1];
+    }
     Maps maps;
     FLASHLIFT_ASSIGN_OR_RETURN(maps.q, encode(forward.q));
     FLASHLIFT_ASSIGN_OR_RETURN(maps.k, encode(forward.k));
     FLASHLIFT_ASSIGN_OR_RETURN(maps.v, encode(forward.v));
-    FLASHLIFT_ASSIGN_OR_RETURN(maps.d_out, encode(call.arguments.d_out));
+    FLASHLIFT_ASSIGN_OR_RETURN(maps.d_out, encode(converted));
     return maps;
   }
 
   Sm90Backward config_;
   Device device_;
-  std::shared_ptr<const LoadedLibrary> query_library_;
-  std::shared_ptr<const LoadedLibrary> key_library_;
-  CuKernel queries_ = nullptr;
-  CuKernel keys_ = nullptr;
+  Kernel queries_;
+  Kernel keys_;
+  Kernel values_;
+  std::unique_ptr<const BackwardMain> fallback_;  // or null
 };
 
 }  // namespace

@@ -55,7 +55,7 @@ Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layo
     const int64_t heads = int64_t{params.batch} * params.q_heads;
     const int64_t rows = heads * tile_count(params, statistics_.tile) * statistics_.tile;
     places.rows = layout.take(2 * rows * static_cast<int64_t>(sizeof(float)));
-    places.any_large = layout.take(sizeof(int));
+    places.flags = layout.take(2 * sizeof(int));
   } else {
     places.rows = layout.take(row_count(params) * static_cast<int64_t>(sizeof(RowGradient)));
   }
@@ -74,7 +74,8 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
   call.row_tiles = {};
   if (statistics_.tile > 0) {
     call.row_tiles = {.statistics = at<float>(memory, places.rows),
-                      .any_large = at<int>(memory, places.any_large),
+                      .any_large = at<int>(memory, places.flags),
+                      .any_empty = at<int>(memory, places.flags) + 1,
                       .out_residual = nullptr,
                       .rows = statistics_.tile,
                       .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
@@ -123,7 +124,7 @@ Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& 
 
 Status Preprocess::fill_row_tiles(BackwardCall& call) const {
   FLASHLIFT_RETURN_IF_ERROR(
-      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large), sizeof(int), call.stream));
+      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large), 2 * sizeof(int), call.stream));
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
   const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
   if (blocks > INT32_MAX) {

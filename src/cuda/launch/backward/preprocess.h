@@ -19,7 +19,7 @@ class Preprocess {
   // Where its pieces lie in the memory of a call of these lengths.
   struct Places {
     int64_t rows = 0;
-    int64_t any_large = 0;
+    int64_t flags = 0;  // any_large and any_empty
     int64_t low_flag = 0;
     int64_t high = 0;
     int64_t low = 0;
