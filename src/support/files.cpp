@@ -2,15 +2,16 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <utility>
+#include <vector>
 
 #include "support/error.h"
 
@@ -49,21 +50,38 @@ class SignalsOfWriting {
 
 }  // namespace
 
-Result<std::string> read_file(const std::filesystem::path& path) {
-  std::error_code code;
-  if (std::filesystem::is_directory(path, code)) {
-    return invalid_argument("{} is a folder; name a file", path.string());
-  }
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
+Result<std::string> read_file(const std::filesystem::path& path, size_t most) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  struct stat status{};
+  if (!file.is_open() || fstat(file.get(), &status) != 0) {
     return not_found("cannot open {}: {}", path.string(), std::strerror(errno));
   }
-  std::ostringstream content;
-  content << stream.rdbuf();
-  if (stream.bad()) {
-    return not_found("cannot read {}: {}", path.string(), std::strerror(errno));
+  if (S_ISDIR(status.st_mode)) {
+    return invalid_argument("{} is a folder; name a file", path.string());
   }
-  return std::move(content).str();
+  if (S_ISBLK(status.st_mode) || (S_ISCHR(status.st_mode) && isatty(file.get()) == 0)) {
+    return invalid_argument("{} is a device; name a file", path.string());
+  }
+  const Error too_large = invalid_argument("{} has more than {} bytes", path.string(), most);
+  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) > most) {
+    return too_large;
+  }
+  std::string content;
+  content.reserve(S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0);
+  std::vector<char> piece(size_t{1} << 16);
+  while (true) {
+    const ssize_t count = ::read(file.get(), piece.data(), piece.size());
+    if (count == 0) {
+      return content;
+    }
+    if (count < 0 && errno != EINTR) {
+      return not_found("cannot read {}: {}", path.string(), std::strerror(errno));
+    }
+    content.append(piece.data(), static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    if (content.size() > most) {
+      return too_large;
+    }
+  }
 }
 
 std::error_code last_error() { return {errno, std::generic_category()}; }

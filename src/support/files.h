@@ -14,7 +14,11 @@
 
 namespace flashlift {
 
-Result<std::string> read_file(const std::filesystem::path& path);
+inline constexpr size_t kMostFileBytes = (size_t{1} << 31) - 1;
+
+// All of a file or a pipe. Errors: kInvalidArgument for folders, for devices, some of which never end (a terminal may
+// be read), and for more than `most` bytes, as soon as there are more.
+Result<std::string> read_file(const std::filesystem::path& path, size_t most = kMostFileBytes);
 
 // An open file or folder, closed with the object.
 class Descriptor {

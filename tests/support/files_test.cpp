@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <thread>
 
 namespace flashlift {
 namespace {
@@ -46,6 +47,35 @@ TEST_F(Files, WritesWhatItReads) {
   const auto read = read_file(folder_ / "f");
   ASSERT_TRUE(read);
   EXPECT_EQ(*read, content);
+}
+
+TEST_F(Files, ReadsNoDeviceThatNeverEnds) {
+  for (const char* device : {"/dev/zero", "/dev/urandom", "/dev/full"}) {
+    const auto read = read_file(device);
+    ASSERT_FALSE(read.ok()) << device;
+    EXPECT_EQ(read.error().kind, ErrorKind::kInvalidArgument);
+    EXPECT_EQ(read.error().message, std::string(device) + " is a device; name a file");
+  }
+}
+
+TEST_F(Files, ReadsNoMoreThanItIsToldTo) {
+  ASSERT_FALSE(replace(folder_, "f", std::string(1000, 'x')));
+  EXPECT_EQ(read_file(folder_ / "f", 1000)->size(), 1000U);
+  EXPECT_EQ(read_file(folder_ / "f", 999).error().message, (folder_ / "f").string() + " has more than 999 bytes");
+  // A pipe says how much there is only at its end, which this one never comes to.
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  std::thread writer([&] {
+    const std::string content(1 << 16, 'x');
+    const Descriptor end(ends[1]);
+    while (!write_fully(end, content)) {
+    }
+  });
+  {
+    const Descriptor end(ends[0]);
+    EXPECT_FALSE(read_file("/dev/fd/" + std::to_string(ends[0]), 1 << 20).ok());
+  }
+  writer.join();
 }
 
 TEST_F(Files, ReplacesAndLeavesNothingElse) {
