@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "cuda/emit/motion.h"
 #include "support/error.h"
 #include "support/rounding.h"
 
@@ -17,17 +18,25 @@ constexpr int64_t kReservedBytes = 1024;  // of each block's shared memory, by t
 
 constexpr int kHopper = 90;
 
-// May the program add so much to all scores of a row that lse, in f32, does not tell them apart?
+// May the program add so much to all scores of a row that lse, in f32, does not tell them apart? What it reads for a
+// query or a key is often a mask of such numbers; what it reads for a head, a factor.
 bool may_add_much(const Program& score_mod) {
   constexpr float kMuch = 1024.0f;
-  return std::ranges::any_of(score_mod.nodes, [&](const Node& node) {
+  const Motion motion(score_mod);
+  for (size_t i = 0; i < score_mod.nodes.size(); ++i) {
+    const Node& node = score_mod.nodes[i];
     if (node.type != Type::kF32) {
-      return false;
+      continue;
     }
-    const bool constant = node.op == Op::k_constant;
-    return reads_capture(node.op) ||
-           (constant && !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= kMuch));
-  });
+    if (reads_capture(node.op) && (motion.q[i] || motion.kv[i])) {
+      return true;
+    }
+    if (node.op == Op::k_constant &&
+        !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= kMuch)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 struct Tiles {
