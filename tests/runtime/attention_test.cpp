@@ -240,7 +240,12 @@ TEST(Attention, GeneratedCodeCanBeRead) {
   ASSERT_TRUE(attention.ok());
   const Result<std::string> code = attention->code();
   ASSERT_TRUE(code.ok());
-  EXPECT_NE(code->find("flashlift_score_unmasked"), std::string::npos);
+  const bool compiled = attention->considerations().back().reason.ends_with("programs compiled by LLVM");
+  EXPECT_NE(code->find(compiled ? "flashlift_score_unmasked" : "interpreted"), std::string::npos) << *code;
+  const Result<Attention> portable =
+      Attention::compile(problem_of("attn h1 s8 d8 f32 softcap=5"), {.implementation = "cpu_portable"});
+  ASSERT_TRUE(portable.ok());
+  EXPECT_EQ(*portable->code(), "; programs are interpreted: nothing is generated\n");
 }
 
 }  // namespace
