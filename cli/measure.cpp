@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+#include <vector>
 
+#include "score/interpret.h"
 #include "support/error.h"
+#include "visits/visits.h"
 
 #ifdef FLASHLIFT_HAS_CPU
 #include "runtime/tbb_executor.h"
@@ -25,6 +29,56 @@ int default_concurrency() {
 #endif
 }
 
+// Which part of the scores is kept. Where these are many, of rows at equal distances.
+double kept_fraction(const Problem& problem, const std::vector<TensorView>& captures) {
+  constexpr int64_t kMostScores = 1 << 22;
+  constexpr int64_t kLeastRows = 16;
+  const visits::Visits visits(problem, problem.batch, problem.q_len, problem.kv_len, captures);
+  if (visits.all_full()) {
+    return 1;
+  }
+  std::vector<TensorView> of_mask;
+  if (problem.mask_mod) {
+    for (const Capture& capture : problem.mask_mod->captures) {
+      const auto found = std::ranges::find(problem.captures, capture.name, &Capture::name);
+      of_mask.push_back(captures[static_cast<size_t>(found - problem.captures.begin())]);
+    }
+  }
+  std::optional<score::Interpreter> mask;
+  if (problem.mask_mod) {
+    mask.emplace(*problem.mask_mod, of_mask);
+  }
+  const int64_t batches = visits.depends_on_b() ? problem.batch : 1;
+  const int64_t heads = visits.depends_on_h() ? problem.q_heads : 1;
+  const int64_t most_rows = kMostScores / std::max<int64_t>(batches * heads * problem.kv_len, 1);
+  const int64_t rows = std::min(problem.q_len, std::max(most_rows, kLeastRows));
+  int64_t kept = 0;
+  visits::VisitRow keys;
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t q = (2 * i + 1) * problem.q_len / (2 * rows);
+        visits.row(b, h, h + 1, q, q + 1, 1, keys);
+        for (const visits::TileRun& run : keys.runs) {
+          if (run.kind == visits::TileKind::kFull || !mask) {
+            kept += run.end - run.begin;
+            continue;
+          }
+          for (int64_t kv = run.begin; kv < run.end; ++kv) {
+            kept += mask->mask_mod({.b = static_cast<int32_t>(b),
+                                    .h = static_cast<int32_t>(h),
+                                    .q = static_cast<int32_t>(q),
+                                    .kv = static_cast<int32_t>(kv),
+                                    .q_len = static_cast<int32_t>(problem.q_len),
+                                    .kv_len = static_cast<int32_t>(problem.kv_len)});
+          }
+        }
+      }
+    }
+  }
+  return static_cast<double>(kept) / std::max(1.0, static_cast<double>(batches * heads * rows * problem.kv_len));
+}
+
 }  // namespace
 
 Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& options) {
@@ -33,13 +87,11 @@ Result<CompiledAttention> compile(const Problem& problem, const CompileOptions& 
   return CompiledAttention{std::move(attention), milliseconds_since(start)};
 }
 
-Result<double> count_flops(const Problem& problem, const Inputs& inputs) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const TileCounts tiles, count_tiles(problem, inputs.arguments().captures, 128, 128));
-  const auto visited = static_cast<double>(tiles.full + tiles.partial);
-  const double fraction = visited / std::max(1.0, visited + static_cast<double>(tiles.skipped));
+double count_flops(const Problem& problem, const Inputs& inputs) {
   const int64_t multiply_adds = inputs.backward() != nullptr ? 3 * problem.head_dim + 2 * problem.value_dim
                                                              : problem.head_dim + problem.value_dim;
-  return 2.0 * fraction * static_cast<double>(problem.batch * problem.q_heads) * static_cast<double>(problem.q_len) *
+  return 2.0 * kept_fraction(problem, inputs.arguments().captures) *
+         static_cast<double>(problem.batch * problem.q_heads) * static_cast<double>(problem.q_len) *
          static_cast<double>(problem.kv_len) * static_cast<double>(multiply_adds);
 }
 
@@ -47,7 +99,7 @@ Result<Measurement> measure(const CompiledAttention& compiled, const Inputs& inp
   constexpr int kLeastCalls = 3;
   constexpr int kMostCalls = 10000;
   const Attention& attention = compiled.attention;
-  FLASHLIFT_ASSIGN_OR_RETURN(const double flops, count_flops(attention.problem(), inputs));
+  const double flops = count_flops(attention.problem(), inputs);
   FLASHLIFT_RETURN_IF_ERROR(target.time(attention));
 
   std::vector<double> times;

@@ -25,10 +25,9 @@ struct Measurement {
   bool backward = false;
 };
 
-// Floating point operations of one call: 2 (head_dim + value_dim) for each score of the tiles, 128 by 128, that hold a
-// score which is kept; of a backward call, 2 (3 head_dim + 2 value_dim). So a causal problem counts about half of a
-// full one, whatever tiles a kernel chose.
-Result<double> count_flops(const Problem& problem, const Inputs& inputs);
+// Floating point operations of one call: 2 (head_dim + value_dim) for each score that is kept; of a backward call,
+// 2 (3 head_dim + 2 value_dim). The benchmarks count alike. Of a large mask, rows at equal distances are counted.
+double count_flops(const Problem& problem, const Inputs& inputs);
 
 // Calls it on the target once to warm up, then until the calls took `seconds` together (3 calls at least).
 Result<Measurement> measure(const CompiledAttention& compiled, const Inputs& inputs, Target& target, double seconds);

@@ -65,7 +65,7 @@ def test_info_shows_the_machine(flashlift):
     info = json.loads(flashlift("info", "--json").stdout)
     assert info["versions"]["flashlift"] == flashlift("--version").stdout.strip()
     (cpu,) = [device for device in info["devices"] if device["device"] == "cpu"]
-    assert cpu["threads"] >= 1 and cpu["used"] in ("avx2", "avx512", "avx512_bf16", "amx")
+    assert cpu["threads"] >= 1 and cpu["used"] in ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def test_info_says_what_a_wrong_variable_does(flashlift):
@@ -187,6 +187,14 @@ def test_bench_json_has_a_result_each(flashlift):
     results = json.loads(done.stdout)["results"]
     assert [" sq64 " in result["problem"] for result in results] == [True, False]
     assert all(result["ms"] > 0 for result in results)
+
+
+def test_speeds_count_the_scores_that_are_kept(flashlift):
+    problems = ["attn h2 s128 d16", "attn h2 s128 d16 causal", "attn h2 s5000 d8 causal", "attn h2 s5000 d8"]
+    done = flashlift("bench", *problems, "--seconds", 0, "--json")
+    full, causal, long_causal, long = (one["gflops"] * one["ms"] for one in json.loads(done.stdout)["results"])
+    assert causal / full == pytest.approx(129 / 256)
+    assert long_causal / long == pytest.approx(5001 / 10000, rel=1e-3)
 
 
 def test_explain_says_what_was_chosen_and_why(flashlift):
