@@ -14,11 +14,11 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak bench bench-peers build format lint asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-aarch64 soak bench bench-peers build format lint asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: build ## find attention in a sentence encoder, run it fused, compare
 	@$(VENV)/bin/python examples/minilm/demo.py
@@ -58,6 +58,17 @@ tsan: setup ## run the tests of threads, caches and determinism under ThreadSani
 	@cmake --build build-tsan --target concurrency_test -- $(NINJA_FLAGS)
 	@build-tsan/bin/concurrency_test
 
+# Everything without LLVM, MLIR and a GPU: the portable kernels, whose programs are interpreted.
+AARCH64_TESTS := support_test score_test problem_test visits_test plan_test cpu_test runtime_test random_forward_test \
+  random_backward_test
+test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests under qemu-user (minutes)
+	@scripts/setup_system.sh scripts/debian-packages-aarch64.txt
+	@scripts/setup_aarch64.sh build-aarch64/system
+	@scripts/configure.sh aarch64 build-aarch64 $(VENV)
+	@cmake --build build-aarch64 --target $(AARCH64_TESTS) -- $(NINJA_FLAGS)
+	@ctest --test-dir build-aarch64 --output-on-failure --no-tests=error -j$(JOBS) \
+	  -R "^($$(echo $(AARCH64_TESTS) | tr ' ' '|'))$$"
+
 hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
 	@$(VENV)/bin/python tests/hostile/run.py
 
@@ -75,7 +86,7 @@ lint: lint-system build ## check format, layer order and clang-tidy
 
 clean: ## remove the builds, but keep the Python environment
 	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv ! -name setup -exec rm -rf {} +
-	@rm -rf build-debug build-asan build-tsan build-fuzz
+	@rm -rf build-debug build-asan build-tsan build-fuzz build-aarch64
 
 # --- set-up ---
 
