@@ -73,8 +73,7 @@ struct Consumer {
   const int warpgroup;
   const int b;
   const int first_row;  // of the block
-  ColumnRing<kQkStages> qk_ring;
-  ColumnRing<kVStages> v_ring;
+  ColumnRings rings;
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
@@ -237,23 +236,23 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       const float x[2] = {s[2 * i], s[2 * i + 1]};
-      if (!kTwoFactors) {
-        p[i] = pack_half(x[0], x[1]);
-        continue;
-      }
-      float slope[2];
-      float kept[2];
+      if constexpr (kTwoFactors) {
+        float slope[2];
+        float kept[2];
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < 2; ++c) {
 #if FL_HAS_DERIVATIVE
-        slope[c] = x[c] != 0.0f ? x[c] * derivatives[2 * i + c] : 0.0f;  // what is masked changes by anything
+          slope[c] = x[c] != 0.0f ? x[c] * derivatives[2 * i + c] : 0.0f;  // what is masked changes by anything
 #else
-        slope[c] = x[c];
+          slope[c] = x[c];
 #endif
-        kept[c] = FL_DROPOUT && (undropped >> (2 * i + c) & 1) == 0 ? 0.0f : x[c];
+          kept[c] = FL_DROPOUT && (undropped >> (2 * i + c) & 1) == 0 ? 0.0f : x[c];
+        }
+        p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : pack_half(slope[0], slope[1]);
+        ds[i] = kRowsAreKeys ? pack_half(slope[0], slope[1]) : pack_half(x[0], x[1]);
+      } else {
+        p[i] = pack_half(x[0], x[1]);
       }
-      p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : pack_half(slope[0], slope[1]);
-      ds[i] = kRowsAreKeys ? pack_half(slope[0], slope[1]) : pack_half(x[0], x[1]);
     }
   }
 
@@ -331,18 +330,16 @@ struct Consumer {
     row_rest[0] = row_rest[1] = 0.0f;
     row_squares[0] = row_squares[1] = 0.0f;
     u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
-    u64 rows_v = descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
     pin(rows_qk);
-    pin(rows_v);
     u32 previous = kNone;  // the stage whose last sum runs
     int flags;
 #pragma unroll 1
     do {
-      const u32 qk = shared.columns_qk + qk_ring.stage * kColumnQkBytes;
-      const u32 v = shared.columns_v + v_ring.stage * kColumnVBytes;
-      const u32 fields = shared.fields + 4 * kFieldCount * qk_ring.stage;
-      const u32 statistics = shared.statistics + qk_ring.stage * kStatisticsBytes;
-      barrier_wait(shared.qk_full + 8 * qk_ring.stage, qk_ring.phase);
+      const u32 qk = shared.columns_qk + rings.qk.stage() * kColumnQkBytes;
+      const u32 v = shared.columns_v + rings.v_stage() * kColumnVBytes;
+      const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
+      const u32 statistics = shared.statistics + rings.qk.stage() * kStatisticsBytes;
+      barrier_wait(shared.qk_full + 8 * rings.qk.stage(), rings.qk.phase());
       pin(s);
       wgmma_fence();
       issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
@@ -365,12 +362,15 @@ struct Consumer {
       }
       const bool partial = (flags & kPartial) != 0;
       take_probabilities(place, partial, undropped, statistics);
-      barrier_wait(shared.v_full + 8 * v_ring.stage, v_ring.phase);
+      barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
 #if FL_SUMS_SECOND
       pin(s);
       pin(p);
       pin(first);
       wgmma_fence();
+      // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
+      const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
+                                                   : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
       issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
 #if FL_SUMS_FIRST
       issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
@@ -379,7 +379,7 @@ struct Consumer {
 #else
       wgmma_wait<0>();
       pin(s);
-      release(shared.v_empty + 8 * v_ring.stage);
+      release(shared.v_empty + 8 * rings.v_stage());
 #endif
       take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
       pin(ds);
@@ -390,19 +390,18 @@ struct Consumer {
       wgmma_wait<1>();
       pin(first);
       pin(p);
-      release(shared.v_empty + 8 * v_ring.stage);
+      release(shared.v_empty + 8 * rings.v_stage());
 #endif
-      previous = qk_ring.stage;
+      previous = rings.qk.stage();
 #else
-      release(shared.qk_empty + 8 * qk_ring.stage);
+      release(shared.qk_empty + 8 * rings.qk.stage());
       pin(p);
       pin(first);
       wgmma_fence();
       issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
-      previous = v_ring.stage;
+      previous = rings.v_stage();
 #endif
-      qk_ring.advance();
-      v_ring.advance();
+      rings.advance();
     } while ((flags & kLast) == 0);
     wgmma_wait<0>();
     finish_last_sum(previous);

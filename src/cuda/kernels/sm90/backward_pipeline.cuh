@@ -74,16 +74,30 @@ constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kVStages * (kColumnVBytes + 16) + 24;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
-// Position in a ring of stages.
+// Position in a ring of stages: the stage and, above it, the phase. One register.
 template <int kStages>
 struct ColumnRing {
-  u32 stage = 0;
-  u32 phase = 0;
+  static constexpr u32 kPhase = 1 << 16;
+  u32 position = 0;
+  __device__ __forceinline__ u32 stage() const { return position % kPhase; }
+  __device__ __forceinline__ u32 phase() const { return position / kPhase; }
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
+    ++position;
+    if (stage() == kStages) {
+      position = (position ^ kPhase) - kStages;
     }
+  }
+};
+
+// Both rings. With as many stages they are one.
+struct ColumnRings {
+  ColumnRing<kQkStages> qk;
+  ColumnRing<kVStages> v_apart;
+  __device__ __forceinline__ u32 v_stage() const { return kQkStages == kVStages ? qk.stage() : v_apart.stage(); }
+  __device__ __forceinline__ u32 v_phase() const { return kQkStages == kVStages ? qk.phase() : v_apart.phase(); }
+  __device__ __forceinline__ void advance() {
+    qk.advance();
+    v_apart.advance();
   }
 };
 

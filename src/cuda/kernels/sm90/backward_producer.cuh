@@ -136,8 +136,7 @@ struct Producer {
   const SharedLayout& shared;
   const int b;
   const int kv_head;
-  ColumnRing<kQkStages> qk_ring;
-  ColumnRing<kVStages> v_ring;
+  ColumnRings rings;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
@@ -180,30 +179,29 @@ struct Producer {
 
   __device__ __forceinline__ void load_columns(const ColumnTile& tile, bool last) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
-    barrier_wait(shared.qk_empty + 8 * qk_ring.stage, qk_ring.phase ^ 1);
+    barrier_wait(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
     if (leads()) {
-      const u32 fields = shared.fields + 4 * kFieldCount * qk_ring.stage;
+      const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
       store_shared(fields + 4 * kFieldFirst, tile.first);
       store_shared(fields + 4 * kFieldHead, tile.h);
       store_shared(fields + 4 * kFieldFlags, (tile.partial ? kPartial : 0) | (last ? kLast : 0));
-      const u32 barrier = shared.qk_full + 8 * qk_ring.stage;
+      const u32 barrier = shared.qk_full + 8 * rings.qk.stage();
       barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
-      load_column_boxes<kQkBoxes>(shared.columns_qk + qk_ring.stage * kColumnQkBytes,
+      load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
                                   kRowsAreKeys ? params.q_map : params.k_map, barrier, tile.first, head);
       if (kRowsAreKeys) {
-        load_bytes(shared.statistics + qk_ring.stage * kStatisticsBytes,
+        load_bytes(shared.statistics + rings.qk.stage() * kStatisticsBytes,
                    row_statistics(params, tiles, b, tile.h, tile.first), kStatisticsBytes, barrier);
       }
     }
-    qk_ring.advance();
-    barrier_wait(shared.v_empty + 8 * v_ring.stage, v_ring.phase ^ 1);
+    barrier_wait(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
-      const u32 barrier = shared.v_full + 8 * v_ring.stage;
+      const u32 barrier = shared.v_full + 8 * rings.v_stage();
       barrier_arrive_expect(barrier, kColumnVBytes);
-      load_column_boxes<kVBoxes>(shared.columns_v + v_ring.stage * kColumnVBytes, kRowsAreKeys ? d_out_map : params.v_map,
+      load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes, kRowsAreKeys ? d_out_map : params.v_map,
                                  barrier, tile.first, head);
     }
-    v_ring.advance();
+    rings.advance();
   }
 
   // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns.
