@@ -10,7 +10,8 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
+constexpr size_t kLongestChain = 20000;    // operations looked at on the way back from one product
+constexpr size_t kMostFirstProducts = 16;  // tried for one second product
 constexpr int kMostSplits = 24;
 constexpr int64_t kPartsAStep = 4;  // of formulas
 constexpr const char* kTooMuchWork =
@@ -79,6 +80,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
   // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
   std::stable_sort(chain.products.begin(), chain.products.end(),
                    [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
+  chain.products.resize(std::min(chain.products.size(), kMostFirstProducts));
   return chain;
 }
 

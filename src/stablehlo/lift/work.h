@@ -9,7 +9,7 @@ namespace flashlift::stablehlo {
 // Modules of hundreds of layers take less than a hundredth.
 class Work {
  public:
-  static constexpr int64_t kMost = int64_t{1} << 24;             // for a module
+  static constexpr int64_t kMost = int64_t{1} << 23;             // for a module
   static constexpr int64_t kMostOfAnAttempt = int64_t{1} << 18;  // each step of which remembers its result
 
   bool is_spent() const { return left_ <= 0; }

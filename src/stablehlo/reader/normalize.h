@@ -9,8 +9,8 @@
 
 namespace flashlift::stablehlo {
 
-inline constexpr size_t kMaxParts = 10'000'000;  // operations, operands and results of a module after inlining
-inline constexpr int kMaxCallDepth = 256;        // of calls and of regions after inlining
+inline constexpr size_t kMaxParts = 4'000'000;  // operations, operands and results of a module after inlining
+inline constexpr int kMaxCallDepth = 256;       // of calls and of regions after inlining
 
 // Replaces every call of a function of the module by the function's body, also inside regions and other functions.
 // Locations stay those of the body. Errors: kUnsupported for recursion and beyond the limits above; the module is then
