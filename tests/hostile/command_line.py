@@ -1,5 +1,7 @@
 """Attacks on the command line: arguments, environment, limits, and files where it reads and writes."""
 
+import resource
+
 from attack import ANY, REFUSED, SUCCESS, Attack, command
 
 PROBLEM = "attn h1 s64 d8 causal"
@@ -49,5 +51,85 @@ def numbers() -> list[Attack]:
     return attacks
 
 
+def environments() -> list[Attack]:
+    """Values that a variable cannot have."""
+    wrong = {
+        "FLASHLIFT_THREADS": ["0", "-1", "4097", "99999999999999999999", "two", "1.5", " 1", "nan"],
+        "FLASHLIFT_LOG": ["loud", "DEBUG", "0", "\x1b[31m"],
+        "FLASHLIFT_ISA": ["mmx", "AVX2", "avx", "0"],
+    }
+    right = {"FLASHLIFT_THREADS": ["1", "4096"], "FLASHLIFT_LOG": ["error", "off"], "FLASHLIFT_ISA": ["avx2", "amx"]}
+    return [
+        command(
+            f"{variable}={value!r}",
+            *["run", PROBLEM, "--seconds=0"],
+            environment={variable: value},
+            codes=REFUSED if table is wrong else SUCCESS,
+            words=[variable] if table is wrong else [],
+            short=value in ("-1", "loud"),
+        )
+        for table in (wrong, right)
+        for variable, values in table.items()
+        for value in ["", *values]
+        if value or table is right
+    ]
+
+
+def problems() -> list[Attack]:
+    """Problems of sizes that nobody has memory or time for, and programs as large as they may be."""
+    huge = [
+        "h1 s1073741824 d8 causal", "h1 s1073741824 d8", "h64 s1073741824 d256 window=100", "b1073741824 h1 s1 d8 causal",
+        "b1000000 h64 s128 d8 alibi", "h1 s1073741824 d8 documents=1000", "b4096 h4096 s4096 d64 bf16 alibi causal",
+        "h1 sq1 skv1073741824 d8", "h1 sq1073741824 skv1 d8 mask_mod() { %0 = lt h, q; return %0 }",
+    ]  # fmt: skip
+    never = [
+        "h1 s64 d8 sinks=1073741824", "h1 s9223372036854775807 d8", "h1 s9223372036854775808 d8", "h1 s-1 d8",
+        "b9223372036854775807 h9223372036854775807 s9223372036854775807 d256", "h1 s64 d9223372036854775807",
+        "h1 s64 d8 page_size=1073741824", "h1 s64 d8 window=9223372036854775807", "h1 s64 d8 documents=0",
+        "h1 s64 d8 scale=1e999", "h1 s64 d8 softcap=nan", "h1 s64 d8 dropout=1", "h1 s64 d8 causal causal",
+        "h1 s64 d8 causal " + "x" * 100_000,
+        "h1 s1073741824 d8 bias=f32", "h1 s1048576 d8 mask=bool", "h1073741824 s64 d8 sinks=1000 lse row_max",
+    ]  # fmt: skip
+    steps = ["add", "mul", "pow"]
+    chains = {step: "".join(f"%{i} = {step} %{i - 1}, score; " for i in range(1, 4000)) for step in steps}
+    programs = [
+        f"h1 s64 d8 score_mod() {{ %0 = tanh score; {chain}return %3999 }}" for chain in chains.values()
+    ]
+    return [
+        *[command(f"explain {text}", "explain", f"attn {text}", codes=ANY, short=text is huge[0]) for text in huge],
+        *[command(f"run {text}", "run", f"attn {text}", "--seconds=0", short=text is huge[0]) for text in huge],
+        *[
+            command(f"{what} {text[:60]}", what, f"attn {text}", *more, codes=REFUSED if what == "run" else ANY, short=text is never[0])
+            for text in never
+            for what, more in {"run": ["--seconds=0"], "explain": []}.items()
+        ],
+        *[
+            command(f"{what} 4000 times {step}", what, f"attn {text}", *more, codes=SUCCESS)
+            for step, text in zip(steps, programs)
+            for what, more in {"run": ["--seconds=0", "--backward"], "explain": ["--code"]}.items()
+        ],
+    ]  # fmt: skip
+
+
+def limits() -> list[Attack]:
+    """Files that may not grow (by more than an error message, which goes to one), and little memory."""
+    name = {resource.RLIMIT_FSIZE: "files of {} bytes", resource.RLIMIT_AS: "{} bytes of memory"}
+    module = "func.func @f() {\n  return\n}\n"
+    return [
+        command(
+            f"{name[which].format(most)}, {arguments[0]}",
+            *arguments,
+            files={"m.mlir": module},
+            limits={which: most},
+            codes=ANY,
+            written=["out"],
+            short=most == 1000,
+        )
+        for which, mosts in {resource.RLIMIT_FSIZE: [1000, 10_000], resource.RLIMIT_AS: [300 << 20, 1 << 30]}.items()
+        for most in mosts
+        for arguments in (["fuse", "m.mlir", "-o", "out"], ["draw", PROBLEM, "-o", "out"])
+    ]
+
+
 def attacks() -> list[Attack]:
-    return numbers()
+    return numbers() + environments() + problems() + limits()
