@@ -30,9 +30,8 @@ test: build ## build everything and run all tests
 	@$(VENV)/bin/python -m pytest -q tests/python
 
 SOAK_COUNT ?= 10000
-soak: build ## draw SOAK_COUNT (10000) problems forward and as many backward, compare with the oracle (an hour)
-	@$(BUILD)/bin/soak forward --count $(SOAK_COUNT)
-	@$(BUILD)/bin/soak backward --count $(SOAK_COUNT)
+soak: build ## draw SOAK_COUNT (10000) problems each way for each instruction set, compare with the oracle (hours)
+	@scripts/soak.sh $(BUILD) $(SOAK_COUNT)
 
 bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py
@@ -72,8 +71,8 @@ test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests un
 hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
 	@$(VENV)/bin/python tests/hostile/run.py
 
-FUZZ_SECONDS ?= 60
-fuzz: setup ## run each fuzzer for FUZZ_SECONDS (60)
+FUZZ_SECONDS ?= 600
+fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 	@scripts/configure.sh fuzz build-fuzz $(VENV)
 	@cmake --build build-fuzz --target fuzzers -- $(NINJA_FLAGS)
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "flashlift/attention.h"
 #include "problem/judge.h"
 
 namespace flashlift::testing {
@@ -10,6 +11,16 @@ namespace flashlift::testing {
 struct DrawnProblem {
   std::string failure;           // empty if all is right; otherwise the problem and what is wrong
   problem::Judgement judgement;  // of the tensor that came nearest to its limits
+};
+
+struct DrawOptions {
+  std::string
+      bf16_implementation;  // of problems that products of bf16 operands compute; empty: what is chosen for them
+
+  CompileOptions compile_options(const Problem& problem) const {
+    const bool is_taken = problem.dtype == DType::kBF16 && problem.dropout == 0;
+    return {.implementation = is_taken ? bf16_implementation : std::string()};
+  }
 };
 
 }  // namespace flashlift::testing

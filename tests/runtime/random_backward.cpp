@@ -10,7 +10,7 @@
 
 namespace flashlift::testing {
 
-DrawnProblem check_random_backward(unsigned long seed) {
+DrawnProblem check_random_backward(unsigned long seed, const DrawOptions& options) {
   Random random(seed);
   Problem problem = draw_problem(random);
   problem.normalize = true;
@@ -20,7 +20,7 @@ DrawnProblem check_random_backward(unsigned long seed) {
   const auto failed = [&](const std::string& what) {
     return DrawnProblem{.failure = fmt::format("seed {}: {}\n{}\n", seed, what, print(problem))};
   };
-  const Result<Attention> attention = Attention::compile(problem);
+  const Result<Attention> attention = Attention::compile(problem, options.compile_options(problem));
   if (!attention.ok()) {
     return failed(attention.error().message);
   }

@@ -6,6 +6,6 @@
 namespace flashlift::testing {
 
 // The gradients have to be the same for any number of threads, too.
-DrawnProblem check_random_backward(unsigned long seed);
+DrawnProblem check_random_backward(unsigned long seed, const DrawOptions& options = {});
 
 }  // namespace flashlift::testing

@@ -11,7 +11,7 @@
 
 namespace flashlift::testing {
 
-DrawnProblem check_random_forward(unsigned long seed) {
+DrawnProblem check_random_forward(unsigned long seed, const DrawOptions& options) {
   Random random(seed);
   Problem problem = draw_problem(random);
   if (problem.kv_len > 0 && random() % 8 == 0) {  // forward only
@@ -24,7 +24,7 @@ DrawnProblem check_random_forward(unsigned long seed) {
   const auto failed = [&](const std::string& what) {
     return DrawnProblem{.failure = fmt::format("seed {}: {}\n{}\n", seed, what, print(problem))};
   };
-  const Result<Attention> attention = Attention::compile(problem);
+  const Result<Attention> attention = Attention::compile(problem, options.compile_options(problem));
   if (!attention.ok()) {
     return failed(attention.error().message);
   }

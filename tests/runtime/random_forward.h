@@ -5,6 +5,6 @@
 
 namespace flashlift::testing {
 
-DrawnProblem check_random_forward(unsigned long seed);
+DrawnProblem check_random_forward(unsigned long seed, const DrawOptions& options = {});
 
 }  // namespace flashlift::testing

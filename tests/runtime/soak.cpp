@@ -1,16 +1,20 @@
-// Draws problems without end: soak forward|backward --count N --seed S. Prints every failure, and how near errors came
-// to their limits; exit code 1 if any failed.
+// Draws problems without end: soak forward|backward --count N --seed S --isa NAME. Prints every failure, and how near
+// errors came to their limits; exit code 1 if any failed, 77 where the processor lacks the instruction set.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "cpu/tile/isa.h"
 #include "random_backward.h"
 #include "random_forward.h"
 
 namespace {
+
+constexpr int kNotHere = 77;
 
 // Errors over their limits, of all problems so far.
 class Ratios {
@@ -44,13 +48,28 @@ int main(int argc, char** argv) {
   unsigned long seed = 1;
   app.add_option("DIRECTION", direction)->required()->check(CLI::IsMember({"forward", "backward"}));
   app.add_option("--count", count, "how many problems")->capture_default_str();
+  std::string isa;
+  app.add_option("--isa", isa, "the highest instruction set to use: avx2, avx512, avx512_bf16 or amx");
   app.add_option("--seed", seed, "the first one's seed; the others follow by one")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  DrawOptions options;
+  if (!isa.empty()) {
+    setenv("FLASHLIFT_ISA", isa.c_str(), 1);
+    const auto used = flashlift::cpu::choose_isa();
+    if (!used.ok() || flashlift::cpu::to_string(*used) != isa) {
+      std::cout << (used.ok() ? "this processor has no " + isa : used.error().message) << std::endl;
+      return used.ok() ? kNotHere : 1;
+    }
+    // Where f32 products are faster, those of bf16 operands run only if they are asked for.
+    if (*used >= flashlift::cpu::Isa::kAvx512Bf16) {
+      options.bf16_implementation = "cpu_" + isa;
+    }
+  }
   unsigned long failures = 0;
   Ratios mean("mean"), largest("largest"), row("worst row's");
   for (unsigned long i = 0; i < count; ++i) {
     const DrawnProblem drawn =
-        direction == "backward" ? check_random_backward(seed + i) : check_random_forward(seed + i);
+        direction == "backward" ? check_random_backward(seed + i, options) : check_random_forward(seed + i, options);
     mean.add(drawn.judgement.mean.ratio());
     largest.add(drawn.judgement.largest.ratio());
     row.add(drawn.judgement.row.ratio());
@@ -59,7 +78,7 @@ int main(int argc, char** argv) {
       std::cout << drawn.failure << "\n";
     }
     if ((i + 1) % 500 == 0 || i + 1 == count) {
-      std::cout << i + 1 << " problems, " << failures << " failures" << std::endl;
+      std::cout << i + 1 << " of " << count << " problems, " << failures << " failures" << std::endl;
       for (Ratios* ratios : {&mean, &largest, &row}) {
         ratios->print();
       }
