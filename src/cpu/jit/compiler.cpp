@@ -11,6 +11,7 @@
 #include <llvm/Target/TargetMachine.h>
 
 #include <mutex>
+#include <new>
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/math_library.h"
@@ -21,6 +22,21 @@ namespace {
 
 Error llvm_error(llvm::Error error, const char* what) {
   return internal_error("LLVM could not {}: {}", what, llvm::toString(std::move(error)));
+}
+
+// LLVM ends the process where it gets no memory. So what a compile takes is asked for before, and given back to it.
+Status check_memory(const Problem& problem) {
+  constexpr size_t kOfAll = size_t{32} << 20;
+  constexpr size_t kOfANode = size_t{32} << 10;
+  size_t nodes = 0;
+  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
+    nodes += *program ? (*program)->nodes.size() : 0;
+  }
+  const size_t bytes = kOfAll + nodes * kOfANode;
+  void* memory = ::operator new(bytes, std::nothrow);
+  ::operator delete(memory);
+  return memory != nullptr ? Status()
+                           : internal_error("not enough memory to compile: it takes up to {} MiB", bytes >> 20);
 }
 
 class OrcScore : public CompiledScore {
@@ -70,10 +86,12 @@ llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
   return jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)));
 }
 
-// Compiles a module with a masked function and, if it is named, an unmasked one.
+// Compiles a module with a masked function and, if it is named, an unmasked one. Where this fails early, both stay the
+// caller's, who destroys the module before its context; of parameters by value the order is not known.
 template <typename Compiled, typename Base>
-Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, std::unique_ptr<llvm::LLVMContext> context,
-                                      Isa isa, const char* masked, const char* unmasked) {
+Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::LLVMContext>&& context,
+                                      std::unique_ptr<llvm::Module>&& module, Isa isa, const char* masked,
+                                      const char* unmasked) {
   auto machine = target_machine(isa);
   if (!machine) {
     return llvm_error(machine.takeError(), "find out what this processor is");
@@ -114,21 +132,24 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, std:
 }  // namespace
 
 Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
   auto context = std::make_unique<llvm::LLVMContext>();
   std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
-  return compile<OrcScore, const CompiledScore>(std::move(module), std::move(context), isa, kMaskedName,
+  return compile<OrcScore, const CompiledScore>(std::move(context), std::move(module), isa, kMaskedName,
                                                 problem.score_mod ? kUnmaskedName : nullptr);
 }
 
 Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& problem, Isa isa,
                                                              const std::vector<bool>& wants_gradient) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
   auto context = std::make_unique<llvm::LLVMContext>();
   std::unique_ptr<llvm::Module> module = emit_gradient_module(*context, problem, isa, wants_gradient);
-  return compile<OrcGradient, const CompiledGradient>(std::move(module), std::move(context), isa, kMaskedGradientName,
+  return compile<OrcGradient, const CompiledGradient>(std::move(context), std::move(module), isa, kMaskedGradientName,
                                                       problem.score_mod ? kUnmaskedGradientName : nullptr);
 }
 
 Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
   auto builder = target_machine(isa);
   if (!builder) {
     return llvm_error(builder.takeError(), "find out what this processor is");
