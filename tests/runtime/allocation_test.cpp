@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "flashlift/attention.h"
@@ -177,6 +178,34 @@ TEST(AllocationFailure, IsAnErrorThatWritesNothingAndLeaksNothing) {
         }
       }
     }
+  }
+}
+
+// Each of our own allocations while a problem is compiled; LLVM's end the process. Others that ask for the same must
+// not wait for what never comes.
+TEST(AllocationFailure, IsAnErrorOfCompilingToo) {
+  const Problem problem = *parse_problem(
+      "attn h2 s64 d16 lse score_mod(slopes: f32[2]) { %0 = load slopes[h]; %1 = mul %0, 1.2345; %2 = add score, %1; "
+      "return %2 }");
+  for (const int64_t failures : {int64_t{1}, INT64_MAX}) {
+    bool failed = true;
+    for (int64_t granted = 0; failed; ++granted) {
+      ASSERT_LT(granted, 5000);
+      std::thread([&] {
+        std::optional<Result<Attention>> attention;
+        {
+          const testing::FailAllocations failing(granted, failures, testing::Whose::kThisProgram);
+          attention.emplace(Attention::compile(problem));
+          failed = failing.any();
+        }
+        ASSERT_TRUE(attention->ok() || failed);
+        if (!attention->ok()) {
+          EXPECT_EQ(attention->error().kind, ErrorKind::kInternal);
+          EXPECT_NE(attention->error().message.find("memory"), std::string::npos) << attention->error().message;
+        }
+      }).join();
+    }
+    EXPECT_TRUE(Attention::compile(problem).ok());
   }
 }
 

@@ -10,10 +10,12 @@ int64_t allocation_count();
 // Blocks that have not been deleted yet.
 int64_t live_allocations();
 
+enum class Whose { kAll, kThisProgram };  // kThisProgram: not what shared libraries ask for, LLVM above all
+
 // While it lives, the calling thread's allocations fail: `failures` of them after the first `granted`.
 class FailAllocations {
  public:
-  FailAllocations(int64_t granted, int64_t failures);
+  FailAllocations(int64_t granted, int64_t failures, Whose whose = Whose::kAll);
   ~FailAllocations();
   FailAllocations(const FailAllocations&) = delete;
   FailAllocations& operator=(const FailAllocations&) = delete;

@@ -86,12 +86,11 @@ llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
   return jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)));
 }
 
-// Compiles a module with a masked function and, if it is named, an unmasked one. Where this fails early, both stay the
-// caller's, who destroys the module before its context; of parameters by value the order is not known.
+// Compiles a module with a masked function and, if it is named, an unmasked one. The context is shared before there is
+// a module in it: whatever fails then, the module goes first.
 template <typename Compiled, typename Base>
-Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::LLVMContext>&& context,
-                                      std::unique_ptr<llvm::Module>&& module, Isa isa, const char* masked,
-                                      const char* unmasked) {
+Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, const llvm::orc::ThreadSafeContext& context,
+                                      Isa isa, const char* masked, const char* unmasked) {
   auto machine = target_machine(isa);
   if (!machine) {
     return llvm_error(machine.takeError(), "find out what this processor is");
@@ -109,7 +108,7 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::LLVMContext>&& conte
   module->setDataLayout((*jit)->getDataLayout());
   module->setTargetTriple((*jit)->getTargetTriple());
   FLASHLIFT_RETURN_IF_ERROR(check(*module));
-  if (llvm::Error error = (*jit)->addIRModule({std::move(module), std::move(context)})) {
+  if (llvm::Error error = (*jit)->addIRModule({std::move(module), context})) {
     return llvm_error(std::move(error), "take the code made for a score program");
   }
   auto compiled = std::make_shared<Compiled>();
@@ -133,18 +132,22 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::LLVMContext>&& conte
 
 Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
-  auto context = std::make_unique<llvm::LLVMContext>();
-  std::unique_ptr<llvm::Module> module = emit_score_module(*context, problem, isa);
-  return compile<OrcScore, const CompiledScore>(std::move(context), std::move(module), isa, kMaskedName,
+  auto owned = std::make_unique<llvm::LLVMContext>();
+  llvm::LLVMContext& inside = *owned;
+  const llvm::orc::ThreadSafeContext context(std::move(owned));
+  std::unique_ptr<llvm::Module> module = emit_score_module(inside, problem, isa);
+  return compile<OrcScore, const CompiledScore>(std::move(module), context, isa, kMaskedName,
                                                 problem.score_mod ? kUnmaskedName : nullptr);
 }
 
 Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& problem, Isa isa,
                                                              const std::vector<bool>& wants_gradient) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
-  auto context = std::make_unique<llvm::LLVMContext>();
-  std::unique_ptr<llvm::Module> module = emit_gradient_module(*context, problem, isa, wants_gradient);
-  return compile<OrcGradient, const CompiledGradient>(std::move(context), std::move(module), isa, kMaskedGradientName,
+  auto owned = std::make_unique<llvm::LLVMContext>();
+  llvm::LLVMContext& inside = *owned;
+  const llvm::orc::ThreadSafeContext context(std::move(owned));
+  std::unique_ptr<llvm::Module> module = emit_gradient_module(inside, problem, isa, wants_gradient);
+  return compile<OrcGradient, const CompiledGradient>(std::move(module), context, isa, kMaskedGradientName,
                                                       problem.score_mod ? kUnmaskedGradientName : nullptr);
 }
 
