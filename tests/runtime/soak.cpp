@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/tile/isa.h"
+#include "plan/cpu_lists.h"
 #include "random_backward.h"
 #include "random_forward.h"
 
@@ -55,14 +55,20 @@ int main(int argc, char** argv) {
   DrawOptions options;
   if (!isa.empty()) {
     setenv("FLASHLIFT_ISA", isa.c_str(), 1);
-    const auto used = flashlift::cpu::choose_isa();
-    if (!used.ok() || flashlift::cpu::to_string(*used) != isa) {
-      std::cout << (used.ok() ? "this processor has no " + isa : used.error().message) << std::endl;
-      return used.ok() ? kNotHere : 1;
+    const auto machine = flashlift::plan::this_cpu();
+    const auto list = flashlift::plan::cpu_forward_list();
+    const auto row = std::ranges::find(list, "cpu_" + isa, &flashlift::plan::CpuImplementation::name);
+    if (!machine.ok() || row == list.end()) {
+      std::cout << (machine.ok() ? "no instruction set is named " + isa : machine.error().message) << std::endl;
+      return 1;
+    }
+    if (!machine->has.has_all(flashlift::cpu::needs_of(row->isa))) {
+      std::cout << "this processor has no " << isa << std::endl;
+      return kNotHere;
     }
     // Where f32 products are faster, those of bf16 operands run only if they are asked for.
-    if (*used >= flashlift::cpu::Isa::kAvx512Bf16) {
-      options.bf16_implementation = "cpu_" + isa;
+    if (row->bf16_products) {
+      options.bf16_implementation = row->name();
     }
   }
   unsigned long failures = 0;

@@ -141,10 +141,15 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
     return values(sym.args[0]);  // rounding is no part of what is compared
   }
   const Type operand_type = arena_[sym.args.back()].type;
+  // The map keeps its columns in place, and finding them takes longer than most operations.
+  std::vector<const std::vector<Scalar<double>>*> operands;
+  for (const SymId arg : sym.args) {
+    operands.push_back(&values(arg));
+  }
   std::vector<Scalar<double>> args(sym.args.size());
   for (size_t key = 0; key < count; ++key) {
     for (size_t i = 0; i < args.size(); ++i) {
-      args[i] = at(sym.args[i], key);
+      args[i] = (*operands[i])[operands[i]->size() == 1 ? 0 : key];
     }
     column[key] = score::apply<double>(sym.op, sym.type, operand_type, args);
   }
@@ -236,15 +241,23 @@ const std::vector<double>& NumericRow::derivatives(SymId id) {
       })) {
     column.assign(arena_.depends_on(id, kKeyAtom) ? static_cast<size_t>(sizes_[kKeyAtom]) : 1,
                   std::numeric_limits<double>::quiet_NaN());
+    std::vector<const std::vector<Scalar<double>>*> operands;
+    std::vector<const std::vector<double>*> operand_slopes;
+    for (const SymId arg : sym.args) {
+      operands.push_back(&values(arg));
+      operand_slopes.push_back(&derivatives(arg));
+    }
+    const std::vector<Scalar<double>>& results = values(id);
     std::vector<double> args(sym.args.size());
     std::vector<double> slopes(sym.args.size());
+    const auto at_key = [](const auto& of, size_t key) { return of[of.size() == 1 ? 0 : key]; };
     for (size_t key = 0; key < column.size() && sym.kind != SymKind::kReduce; ++key) {
       for (size_t i = 0; i < args.size(); ++i) {
-        const Scalar<double> arg = at(sym.args[i], key);
+        const Scalar<double> arg = at_key(*operands[i], key);
         args[i] = sym.op == Op::k_select && i == 0 ? static_cast<double>(arg.i) : arg.f;
-        slopes[i] = derivative(sym.args[i], key);
+        slopes[i] = at_key(*operand_slopes[i], key);
       }
-      column[key] = derivative_of_operation(sym, value(id, key), args, slopes);
+      column[key] = derivative_of_operation(sym, at_key(results, key).f, args, slopes);
     }
   }
   return derivatives_.emplace(id, std::move(column)).first->second;
