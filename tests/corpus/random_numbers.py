@@ -169,6 +169,7 @@ def draw_softmax(draw):
             return jnp.exp(s - lse[..., None]), lse
         m = s.max(-1, keepdims=True)
         if kind == "from_lowest":
+            draw.overflows = True  # where all of a row lies below the start, its exponentials vanish
             m = jax.lax.reduce(s, np.float32(start), jax.lax.max, (s.ndim - 1,))[..., None]
         if kind == "safe":
             m = jnp.where(jnp.isfinite(m), m, 0.0)
@@ -277,7 +278,7 @@ def draw_module(rng):
         words=", ".join(draw.words),
         tolerance=3e-2 if half else random_modules.TOLERANCE,
         # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
-        may_overflow=gradients,
+        may_overflow=draw.overflows or gradients,
     )
 
 

@@ -367,6 +367,26 @@ bool is_minus_square(const SymArena& arena, SymId id, const std::set<SymId>& of)
 
 }  // namespace
 
+namespace {
+
+// The row maximum of known scores, as JAX's logsumexp has it (0 where it is not finite) or as it is: what a softmax
+// subtracts, so that its exponentials are at most 1.
+bool is_known_maximum(const SymArena& arena, SymId id, const std::set<SymId>& known) {
+  const Sym& sym = arena[id];
+  if (arena.is_op(id, Op::k_select)) {
+    const Sym& condition = arena[sym.args[0]];
+    return arena.is_op(sym.args[0], Op::k_is_finite) && condition.args[0] == sym.args[1] &&
+           arena.is_constant(sym.args[2]) && is_known_maximum(arena, sym.args[1], known);
+  }
+  if (sym.kind != SymKind::kReduce || arena.reduce_kind(id) != ReduceKind::kMaximum) {
+    return false;
+  }
+  const std::vector<SymId> scores = children(arena, id);
+  return std::all_of(scores.begin(), scores.end(), [&](SymId score) { return known.contains(score); });
+}
+
+}  // namespace
+
 bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& known) {
   std::set<SymId> allowed;
   for (const SymId id : known) {
@@ -417,8 +437,9 @@ bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& k
     }
     const Product exponent = as_exponent(arena, argument);
     return is_minus_square(arena, argument, arguments) ||
-           std::all_of(exponent.exponent.begin(), exponent.exponent.end(),
-                       [&](const SignedTerm& term) { return terms.contains(term.term); });
+           std::all_of(exponent.exponent.begin(), exponent.exponent.end(), [&](const SignedTerm& term) {
+             return terms.contains(term.term) || is_known_maximum(arena, term.term, allowed);
+           });
   });
 }
 
