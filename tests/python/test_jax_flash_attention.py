@@ -70,7 +70,7 @@ def test_scale_causal_window_and_lse():
 @pytest.mark.parametrize("shape", [(B, HQ, SQ, SKV), (1, HQ, 1, SKV), (HQ, SQ, SKV), (SQ, 1)], ids=str)
 def test_a_bias_comes_before_the_cap(shape):
     check(
-        lambda q, k, v, bias: flash_attention(q, k, v, bias=bias, logits_soft_cap=2.0),
+        lambda q, k, v, bias: flash_attention(q, k, v, bias, logits_soft_cap=2.0),
         lambda q, k, v, bias: plain(q, k, v, bias, cap=2.0)[0],
         (*operands(), normal(*shape)),
     )
@@ -89,12 +89,12 @@ def test_masks():
     lengths = jnp.arange(SKV)[None] < jnp.asarray([[20], [SKV]])
     table = jnp.asarray(np.random.default_rng(2).random((B, 1, SQ, SKV)) < 0.6).at[..., 0].set(True)
     check(
-        lambda q, k, v: flash_attention(q, k, v, lengths),
+        lambda q, k, v: flash_attention(q, k, v, attention_mask=lengths),
         lambda q, k, v: plain(q, k, v, keep=lengths[:, None, None])[0],
         operands(),
     )
     check(
-        lambda q, k, v: flash_attention(q, k, v, table.astype(jnp.int32)),
+        lambda q, k, v: flash_attention(q, k, v, attention_mask=table.astype(jnp.int32)),
         lambda q, k, v: plain(q, k, v, keep=table)[0],
         operands(),
     )
@@ -116,6 +116,69 @@ def test_segments():
         lambda q, k, v: plain(q, k, v, keep=same)[0],
         (q, k, v),
     )
+
+
+def keep_of(q_ids, kv_ids):
+    """Where ids are equal and not negative."""
+    same = q_ids[:, None, :, None] == kv_ids[:, None, None, :]
+    return same & (q_ids >= 0)[:, None, :, None]
+
+
+def emptied(out, keep):
+    """The plain output with zeros where a query has no key."""
+    return jnp.where(jnp.moveaxis(keep.any(-1), 1, 2)[..., None], out, 0)
+
+
+def test_negative_segments_are_padding():
+    q_ids, kv_ids = SEGMENTS[:, :SQ].at[:, -5:].set(-1).at[1, 0].set(-7), SEGMENTS.at[:, -9:].set(-1).at[0, 0].set(-7)
+    mask = jnp.asarray(np.random.default_rng(3).random((B, 1, SQ, SKV)) < 0.7)
+    for given, keep in ((None, keep_of(q_ids, kv_ids)), (mask, keep_of(q_ids, kv_ids) & mask)):
+        check(
+            lambda q, k, v, given=given: flash_attention(
+                q, k, v, attention_mask=given, q_segment_ids=q_ids, kv_segment_ids=np.asarray(kv_ids, np.int16)
+            ),
+            lambda q, k, v, keep=keep: emptied(plain(q, k, v, keep=keep)[0], keep),
+            operands(),
+        )
+
+
+def test_lengths_of_a_padded_batch():
+    ends_q, ends_k = jnp.asarray([0, 30, 30 + SQ]), jnp.asarray([0, 41, 41])
+    q_ids = jnp.where(jnp.arange(SQ) < jnp.asarray([[30], [SQ]]), 0, -1)
+    kv_ids = jnp.where(jnp.arange(SKV) < jnp.asarray([[41], [0]]), 0, -1)
+    keep = keep_of(q_ids, kv_ids) & (KV_POSITIONS <= Q_POSITIONS)
+    check(
+        lambda q, k, v: flash_attention(q, k, v, None, ends_q, ends_k, causal=True),
+        lambda q, k, v: emptied(plain(q, k, v, keep=keep)[0], keep),
+        operands(),
+    )
+    own_q, own_k = SEGMENTS[:, :SQ], SEGMENTS
+    both = keep_of(q_ids, kv_ids) & keep_of(own_q, own_k)
+    got = flash_attention(
+        *operands(), cum_seqlens_q=ends_q, cum_seqlens_k=ends_k, q_segment_ids=own_q, kv_segment_ids=own_k
+    )
+    assert jnp.array_equal(jnp.any(got != 0, axis=(2, 3)), both.any(-1)[:, 0])
+
+
+def test_causal_from_the_bottom_right_and_windows_of_no_width():
+    given = operands()
+    keep = KV_POSITIONS <= Q_POSITIONS + SKV - SQ
+    got = flash_attention(*given, causal="bottom_right")
+    np.testing.assert_allclose(got, plain(*given, keep=keep)[0], atol=1e-5)
+    own = flash_attention(*given, sliding_window=np.int64(0))
+    np.testing.assert_allclose(own, jnp.repeat(given[2][:, :SQ], HQ // HKV, axis=2), atol=1e-6)
+    all_kept = flash_attention(*given, sliding_window=(1 << 40, np.int32(SKV)))
+    np.testing.assert_allclose(all_kept, plain(*given)[0], atol=1e-5)
+
+
+def test_sinks_of_16_bits():
+    for dtype in (jnp.bfloat16, jnp.float16):
+        check(
+            lambda q, k, v, sinks: flash_attention(q, k, v, None, None, None, sinks),
+            lambda q, k, v, sinks: plain(q, k, v, sinks=sinks.astype(jnp.float32))[0],
+            (*operands(), normal(HQ, 2, dtype=dtype)),
+            tolerance=1e-2,
+        )
 
 
 def test_packed_sequences():
@@ -166,6 +229,61 @@ def test_dropout():
     compiled = jax.jit(of)  # a seed is an operand: another one compiles nothing
     compiled(q, k, v, jax.random.key(5)), compiled(q, k, v, jax.random.key(6))
     assert compiled._cache_size() == 1
+
+
+def test_seeds():
+    given = operands()
+
+    def of(seed, **arguments):
+        return flash_attention(*given, dropout_prob=0.5, dropout_seed=seed, **arguments)
+
+    traced = jax.jit(of)
+    for seed in (7, -7):
+        for one in (np.int64(seed), np.int16(seed), jnp.int32(seed)):
+            assert jnp.array_equal(of(one), of(seed))
+            assert jnp.array_equal(traced(one), of(seed))
+    assert not jnp.array_equal(of(7), of(-7))
+    assert jnp.array_equal(of((1 << 64) - 7), of(-7))
+    for first, second in (
+        (jax.random.key(1, impl="rbg"), jax.random.key(2, impl="rbg")),
+        (jax.random.key_data(jax.random.key(1, impl="rbg")), jax.random.key(2, impl="unsafe_rbg")),
+    ):
+        assert jnp.array_equal(traced(first), of(first))
+        assert not jnp.array_equal(of(first), of(second))
+
+
+def test_an_unnormalized_output_has_no_gradient():
+    with pytest.raises(flashlift.UnsupportedError, match="leave normalize_output=False out"):
+        jax.grad(lambda q, k, v: flash_attention(q, k, v, normalize_output=False).sum())(*operands())
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "highest", "fastest", jax.lax.Precision.DEFAULT, ("high", jax.lax.Precision.HIGH), "BF16_BF16_F32",
+        jax.lax.DotAlgorithmPreset.TF32_TF32_F32,
+    ],
+)  # fmt: skip
+def test_precisions(precision):
+    assert flash_attention(*operands(), precision=precision).dtype == jnp.float32
+
+
+def test_what_flax_passes():
+    """Keywords as linen and nnx give them; linen drops those that a function does not name."""
+    given = operands()
+    table = jnp.asarray(np.random.default_rng(4).random((B, 1, SQ, SKV)) < 0.6).at[..., 0].set(True)
+    words = {"mask": table.astype(jnp.float32), "dropout_rng": jax.random.key(0), "dropout_rate": 0.3}
+    words |= {"broadcast_dropout": True, "dtype": jnp.bfloat16, "precision": None, "module": None}
+    still = flash_attention(*given, **words, deterministic=True)
+    assert still.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(still), plain(*given, keep=table)[0], atol=3e-2)
+    dropped = flash_attention(*given, **words, deterministic=False)
+    same = flash_attention(
+        *(x.astype(jnp.bfloat16) for x in given), attention_mask=table, dropout_prob=0.3, dropout_seed=jax.random.key(0)
+    )
+    assert jnp.array_equal(dropped, same) and not jnp.array_equal(dropped, still)
+    jitted = jax.jit(lambda mask: flash_attention(*given, mask=mask))(table.astype(jnp.float32))
+    np.testing.assert_allclose(jitted, plain(*given, keep=table)[0], atol=1e-5)
 
 
 def test_under_vmap_and_remat():
@@ -226,7 +344,6 @@ def test_sharded_over_batch_and_heads():
         ({"kv_segment_ids": SEGMENTS}, "only q_segment_ids may stand alone"),
         ({"q_segment_ids": SEGMENTS[:, :SQ]}, "for as many keys as queries"),
         ({"dropout_prob": 0.1}, "expected a dropout_seed"),
-        ({"dropout_prob": 0.1, "dropout_seed": -1}, "dropout_seed is -1"),
         ({"dropout_prob": 0.1, "dropout_seed": jnp.zeros(3)}, r"dropout_seed is float32\[3\]"),
         ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
         ({"empty_rows": "no"}, "empty_rows"),

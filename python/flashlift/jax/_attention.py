@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
-from flashlift._errors import InvalidArgumentError
+from flashlift._errors import InvalidArgumentError, UnsupportedError
+from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
 
 _TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -31,8 +32,8 @@ def attention(
     layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
     "score_mod(...) {...}". captures: the tensors that the programs read, by name, or in the order in which they are
-    first named; sinks: f32 [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on CPUs: a key
-    of jax.random, its uint32 [2], or an integer. Without "scale=..." the scale is 1/sqrt(head_dim).
+    first named; sinks: [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on
+    CPUs: a key of jax.random, its uint32 [2], or an integer. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
 
     Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory;
@@ -41,37 +42,21 @@ def attention(
     register()
     if sorted(layout) != sorted("bhsd"):
         raise InvalidArgumentError(f'layout is "{layout}"; expected the letters b, h, s and d in some order')
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if array.ndim != 4 or array.dtype.name not in _TYPES:
-            raise InvalidArgumentError(
-                f"{name} is {array.dtype}{list(array.shape)}; expected 4 dimensions of f32, bf16 or f16"
-            )
+    q, k, v = (as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v)))
+    check_operands(("q", "k", "v"), q, k, v, layout)
     names = " ".join(captures) if isinstance(captures, Mapping) else None
     captures = captures.values() if isinstance(captures, Mapping) else captures
     call = _Call(features, layout, sinks is not None, names)
     if call.has_seed != (dropout_seed is not None):
         expected = "expected a dropout_seed" if call.has_seed else "expected no dropout_seed"
         raise InvalidArgumentError(f'the features are "{features}": {expected}; dropout needs both or neither')
-    optional = [] if sinks is None else [jnp.asarray(sinks)]
+    optional = []
+    if sinks is not None:
+        optional.append(check_sinks("sinks", as_array("sinks", sinks), call.sizes(q)["h"]))
     if dropout_seed is not None:
-        optional.append(_seed_words(dropout_seed))
+        optional.append(seed_words(dropout_seed))
     results = _attend(call, q, k, v, *captures, *optional)
     return results if len(results) > 1 else results[0]
-
-
-def _seed_words(seed: jax.Array | int) -> jax.Array:
-    """The 64 bits of a seed, low half first."""
-    if isinstance(seed, int):
-        if not 0 <= seed < 1 << 64:
-            raise InvalidArgumentError(f"dropout_seed is {seed}; expected 0 to 2**64 - 1")
-        return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32)
-    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        seed = jax.random.key_data(seed)
-    if seed.dtype != jnp.uint32 or seed.shape != (2,):
-        raise InvalidArgumentError(
-            f"dropout_seed is {seed.dtype}{list(seed.shape)}; expected a key of jax.random, uint32[2] or an integer"
-        )
-    return seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +135,10 @@ class _Residuals:
 
 
 def _attend_forward(call: _Call, *primals: CustomVJPPrimal) -> tuple[tuple[jax.Array, ...], _Residuals]:
+    if "unnormalized" in call.words:
+        raise UnsupportedError(
+            "an unnormalized output has no gradient; expected one that is divided: leave normalize_output=False out"
+        )
     operands = tuple(primal.value for primal in primals)
     wanted = tuple(i for i, primal in enumerate(primals) if primal.perturbed)
     out, lse = call.for_gradient(operands[0]).run(operands)

@@ -1,0 +1,209 @@
+"""flash_attention refuses what it would get wrong, before anything is compiled."""
+
+import flashlift
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flashlift.jax import attention, flash_attention
+from test_jax_gradients import normal
+
+B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
+Q, K, V = normal(B, SQ, HQ, D), normal(B, SKV, HKV, D), normal(B, SKV, HKV, 16)
+KEPT = jnp.ones((B, SKV), bool)
+IDS_Q, IDS_K = jnp.zeros((B, SQ), jnp.int32), jnp.zeros((B, SKV), jnp.int32)
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_called(monkeypatch):
+    """Errors are to come from the arguments alone, not from a call that is compiled."""
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *_, **__: pytest.fail("the call was built"))
+
+
+def refused(message, *operands, function=flash_attention, **arguments):
+    """Refused eagerly and while a program is traced."""
+    for call in (function, jax.jit(lambda *operands: function(*operands, **arguments))):
+        with pytest.raises(flashlift.FlashliftError, match=message):
+            call(*(operands or (Q, K, V)), **(arguments if call is function else {}))
+
+
+def test_the_fourth_argument_is_a_bias():
+    refused("bias is bool; expected float32.* pass a mask as attention_mask=", Q, K, V, KEPT)
+    refused("bias is int32; expected float32", Q, K, V, jnp.ones((SQ, SKV), jnp.int32))
+    # Flax's fifth argument is a mask.
+    refused(r"cum_seqlens_q is bool\[2, 53\]; expected int32", K, K, V, None, KEPT)
+
+
+@pytest.mark.parametrize(
+    ("operands", "message"),
+    [
+        ((Q[0], K, V), r"query is float32\[37, 6, 24\]; expected 4 dimensions"),
+        ((Q.astype(jnp.int32), K, V), "query is int32.*expected 4 dimensions"),
+        ((Q.astype(jnp.bfloat16), K, V), "query is bfloat16, key is float32 .*one dtype: cast them"),
+        ((Q, K, V.astype(jnp.float16)), "value is float16; expected one dtype"),
+        ((Q, K, V[:, 1:]), "expected as many keys in both"),
+        ((Q, K, V[:, :, 1:]), "expected as many heads in both"),
+        ((Q[:1], K, V), "expected the same batches in both"),
+        ((Q[..., 1:], K, V), "expected the same depth in both"),
+        ((Q[:, :, :5], K, V), "query has 5 heads and key 2; expected a number that divides"),
+        ((Q, K[:, :, :0], V[:, :, :0]), "query has 6 heads and key 0"),
+        ((jnp.zeros((1, 2, 1, 257)), jnp.zeros((1, 2, 1, 257)), jnp.zeros((1, 2, 1, 8))), "depth of 257"),
+    ],
+)
+def test_operands_that_do_not_go_together(operands, message):
+    refused(message, *operands)
+
+
+def test_operands_that_are_no_arrays():
+    with pytest.raises(flashlift.InvalidArgumentError, match="query is None; expected an array"):
+        flash_attention(None, K, V)
+    with pytest.raises(flashlift.InvalidArgumentError, match="q has 5 heads"):
+        attention(Q[:, :, :5], K, V)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "mask"])
+def test_masks(name):
+    additive = jnp.where(KEPT, 0.0, -jnp.inf)[:, None, None].at[0, 0, 0, 0].set(-jnp.inf)
+    refused("as bias=", **{name: np.asarray(additive)})
+    refused(r"\[q_len, kv_len\] as .*mask\[None, None\]", **{name: jnp.ones((SQ, SKV), bool)})
+    refused(r"mask\[:, None\] for batches", **{name: jnp.ones((B, SQ, SKV), bool)})
+    refused(r"does not broadcast to \[2, 6, 37, 53\]", **{name: jnp.ones((B, 3, SQ, SKV), bool)})
+    refused("does not broadcast", **{name: jnp.ones((B, SQ), bool)})
+    refused("does not broadcast", **{name: jnp.ones((1, 1, 1, 1, 1), bool)})
+
+
+def test_a_float_mask_is_refused_whatever_it_holds():
+    refused("attention_mask is float32; expected booleans or integers", attention_mask=jnp.ones((B, 1, SQ, SKV)))
+    with pytest.raises(flashlift.InvalidArgumentError, match="attention_mask != 0"):
+        jax.jit(lambda mask: flash_attention(Q, K, V, attention_mask=mask))(jnp.ones((B, SKV)))
+
+
+def test_the_same_argument_by_two_names():
+    refused("attention_mask and mask came", attention_mask=KEPT, mask=KEPT)
+    refused("dropout_prob is 0.1 and dropout_rate 0.2", dropout_prob=0.1, dropout_rate=0.2, dropout_seed=1)
+    refused(
+        "both of dropout_seed and dropout_rng came", dropout_prob=0.1, dropout_seed=1, dropout_rng=jax.random.key(0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kv_segment_ids": IDS_K}, "only q_segment_ids may stand alone"),
+        ({"q_segment_ids": IDS_Q}, "for as many keys as queries"),
+        ({"q_segment_ids": IDS_K, "kv_segment_ids": IDS_K}, r"q_segment_ids is int32\[2, 53\]; expected .*\[2, 37\]"),
+        ({"q_segment_ids": IDS_Q[0], "kv_segment_ids": IDS_K}, r"q_segment_ids is int32\[37\]"),
+        (
+            {"q_segment_ids": IDS_Q, "kv_segment_ids": IDS_K * 0.5},
+            r"kv_segment_ids is float32\[2, 53\]; expected int32",
+        ),
+        ({"q_segment_ids": IDS_Q, "kv_segment_ids": IDS_K > 0}, r"kv_segment_ids is bool"),
+        (
+            {"q_segment_ids": IDS_Q, "kv_segment_ids": np.full((B, SKV), 1 << 31, np.uint32)},
+            "kv_segment_ids has values from 2147483648",
+        ),
+    ],
+)
+def test_segments(arguments, message):
+    refused(message, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ends_q", "ends_k", "message"),
+    [
+        (None, [0, SKV], "only cum_seqlens_q may stand alone"),
+        ([0, SQ], None, "for as many keys as queries"),
+        ([0, 10, SQ], [0, SKV], r"cum_seqlens_q is \[3\] and cum_seqlens_k \[2\]; expected one length"),
+        ([0, 20, 10, SQ], [0, 1, 2, SKV], r"\[ 0, 20, 10, 37\]; expected cumulative lengths"),
+        ([1, SQ], [0, SKV], "expected cumulative lengths: 0 first"),
+        ([0, SQ + 1], [0, SKV], "expected at most 37"),
+        ([0, SQ], [0, SKV + 1], "expected at most 53"),
+        ([0], [0], r"expected int32 \[sequences \+ 1\]"),
+        ([0.0, SQ], [0, SKV], r"cum_seqlens_q is float32\[2\]; expected int32"),
+        ([[0, SQ]], [[0, SKV]], r"cum_seqlens_q is int32\[1, 2\]"),
+    ],
+)
+def test_cumulative_lengths(ends_q, ends_k, message):
+    given = {"cum_seqlens_q": ends_q, "cum_seqlens_k": ends_k}
+    refused(message, Q[:1], K[:1], V[:1], **{name: ends and np.asarray(ends) for name, ends in given.items()})
+
+
+def test_cumulative_lengths_of_a_batch():
+    def ends(*values):
+        return np.asarray(values, np.int32)
+
+    refused(
+        r"cum_seqlens_q is \[4\] for a batch of 2; expected \[3\]",
+        cum_seqlens_q=ends(0, 9, 10, SQ),
+        cum_seqlens_k=ends(0, 9, 10, SKV),
+    )
+    refused(
+        "a sequence of 38; expected sequences of at most 37",
+        cum_seqlens_q=ends(0, 38, 40),
+        cum_seqlens_k=ends(0, 9, 10),
+    )
+    refused("pack the sequences", cum_seqlens_q=ends(0, 9, 20), cum_seqlens_k=ends(0, 9, 20), causal="bottom_right")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout_prob": -0.1}, "dropout_prob is -0.1; expected a probability"),
+        ({"dropout_prob": 1.0, "dropout_seed": 1}, "dropout_prob is 1.0; expected a probability"),
+        ({"dropout_prob": NAN}, "dropout_prob is nan"),
+        ({"dropout_rate": 1.5}, "dropout_rate is 1.5"),
+        ({"dropout_prob": "0.1"}, "dropout_prob is '0.1'; expected a number"),
+        ({"dropout_prob": 0.1}, "neither of dropout_seed and dropout_rng came"),
+        ({"dropout_prob": 0.1, "dropout_seed": 1 << 64}, "expected an integer of 64 bits"),
+        ({"dropout_prob": 0.1, "dropout_seed": 1.5}, r"dropout_seed is float32\[\]"),
+        ({"dropout_prob": 0.1, "dropout_seed": np.zeros(3, np.uint32)}, r"dropout_seed is uint32\[3\]"),
+        (
+            {"dropout_prob": 0.1, "dropout_seed": 1, "deterministic": "no"},
+            "deterministic is 'no'; expected True or False",
+        ),
+        ({"logits_soft_cap": NAN}, "logits_soft_cap is nan; expected a positive number"),
+        ({"logits_soft_cap": 0}, "expected a positive number"),
+        ({"logits_soft_cap": -30.0}, "expected a positive number"),
+        ({"logits_soft_cap": float("inf")}, "None for no cap"),
+        ({"logits_soft_cap": True}, "logits_soft_cap is True; expected a number"),
+        ({"softmax_scale": NAN}, "softmax_scale is nan; expected a finite number"),
+        ({"softmax_scale": 1e39}, "expected a finite number"),
+        ({"softmax_scale": "auto"}, "softmax_scale is 'auto'; expected a number"),
+        ({"softmax_scale": np.ones(3)}, r"softmax_scale is float64\[3\]; expected a number"),
+        ({"sliding_window": -1}, "sliding_window is -1; expected"),
+        ({"sliding_window": (3, -1)}, r"sliding_window is \(3, -1\); expected"),
+        ({"sliding_window": 2.5}, "sliding_window is 2.5; expected"),
+        ({"sliding_window": "4"}, "sliding_window is '4'"),
+        ({"sliding_window": (1, 2, 3)}, r"sliding_window is \(1, 2, 3\)"),
+        ({"sliding_window": True}, "sliding_window is True"),
+        ({"causal": "top"}, 'causal is "top"; expected True, False or "bottom_right"'),
+        ({"causal": 2}, "causal is 2"),
+        ({"causal": None}, "causal is None"),
+        ({"normalize_output": "no"}, "normalize_output is 'no'"),
+        ({"return_lse": 3}, "return_lse is 3"),
+        ({"precision": "nonsense"}, "precision is 'nonsense'; expected None, a jax.lax.Precision"),
+        ({"precision": 7}, "precision is 7"),
+        ({"precision": ("high", "low")}, "precision is 'low'"),
+        ({"precision": "F64_F64_F64"}, "products are float32's"),
+        ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
+        ({"logits_dtype": "nonsense"}, "logits_dtype is 'nonsense'"),
+        ({"empty_rows": "no"}, "empty_rows is 'no'; expected one of zero, uniform, nan"),
+        ({"platform": "triton"}, 'platform is "triton"; expected'),
+        ({"platform": 5}, 'platform is "5"; expected'),
+        ({"softmax_aux": np.zeros((3, 2), np.float32)}, r"softmax_aux is float32\[3, 2\]; expected sinks .*\[6, n\]"),
+        ({"softmax_aux": np.zeros((HQ, 0), np.float32)}, "expected sinks"),
+        ({"softmax_aux": np.float32(1)}, r"softmax_aux is float32\[\]"),
+        ({"softmax_aux": np.zeros(2, np.int32)}, "softmax_aux is int32"),
+        ({"module": object()}, "leave sow_weights out"),
+        ({"qk_attn_weights_einsum": jnp.einsum}, "leave .*einsum out"),
+    ],
+)
+def test_values(arguments, message):
+    refused(message, **arguments)
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "logits_soft_cap", "sliding_window", "causal", "dropout_prob"])
+def test_traced_where_a_value_is_needed(name):
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"{name} is .*known when the call is traced"):
+        jax.jit(lambda value: flash_attention(Q, K, V, **{name: value}))(1)
