@@ -1,11 +1,11 @@
-"""flash_attention refuses what it would get wrong, before anything is compiled."""
+"""flash_attention and dot_product_attention refuse what they would get wrong, before anything is compiled."""
 
 import flashlift
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashlift.jax import attention, flash_attention
+from flashlift.jax import attention, dot_product_attention, flash_attention
 from test_jax_gradients import normal
 
 B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
@@ -207,3 +207,23 @@ def test_values(arguments, message):
 def test_traced_where_a_value_is_needed(name):
     with pytest.raises(flashlift.InvalidArgumentError, match=f"{name} is .*known when the call is traced"):
         jax.jit(lambda value: flash_attention(Q, K, V, **{name: value}))(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mask": jnp.ones((SQ, SKV))}, "mask is float32; expected booleans"),
+        ({"bias": jnp.ones((5, SQ, SKV))}, r"bias is \[1, 5, 37, 53\], which does not broadcast"),
+        ({"key_value_seq_lengths": np.asarray([3])}, r"key_value_seq_lengths is int.*\[1\]; expected int32 \[2\]"),
+        ({"query_seq_lengths": np.asarray([3.0, 4.0])}, "query_seq_lengths is float"),
+        ({"local_window_size": -1}, "sliding_window is -1"),
+        ({"implementation": "triton"}, 'implementation is "triton"; expected None'),
+        ({"is_causal": "yes"}, "is_causal is 'yes'"),
+    ],
+)
+def test_dot_product_attention(arguments, message):
+    refused(message, function=dot_product_attention, **arguments)
+
+
+def test_dot_product_attention_of_other_dimensions():
+    refused(r"query is float32\[37, 6, 24\], key is", Q[0], K, V, function=dot_product_attention)

@@ -6,13 +6,15 @@
 
     out = flashlift.jax.attention(q, k, v, "causal softcap=30")      # asked for by name
     out = flashlift.jax.flash_attention(q, k, v, causal=True, logits_soft_cap=30.0, softmax_aux=sinks)
+    out = flashlift.jax.dot_product_attention(q, k, v, is_causal=True)      # jax.nn's, by its own signature
 
 On CPUs and NVIDIA GPUs; elsewhere a fused function runs as it was, and says so.
 """
 
 from flashlift.jax._attention import attention
+from flashlift.jax._dot_product_attention import dot_product_attention
 from flashlift.jax._flash_attention import flash_attention
 from flashlift.jax._fuse import FusedFunction, Report, fuse
 from flashlift.jax._register import register
 
-__all__ = ["FusedFunction", "Report", "attention", "flash_attention", "fuse", "register"]
+__all__ = ["FusedFunction", "Report", "attention", "dot_product_attention", "flash_attention", "fuse", "register"]
