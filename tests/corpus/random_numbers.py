@@ -160,6 +160,7 @@ def draw_softmax(draw):
     kind = draw.one_of(("jax", "jax", "log_sum_exp", "written", "safe", "from_lowest", "zeroed", "base"))
     start = draw.one_of((-np.inf, LOWEST, -1e30, -1e4, 0.0))
     draw.say(f"softmax {kind} {start:g}")
+    draw.overflows |= kind == "from_lowest"  # where all of a row lies below the start, its exponentials vanish
 
     def softmax(s):
         if kind == "jax":
@@ -169,7 +170,6 @@ def draw_softmax(draw):
             return jnp.exp(s - lse[..., None]), lse
         m = s.max(-1, keepdims=True)
         if kind == "from_lowest":
-            draw.overflows = True  # where all of a row lies below the start, its exponentials vanish
             m = jax.lax.reduce(s, np.float32(start), jax.lax.max, (s.ndim - 1,))[..., None]
         if kind == "safe":
             m = jnp.where(jnp.isfinite(m), m, 0.0)
