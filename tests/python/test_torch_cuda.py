@@ -114,6 +114,25 @@ def test_gradients(name, dtype):
     check_gradients([one.cpu() for one in ours], golden, eager)
 
 
+@pytest.mark.parametrize("name", ["noop", "causal", "softcap"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_through_the_output_alone(name, dtype):
+    """As models train: Hopper has kernels of its own for these calls."""
+    inputs = [one.detach().requires_grad_() for one in tensors(dtype, GRADIENT_SHAPES[dtype])]
+    mods = torch_mods.cases(*(GRADIENT_SHAPES[dtype][i] for i in (0, 3, 4)))[name]
+    cotangent = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3]).to(dtype)
+
+    def by_inputs(attend, given, d_out):
+        given = [one.detach().requires_grad_() for one in given]
+        return torch.autograd.grad(attend(*given)[0], given, d_out)
+
+    golden = by_inputs(lambda *given: unfused(*given, *mods), [one.double() for one in inputs], cotangent.double())
+    eager = by_inputs(lambda *given: unfused(*given, *mods), inputs, cotangent)
+    attend = fused(*map(on_gpu, mods))
+    ours = by_inputs(attend, [one.cuda() for one in inputs], cotangent.cuda())
+    check_gradients([one.cpu() for one in ours], golden, eager)
+
+
 def test_gradients_in_a_cuda_graph():
     inputs = [one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16])]
 

@@ -41,6 +41,11 @@ class MainSm90 : public BackwardMain {
   }
 
   Status accepts(const BackwardCall& call) const override {
+    // d_s is the rounded probability times (d_p - delta + d_lse): eager maths rounds that sum's product only once, and
+    // is closer where d_lse is as large as the rest.
+    if (call.arguments.d_lse) {
+      return unsupported("it multiplies rounded probabilities, which is too coarse for a cotangent of lse");
+    }
     const ForwardParams& params = call.forward;
     const int64_t blocks = std::max(query_tiles(params) * params.batch * params.q_heads,
                                     key_tiles(params) * params.batch * params.kv_heads);
@@ -71,9 +76,8 @@ class MainSm90 : public BackwardMain {
       const HeadGroups heads{.groups = groups, .bytes = length * row_bytes, .blocks = blocks};
       params.heads_per_section = static_cast<int>(groups_per_section(heads, with, device_) * params.group);
       void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};
-      const Grid grid{.x = static_cast<unsigned>(groups * blocks),
-                      .threads = with.threads,
-                      .shared_bytes = with.shared_bytes};
+      const Grid grid{
+          .x = static_cast<unsigned>(groups * blocks), .threads = with.threads, .shared_bytes = with.shared_bytes};
       return cuda::launch(call, kernel.kernel, grid, parameters);
     };
     FLASHLIFT_RETURN_IF_ERROR(run(queries_, params.kv_len, query_tiles(params) * params.group, config));
@@ -111,7 +115,9 @@ class MainSm90 : public BackwardMain {
     }
   };
 
-  int64_t query_tiles(const ForwardParams& params) const { return divide_up(params.q_len, config_.queries.config.q_tile); }
+  int64_t query_tiles(const ForwardParams& params) const {
+    return divide_up(params.q_len, config_.queries.config.q_tile);
+  }
   int64_t key_tiles(const ForwardParams& params) const { return divide_up(params.kv_len, config_.keys.config.q_tile); }
 
   // d_out: where it is in the inputs' type. Converted, it is dense but for its rows' ends.
