@@ -299,37 +299,62 @@ def test_under_vmap_and_remat():
 
 SHARDED = """
 import functools, jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-from flashlift.jax import flash_attention
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from flashlift.jax import dot_product_attention, flash_attention
 
-mesh = jax.make_mesh((2, 2), ("data", "model"))
 rng = np.random.default_rng(0)
 q, k, v = (jnp.asarray(rng.standard_normal((4, 40, 4, 16)), jnp.float32) for _ in range(3))
 bias, sinks = jnp.asarray(rng.standard_normal((1, 4, 40, 40)), jnp.float32), jnp.ones((4, 1))
-specs = P("data", None, "model"), P("data", None, "model"), P("data", None, "model"), P(None, "model"), P("model")
+segments = jnp.sort(jnp.asarray(rng.integers(-1, 3, (4, 40)), jnp.int32))
+specs = *[P("data", None, "model")] * 3, P(None, "model"), P("model"), P("data")
+operands = q, k, v, bias, sinks, segments
 
-def attend(q, k, v, bias, sinks):
-    return flash_attention(q, k, v, bias=bias, softmax_aux=sinks, causal=True)
+def attend(q, k, v, bias, sinks, segments):
+    out, lse = flash_attention(q, k, v, bias, softmax_aux=sinks, q_segment_ids=segments, causal=True, return_lse=True)
+    return out + jnp.moveaxis(lse, 1, 2)[..., None]
 
 def loss(function, *operands):
     return (function(*operands) ** 2).sum()
 
-sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip((q, k, v, bias, sinks), specs)]
-gradient = jax.jit(jax.grad(functools.partial(loss, sharded), argnums=(0, 1, 2, 3, 4)))
-assert "all-gather" not in gradient.lower(*placed).compile().as_text()
-theirs = jax.jit(jax.grad(functools.partial(loss, attend), argnums=(0, 1, 2, 3, 4)))(q, k, v, bias, sinks)
-for one, other in zip(gradient(*placed), theirs):
-    np.testing.assert_allclose(one, other, atol=1e-5)
+def gradient_of(function):
+    return jax.grad(functools.partial(loss, function), argnums=range(5))
+
+def assert_close(ones, others):
+    for one, other in zip(jax.tree.leaves(ones), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
+"""
+
+SHARDED_BY_HAND = """
+for kind in AxisType.Auto, AxisType.Explicit:
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        for checks in {}, {"check_vma": False}:
+            sharded = jax.shard_map(attend, in_specs=specs, out_specs=specs[0], **checks)
+            placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs)]
+            assert_close(jax.jit(sharded)(*placed), attend(*operands))
+            gradient = jax.jit(gradient_of(sharded))
+            assert "all-gather" not in gradient.lower(*placed).compile().as_text()
+            assert_close(gradient(*placed), gradient_of(attend)(*operands))
+            if not checks:
+                assert_close(sharded(*placed), attend(*operands))
+                assert_close(gradient_of(sharded)(*placed), gradient_of(attend)(*operands))
+        theirs = jax.shard_map(
+            functools.partial(dot_product_attention, is_causal=True), in_specs=specs[:3], out_specs=specs[0]
+        )
+        assert_close(theirs(*placed[:3]), jax.nn.dot_product_attention(q, k, v, is_causal=True))
 print("agree")
 """
 
 
-def test_sharded_over_batch_and_heads():
-    """Within shard_map each device runs the kernel on its own batches and heads."""
+def in_a_process_of_four_devices(program):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "agree\n", done.stderr
+
+
+def test_sharded_over_batch_and_heads():
+    """Within shard_map, as a user first types it, each device runs the kernel on its own batches and heads."""
+    in_a_process_of_four_devices(SHARDED + SHARDED_BY_HAND)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
+from flashlift.jax._sharding import result_type, vary_together
 
 _TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -55,7 +56,7 @@ def attention(
         optional.append(check_sinks("sinks", as_array("sinks", sinks), call.sizes(q)["h"]))
     if dropout_seed is not None:
         optional.append(seed_words(dropout_seed))
-    results = _attend(call, q, k, v, *captures, *optional)
+    results = _attend_jitted(call, *vary_together([q, k, v, *map(jnp.asarray, captures), *optional]))
     return results if len(results) > 1 else results[0]
 
 
@@ -112,8 +113,8 @@ class _Call:
     def results(self, operands: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
         q = self.sizes(operands[0])
         sizes = q | {"d": self.sizes(operands[2])["d"]}
-        out = jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in self.layout), self.out_dtype(operands[0]))
-        lse = jax.ShapeDtypeStruct(tuple(q[letter] for letter in "bhs"), jnp.float32)
+        out = result_type([sizes[letter] for letter in self.layout], self.out_dtype(operands[0]), operands)
+        lse = result_type([q[letter] for letter in "bhs"], jnp.float32, operands)
         return [out, lse] if self.with_lse else [out]
 
     def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -159,7 +160,7 @@ def _attend_backward(
     ]
     backward = jax.ffi.ffi_call(
         BACKWARD_TARGET,
-        [jax.ShapeDtypeStruct(operands[i].shape, operands[i].dtype) for i in wanted],
+        [result_type(operands[i].shape, operands[i].dtype, operands) for i in wanted],
         vmap_method="sequential",
     )
     gradients = backward(
@@ -174,3 +175,6 @@ def _attend_backward(
 
 
 _attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+
+# Within an eager shard_map JAX takes no rule with symbolic zeros unless it is jitted.
+_attend_jitted = jax.jit(_attend, static_argnums=0, inline=True)
