@@ -7,10 +7,10 @@
 #include <functional>
 #include <optional>
 
-#include "visits/visits.h"
 #include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
+#include "visits/visits.h"
 
 namespace flashlift::cli {
 namespace {

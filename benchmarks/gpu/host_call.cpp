@@ -164,8 +164,7 @@ void measure_driver(const Measurement& measurement, const cuda::Driver& driver, 
     driver.cuStreamGetId(nullptr, &id);
   });
   const size_t bytes = sizeof(cuda::ForwardParams) - sizeof(cuda::ForwardParams::captures);
-  const auto library =
-      must(cuda::LoadedLibrary::compile(empty_kernel(bytes, device.architecture), cuda::cached_cubin));
+  const auto library = must(cuda::LoadedLibrary::compile(empty_kernel(bytes, device.architecture), cuda::cached_cubin));
   cuda::CuKernel kernel = must(library->kernel("empty", device.handle, 0));
   std::vector<unsigned char> parameters(bytes);
   void* list[] = {parameters.data()};

@@ -71,9 +71,9 @@ struct TileCounts {
 // A kernel compiled for one problem class. Immutable, safe to call from any thread, cheap to copy.
 class Attention {
  public:
-  // Errors: what verify(problem) says; kUnsupported with each implementation's reason where none accepts; kInternal where
-  // there is no memory. (Only LLVM has no errors for that. What it takes is asked for before it runs, but where another
-  // thread has taken the memory meanwhile, LLVM ends the process.)
+  // Errors: what verify(problem) says; kUnsupported with each implementation's reason where none accepts; kInternal
+  // where there is no memory. (Only LLVM has no errors for that. What it takes is asked for before it runs, but where
+  // another thread has taken the memory meanwhile, LLVM ends the process.)
   static Result<Attention> compile(const Problem& problem, const CompileOptions& options = {});
 
   // Runs on the arguments' memory. batch, q_len and kv_len may differ from the compiled problem's: they are taken from

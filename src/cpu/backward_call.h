@@ -6,8 +6,8 @@
 #include "cpu/backward.h"
 #include "cpu/call_memory.h"
 #include "cpu/partition.h"
-#include "visits/visits.h"
 #include "support/rounding.h"
+#include "visits/visits.h"
 
 namespace flashlift::cpu {
 

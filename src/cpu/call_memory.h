@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "flashlift/result.h"
-#include "visits/visits.h"
 #include "support/rounding.h"
+#include "visits/visits.h"
 
 namespace flashlift::cpu {
 

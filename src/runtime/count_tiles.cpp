@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "flashlift/attention.h"
-#include "visits/visits.h"
 #include "support/error.h"
+#include "visits/visits.h"
 
 namespace flashlift {
 

@@ -184,8 +184,10 @@ Expr floor_div(Expr x, Expr y) { return arithmetic(Op::k_floor_div, x, y); }
 Expr mod(Expr x, Expr y) { return arithmetic(Op::k_mod, x, y); }
 #define FLASHLIFT_FUNCTION(name, ...) \
   Expr name(Expr x) { return unary_float(Op::k_##name, x); }
-#define FLASHLIFT_FUNCTION2(name, ...) \
-  Expr name(Expr x, Expr y) { return active_builder().apply(Op::k_##name, {promote(x, Type::kF32), promote(y, Type::kF32)}); }
+#define FLASHLIFT_FUNCTION2(name, ...)                                                             \
+  Expr name(Expr x, Expr y) {                                                                      \
+    return active_builder().apply(Op::k_##name, {promote(x, Type::kF32), promote(y, Type::kF32)}); \
+  }
 #define FLASHLIFT_OP(...)
 #include "flashlift/ops.def"
 Expr to(Type type, Expr x) { return promote(x, type); }

@@ -1,4 +1,5 @@
-// What the rows of flashlift/ops.def need to state derivatives once, for programs (derivative.cpp) and for numbers (here).
+// What the rows of flashlift/ops.def need to state derivatives once, for programs (derivative.cpp) and for numbers
+// (here).
 //
 // A rule gives the gradient that an operand gets, from the operands x and y, the result f and its gradient g.
 #pragma once

@@ -34,7 +34,7 @@ enum class IntervalForm : uint8_t { kNone, kBooleans, kIntegers, kAllTypes };
 struct Operation {
   Shape shape;
   Domain domain;
-  int ulps;  // the largest error of the CPU's code, in units of the last place; 0: rounded correctly
+  int ulps;          // the largest error of the CPU's code, in units of the last place; 0: rounded correctly
   const char* cuda;  // the function that CUDA code calls
   IntervalForm cuda_interval;
   const char* stablehlo;  // the StableHLO (or CHLO) operation that it is; or ""
@@ -46,7 +46,10 @@ const Operation& operation(Op op);
 // The table for front ends that are not C++; see flashlift_operations() in flashlift/flashlift.h.
 std::string operations_as_json();
 
-// For what concerns a few operations only. A switch over all of them has no default, so that a new one is not forgotten.
-constexpr bool is_any(Op op, std::initializer_list<Op> list) { return std::find(list.begin(), list.end(), op) != list.end(); }
+// For what concerns a few operations only. A switch over all of them has no default, so that a new one is not
+// forgotten.
+constexpr bool is_any(Op op, std::initializer_list<Op> list) {
+  return std::find(list.begin(), list.end(), op) != list.end();
+}
 
 }  // namespace flashlift::score

@@ -5,15 +5,15 @@ namespace flashlift {
 namespace {
 
 constexpr OpInfo kTable[] = {
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)                      \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)              \
   {#name, arity, TypeRule::rule, doc},
 #include "flashlift/ops.def"
 };
 
 constexpr score::Operation kOperations[] = {
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)                      \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, library, cuda, cuda_interval, stablehlo, aten, doc)              \
   {score::Shape::shape, score::Domain::domain, ulps, cuda, score::IntervalForm::cuda_interval, stablehlo, aten},
 #include "flashlift/ops.def"
 };

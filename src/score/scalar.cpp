@@ -62,9 +62,7 @@ int64_t shift_left(int64_t x, int64_t y, Type type) {
   return is_outside(y, type) ? 0 : static_cast<int64_t>(static_cast<uint64_t>(x) << y);
 }
 
-int64_t shift_right(int64_t x, int64_t y, Type type) {
-  return is_outside(y, type) ? (x < 0 ? -1 : 0) : x >> y;
-}
+int64_t shift_right(int64_t x, int64_t y, Type type) { return is_outside(y, type) ? (x < 0 ? -1 : 0) : x >> y; }
 
 int64_t shift_right_logical(int64_t x, int64_t y, Type type) {
   const uint64_t bits = type == Type::kI64 ? static_cast<uint64_t>(x) : static_cast<uint32_t>(x);

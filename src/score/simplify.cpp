@@ -345,8 +345,8 @@ class Simplifier {
 }  // namespace
 
 void order_operands(Node& node, std::span<const Node> nodes) {
-  const bool commutes = is_any(node.op, {Op::k_add, Op::k_mul, Op::k_min, Op::k_max, Op::k_and, Op::k_or, Op::k_xor,
-                                         Op::k_eq, Op::k_ne});
+  const bool commutes =
+      is_any(node.op, {Op::k_add, Op::k_mul, Op::k_min, Op::k_max, Op::k_and, Op::k_or, Op::k_xor, Op::k_eq, Op::k_ne});
   const auto rank = [&](ValueId id) { return std::make_pair(nodes[id].op == Op::k_constant, id); };
   if (commutes && rank(node.operands[1]) < rank(node.operands[0])) {
     std::swap(node.operands[0], node.operands[1]);

@@ -13,8 +13,8 @@ Program simplify(const Program& program);
 // The same for a program of several results: `results` are kept like program.result, and renamed to their new ids.
 Program simplify(const Program& program, std::span<ValueId> results);
 
-// Puts the operands of a commutative operation in one order, by their numbers among `nodes`, constants last, so that equal
-// programs become the same program.
+// Puts the operands of a commutative operation in one order, by their numbers among `nodes`, constants last, so that
+// equal programs become the same program.
 void order_operands(Node& node, std::span<const Node> nodes);
 
 // True if the program gives this constant everywhere.

@@ -26,10 +26,7 @@ bool all_same(std::span<const Type> types) {
 
 // Of to_i1, to_i32 and to_i64; otherwise to_f32.
 Type conversion_target(Op op) {
-  return op == Op::k_to_i1    ? Type::kI1
-         : op == Op::k_to_i32 ? Type::kI32
-         : op == Op::k_to_i64 ? Type::kI64
-                              : Type::kF32;
+  return op == Op::k_to_i1 ? Type::kI1 : op == Op::k_to_i32 ? Type::kI32 : op == Op::k_to_i64 ? Type::kI64 : Type::kF32;
 }
 
 Status verify_load(const Program& program, ValueId id) {

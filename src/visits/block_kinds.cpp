@@ -2,9 +2,9 @@
 #include <limits>
 
 #include "flashlift/block_mask.h"
-#include "visits/visits.h"
 #include "support/error.h"
 #include "support/rounding.h"
+#include "visits/visits.h"
 
 namespace flashlift {
 namespace {

@@ -174,13 +174,14 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
 
 INSTANTIATE_TEST_SUITE_P(
     Configurations, HopperBackwardCompiles,
-    ::testing::Values("d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
-                      "d192 bf16", "d256 bf16 causal", "dqk192 dv128 bf16 causal", "d256 f16 softcap=30",
-                      "d128 bf16 softcap=30", "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal",
-                      "d128 bf16 alibi causal", "d128 bf16 window=1024", "d128 bf16 sinks=2 causal",
-                      "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1", "d128 bf16 cu_seqlens causal",
-                      "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
-                      "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
+    ::testing::Values(
+        "d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
+        "d192 bf16", "d256 bf16 causal", "dqk192 dv128 bf16 causal", "d256 f16 softcap=30", "d128 bf16 softcap=30",
+        "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal", "d128 bf16 window=1024",
+        "d128 bf16 sinks=2 causal", "d128 bf16 dropout=0.1 causal", "d64 bf16 dropout=0.1",
+        "d128 bf16 cu_seqlens causal",
+        "d128 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return %2 }",
+        "d128 bf16 score_mod(t: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = add score, %1; return %2 }"));
 
 // What runs before and behind a main part, with the rows' statistics in either form.
 TEST(BackwardFrame, CompilesAroundAnyMainPart) {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "flashlift/builder.h"
-#include "visits/visits.h"
 #include "score/interpret.h"
+#include "visits/visits.h"
 
 namespace flashlift {
 namespace {

@@ -105,18 +105,18 @@ Value* MathEmitter::tanh(Value* x) {
 }
 
 Value* MathEmitter::inverse_erf(Value* x) {
-  // x times a polynomial of w = -log(1 - x^2): one for w < 5, beyond it one of the square root of w. Both were fitted to
-  // the smallest largest relative error, 9.4e-8 and 7.9e-8.
+  // x times a polynomial of w = -log(1 - x^2): one for w < 5, beyond it one of the square root of w. Both were fitted
+  // to the smallest largest relative error, 9.4e-8 and 7.9e-8.
   Value* w = ir_.CreateFNeg(log(fma(ir_.CreateFNeg(x), x, number(1.0, x))));
-  Value* centre = polynomial(ir_.CreateFSub(w, number(2.5, x)),
-                             {1.501409421578311, 0.2466407261125914, -0.004177707756958711, -0.0012537075042353062,
-                              0.00021860220481252139, -4.396784832099438e-06, -3.528862501111697e-06,
-                              3.437273886028381e-07, 2.8535035974920058e-08});
+  Value* centre = polynomial(
+      ir_.CreateFSub(w, number(2.5, x)),
+      {1.501409421578311, 0.2466407261125914, -0.004177707756958711, -0.0012537075042353062, 0.00021860220481252139,
+       -4.396784832099438e-06, -3.528862501111697e-06, 3.437273886028381e-07, 2.8535035974920058e-08});
   Value* root = ir_.CreateUnaryIntrinsic(llvm::Intrinsic::sqrt, w);
-  Value* tail = polynomial(ir_.CreateFSub(root, number(3.0, x)),
-                           {2.8329769899791306, 1.0016741827461704, 0.00943562268892448, -0.007625303455713555,
-                            0.005761797566853179, -0.003660140723624354, 0.0013002286937534456, 8.611106898645787e-05,
-                            -0.00016543139237899093});
+  Value* tail = polynomial(
+      ir_.CreateFSub(root, number(3.0, x)),
+      {2.8329769899791306, 1.0016741827461704, 0.00943562268892448, -0.007625303455713555, 0.005761797566853179,
+       -0.003660140723624354, 0.0013002286937534456, 8.611106898645787e-05, -0.00016543139237899093});
   Value* ratio = ir_.CreateSelect(ir_.CreateFCmpOLT(w, number(5.0, x)), centre, tail);
   Value* at_pole = ir_.CreateFCmpOEQ(ir_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, x), number(1.0, x));
   Value* pole = ir_.CreateBinaryIntrinsic(llvm::Intrinsic::copysign, number(INFINITY, x), x);

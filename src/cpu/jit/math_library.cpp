@@ -9,8 +9,8 @@ extern "C" {
   void _ZGVeN16##operands##_##function();     \
   void _ZGVdN8##operands##_##function();
 #define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_DECLARE(__VA_ARGS__))
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, library, ...)                                                            \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, library, ...)                                                    \
   FLASHLIFT_LIBRARY library
 #include "flashlift/ops.def"
 #undef FLASHLIFT_LIBRARY
@@ -23,8 +23,8 @@ const LibraryFunction kAvx512[] = {
 #define FLASHLIFT_AVX512(function, operands) \
   {#function, "_ZGVeN16" #operands "_" #function, reinterpret_cast<void*>(&_ZGVeN16##operands##_##function)},
 #define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_AVX512(__VA_ARGS__))
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, library, ...)                                                            \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, library, ...)                                                    \
   FLASHLIFT_LIBRARY library
 #include "flashlift/ops.def"
 #undef FLASHLIFT_LIBRARY
@@ -34,8 +34,8 @@ const LibraryFunction kAvx2[] = {
 #define FLASHLIFT_AVX2(function, operands) \
   {#function, "_ZGVdN8" #operands "_" #function, reinterpret_cast<void*>(&_ZGVdN8##operands##_##function)},
 #define FLASHLIFT_LIBRARY(...) __VA_OPT__(FLASHLIFT_AVX2(__VA_ARGS__))
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, library, ...)                                                            \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, library, ...)                                                    \
   FLASHLIFT_LIBRARY library
 #include "flashlift/ops.def"
 #undef FLASHLIFT_LIBRARY

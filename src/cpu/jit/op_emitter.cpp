@@ -42,9 +42,9 @@ Value* OpEmitter::emit(const Node& node, Type operand_type, std::span<Value* con
 Value* OpEmitter::emit_integer(Op op, Value* x, Value* y) {
   Value* const undefined = nullptr;
   switch (op) {
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, cpu_integer, ...)                                                                     \
-  case Op::k_##name:                                                                                                 \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, cpu_integer, ...)                                                             \
+  case Op::k_##name:                                                                                               \
     return cpu_integer;
 #include "flashlift/ops.def"
   }
@@ -54,9 +54,9 @@ Value* OpEmitter::emit_integer(Op op, Value* x, Value* y) {
 Value* OpEmitter::emit_real(Op op, Value* x, Value* y) {
   Value* const undefined = nullptr;
   switch (op) {
-#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, ulps, \
-                     cpu_real, ...)                                                                                  \
-  case Op::k_##name:                                                                                                 \
+#define FLASHLIFT_OP(name, arity, rule, real, integer, to_x, to_y, real_interval, integer_interval, shape, domain, \
+                     ulps, cpu_real, ...)                                                                          \
+  case Op::k_##name:                                                                                               \
     return cpu_real;
 #include "flashlift/ops.def"
   }
@@ -167,8 +167,8 @@ Value* OpEmitter::library(const char* function, Value* x, Value* y) {
   llvm::Type* vector = operands[0]->getType();
   const std::vector<llvm::Type*> types(operands.size(), vector);
   llvm::Module* module = ir_.GetInsertBlock()->getModule();
-  const llvm::FunctionCallee callee = module->getOrInsertFunction(vector_function(function, isa_)->name,
-                                                                  llvm::FunctionType::get(vector, types, false));
+  const llvm::FunctionCallee callee =
+      module->getOrInsertFunction(vector_function(function, isa_)->name, llvm::FunctionType::get(vector, types, false));
   Value* result = ir_.CreateCall(callee, operands);
   return scalar ? ir_.CreateExtractElement(result, uint64_t{0}) : result;
 }

@@ -31,8 +31,7 @@ bool may_add_much(const Program& score_mod) {
     if (reads_capture(node.op) && (motion.q[i] || motion.kv[i])) {
       return true;
     }
-    if (node.op == Op::k_constant &&
-        !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= kMuch)) {
+    if (node.op == Op::k_constant && !(std::fabs(std::bit_cast<float>(static_cast<uint32_t>(node.payload))) <= kMuch)) {
       return true;
     }
   }
@@ -203,8 +202,10 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_cap
   const bool one_kernel = common.head_dim_padded + common.value_dim_padded <= kColumnsOfTwoSums;
   Sm90Backward config;
   const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
-  config.queries = sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
-  config.keys = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  config.queries =
+      sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
+  config.keys =
+      sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
   if (!one_kernel) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }

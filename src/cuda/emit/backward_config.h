@@ -34,8 +34,8 @@ struct Sm90Backward {
   Sm90BackwardKernel queries;
   Sm90BackwardKernel keys;                   // gives d_k, and d_v too unless there is
   std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold one sum only
-  // For calls of which only the preprocess can tell that they are not for these kernels: those whose d_out is not exact in
-  // the inputs' type, or with an lse so large that it is not exact.
+  // For calls of which only the preprocess can tell that they are not for these kernels: those whose d_out is not exact
+  // in the inputs' type, or with an lse so large that it is not exact.
   std::optional<Sm80Backward> fallback;
 };
 

@@ -10,18 +10,18 @@
 
 namespace flashlift::cuda {
 
-// Preprocess, a main part of one family, and postprocess (launch/backward/), compiled for a set of captured tensors whose
-// gradients are wanted. Immutable and safe to call from any thread.
+// Preprocess, a main part of one family, and postprocess (launch/backward/), compiled for a set of captured tensors
+// whose gradients are wanted. Immutable and safe to call from any thread.
 class Backward {
  public:
-  // `problem` is verified and simplified. Its kernels compile side by side. Errors: kUnsupported with the reason why this
-  // family does not take the problem; what the compiler says.
+  // `problem` is verified and simplified. Its kernels compile side by side. Errors: kUnsupported with the reason why
+  // this family does not take the problem; what the compiler says.
   static Result<Backward> compile(const Problem& problem, const Device& device, BackwardKind kind,
                                   const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel);
 
-  // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides comes from the
-  // driver's memory pool and goes back to it in the order of the stream; where the stream is being captured, it stays
-  // with the graph. Gradients of captured tensors are the only ones whose last bits may change from run to run.
+  // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides comes from
+  // the driver's memory pool and goes back to it in the order of the stream; where the stream is being captured, it
+  // stays with the graph. Gradients of captured tensors are the only ones whose last bits may change from run to run.
   // Errors: kUnsupported where this family cannot read the arguments' strides: nothing was launched then.
   Status run(const BackwardArguments& arguments, CuStream stream) const;
 

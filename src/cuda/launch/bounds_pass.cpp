@@ -75,8 +75,8 @@ Status BoundsPasses::launch(const Driver& driver, ForwardParams& params, CuPoint
     memory += static_cast<CuPointer>(count * kEntryBytes);
     CaptureArgument& capture = params.captures[pass.capture.index];
     void* parameters[] = {&capture, &bounds, &count};
-    const auto grid =
-        static_cast<unsigned>(std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{device_.multiprocessors}));
+    const auto grid = static_cast<unsigned>(
+        std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{device_.multiprocessors}));
     FLASHLIFT_RETURN_IF_ERROR(
         driver.check(driver.cuLaunchKernel(pass.kernel, grid, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
                      "cuLaunchKernel"));

@@ -15,8 +15,8 @@ bool has_vector_rows(const TensorView& view);
 // captured tensors beyond 32-bit indices.
 Status fill_params(const Problem& problem, const AttentionArguments& arguments, ForwardParams& params);
 
-// Fills the lengths only, with those of the problem itself. A captured tensor's dimension that the problem leaves open is
-// taken to be the longer one of q_len and kv_len.
+// Fills the lengths only, with those of the problem itself. A captured tensor's dimension that the problem leaves open
+// is taken to be the longer one of q_len and kv_len.
 void fill_lengths(const Problem& problem, ForwardParams& params);
 
 }  // namespace flashlift::cuda

@@ -15,8 +15,8 @@ struct alignas(16) RowGradient {
 
 // The same for kernels that copy whole tiles of rows at once: p = e^score / e^lse. Every query head has q_len / rows
 // tiles, rounded up, and one more that stands for no rows at all. Of a tile come first the rows' lse, in the unit of
-// exponentials (kExponentUnit: powers of two for 16-bit problems), then their deltas. A row without keys, and one beyond
-// the end, has an lse of +inf and a delta of 0, so that its p are 0.
+// exponentials (kExponentUnit: powers of two for 16-bit problems), then their deltas. A row without keys, and one
+// beyond the end, has an lse of +inf and a delta of 0, so that its p are 0.
 struct RowTiles {
   float* statistics;  // [batch * q_heads][tiles][2][rows]
   // Becomes 1 if the lse of some row is so large (kLargestOffset, in that unit) that its rounding shows in the row's p.
@@ -55,7 +55,8 @@ struct BackwardParams {
   long long d_lse_strides[3];
   long long d_sink_strides[2];  // of heads (0: all heads share them) and sinks
 
-  // Flags of which one must be set for the portable kernels to do anything; null: none, and where both are, they always do.
+  // Flags of which one must be set for the portable kernels to do anything; null: none, and where both are, they always
+  // do.
   const int* only_if[2];
 
   int vector_d_out;  // its rows are contiguous and begin at multiples of 16 bytes

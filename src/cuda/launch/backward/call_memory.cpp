@@ -28,9 +28,9 @@ CallMemory::~CallMemory() {
 }
 
 Status clear(const Driver& driver, CuPointer pointer, int64_t bytes, CuStream stream) {
-  return bytes == 0 ? Status()
-                    : driver.check(driver.cuMemsetD8Async(pointer, 0, static_cast<size_t>(bytes), stream),
-                                   "cuMemsetD8Async");
+  return bytes == 0
+             ? Status()
+             : driver.check(driver.cuMemsetD8Async(pointer, 0, static_cast<size_t>(bytes), stream), "cuMemsetD8Async");
 }
 
 }  // namespace flashlift::cuda

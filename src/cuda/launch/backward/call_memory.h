@@ -25,16 +25,19 @@ class Layout {
   int64_t bytes_ = 0;
 };
 
-// Memory of the stream-ordered allocator, given back behind what is launched while this lives. Where the stream is being
-// captured it is the pool's and stays with the graph: a graph with memory nodes cannot be part of another one, as XLA
-// makes them.
+// Memory of the stream-ordered allocator, given back behind what is launched while this lives. Where the stream is
+// being captured it is the pool's and stays with the graph: a graph with memory nodes cannot be part of another one, as
+// XLA makes them.
 class CallMemory {
  public:
   static Result<CallMemory> of(const Driver& driver, StreamMemoryPool& pool, const CurrentContext& context,
                                CuStream stream, int64_t bytes);
   ~CallMemory();
   CallMemory(CallMemory&& other) noexcept
-      : driver_(other.driver_), stream_(other.stream_), pointer_(other.pointer_), owned_(std::exchange(other.owned_, false)) {}
+      : driver_(other.driver_),
+        stream_(other.stream_),
+        pointer_(other.pointer_),
+        owned_(std::exchange(other.owned_, false)) {}
   CallMemory& operator=(CallMemory&&) = delete;
 
   CuPointer pointer() const { return pointer_; }

@@ -23,7 +23,8 @@ int element_type(DType dtype) { return dtype == DType::kF32 ? 0 : dtype == DType
 
 }  // namespace
 
-CaptureSums::CaptureSums(const BackwardArguments& arguments, Layout& layout) : sums_(arguments.forward.captures.size()) {
+CaptureSums::CaptureSums(const BackwardArguments& arguments, Layout& layout)
+    : sums_(arguments.forward.captures.size()) {
   for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
     if (const std::optional<TensorView>& gradient = arguments.d_captures[i]; gradient) {
       sums_[i].gradient = &*gradient;
@@ -37,8 +38,8 @@ void CaptureSums::place(BackwardCall& call, CuPointer memory) {
   for (size_t i = 0; i < sums_.size(); ++i) {
     Sums& sums = sums_[i];
     if (sums.gradient != nullptr) {
-      sums.pointer = sums.beside ? memory + static_cast<CuPointer>(sums.offset)
-                                 : reinterpret_cast<CuPointer>(sums.gradient->data);
+      sums.pointer =
+          sums.beside ? memory + static_cast<CuPointer>(sums.offset) : reinterpret_cast<CuPointer>(sums.gradient->data);
     }
     CaptureArgument& argument = call.backward.gradients[i];
     argument.data = reinterpret_cast<const void*>(sums.pointer);
@@ -79,7 +80,8 @@ Status CaptureSums::store(const BackwardCall& call, CuKernel kernel) const {
     int type = element_type(gradient.dtype);
     long long count = gradient.element_count();
     void* parameters[] = {&from, &to, &rank, &type, &count};
-    FLASHLIFT_RETURN_IF_ERROR(launch(call, kernel, {.x = element_blocks(count), .threads = kElementThreads}, parameters));
+    FLASHLIFT_RETURN_IF_ERROR(
+        launch(call, kernel, {.x = element_blocks(count), .threads = kElementThreads}, parameters));
   }
   return {};
 }

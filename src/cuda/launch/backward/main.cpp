@@ -11,7 +11,9 @@ RowStatistics statistics_of(const Sm80Backward& /*config*/) {
   return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
 }
 
-RowStatistics statistics_of(const Sm90Backward& config) { return {.tile = config.keys.config.kv_tile, .from_output = true}; }
+RowStatistics statistics_of(const Sm90Backward& config) {
+  return {.tile = config.keys.config.kv_tile, .from_output = true};
+}
 
 int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
   return 0;  // all sums stay in registers

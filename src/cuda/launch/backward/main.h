@@ -1,7 +1,7 @@
 // The main part of the backward pass: the kernels with the matrix products, one implementation for each kernel family.
 //
-// A call runs preprocess, main and postprocess on one stream (launch/backward.cpp). A new family needs an alternative of
-// BackwardConfig, a BackwardMain and its overloads in main.cpp; preprocess and postprocess do not know the families.
+// A call runs preprocess, main and postprocess on one stream (launch/backward.cpp). A new family needs an alternative
+// of BackwardConfig, a BackwardMain and its overloads in main.cpp; preprocess and postprocess do not know the families.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ namespace flashlift::cuda {
 struct RowStatistics {
   // 0: records of type RowGradient in BackwardParams::rows. Otherwise tiles of so many rows: BackwardCall::row_tiles.
   int tile = 0;
-  // The preprocess computes them, from lse, out, d_out and d_lse. Tiles only, and lse must be there. False: the main part
-  // writes them, before the postprocess reads them.
+  // The preprocess computes them, from lse, out, d_out and d_lse. Tiles only, and lse must be there. False: the main
+  // part writes them, before the postprocess reads them.
   bool from_output = false;
 };
 RowStatistics row_statistics(const BackwardConfig& config);
@@ -34,8 +34,8 @@ struct BackwardCall {
   CuStream stream = nullptr;
 
   // Complete before the main part is launched, except for what depends on its tiles: ForwardParams' tensor maps,
-  // counters, partials, q_tiles, total_tiles and heads_per_section, and BackwardParams::kv_tiles. The call belongs to the
-  // thread that runs it: the main part may fill these in.
+  // counters, partials, q_tiles, total_tiles and heads_per_section, and BackwardParams::kv_tiles. The call belongs to
+  // the thread that runs it: the main part may fill these in.
   ForwardParams forward;
   // Pointers of gradients that are not wanted are null. d_out is of the inputs' type, converted if need be.
   BackwardParams backward;
@@ -49,8 +49,9 @@ class BackwardMain {
   // Why the kernels cannot run a call: a layout that they cannot read, more tiles than one launch numbers. Asked before
   // anything is launched. Errors: kUnsupported with the reason.
   virtual Status accepts(const BackwardCall& call) const = 0;
-  // Launches all that gives d_q, d_k, d_v and the sums of captured tensors' gradients (which the preprocess cleared). What
-  // it accumulates elsewhere, such as f32 sums of d_q, it also clears and converts: no one else knows their layout.
+  // Launches all that gives d_q, d_k, d_v and the sums of captured tensors' gradients (which the preprocess cleared).
+  // What it accumulates elsewhere, such as f32 sums of d_q, it also clears and converts: no one else knows their
+  // layout.
   virtual Status launch(BackwardCall& call, CuPointer workspace) const = 0;
 };
 

@@ -1,5 +1,5 @@
-// What comes behind a backward pass's main part: the gradients of sinks, and those of captured tensors as the caller wants
-// them.
+// What comes behind a backward pass's main part: the gradients of sinks, and those of captured tensors as the caller
+// wants them.
 #pragma once
 
 #include <memory>

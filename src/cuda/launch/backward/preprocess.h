@@ -1,5 +1,5 @@
-// What comes before a backward pass's main part: bounds of captured tensors' blocks, d_out in the inputs' type, and rows'
-// statistics where the forward pass's output has them.
+// What comes before a backward pass's main part: bounds of captured tensors' blocks, d_out in the inputs' type, and
+// rows' statistics where the forward pass's output has them.
 #pragma once
 
 #include <memory>
