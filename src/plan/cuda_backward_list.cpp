@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "plan/cuda_lists.h"
+#include "support/error.h"
 
 namespace flashlift::plan {
 namespace {
@@ -9,7 +10,10 @@ constexpr int kAnyNewer = std::numeric_limits<int>::max();
 
 constexpr CudaBackward kList[] = {
     // No newer architecture has its instructions. Calls that want gradients of captured tensors are left to the next.
-    {.kind = cuda::BackwardKind::kHopper, .architectures = {90, 90}},
+    {.kind = cuda::BackwardKind::kHopper,
+     .architectures = {90, 90},
+     .less_exact =
+         "it rounds probabilities before d_q is made of them: d_q's mean error is 1.25 times eager maths' in 16 bits"},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };
 static_assert(std::size(kList) == cuda::kBackwardKinds);
@@ -18,9 +22,13 @@ static_assert(std::size(kList) == cuda::kBackwardKinds);
 
 std::span<const CudaBackward> cuda_backward_list() { return kList; }
 
-std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device) {
+std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device,
+                                   bool by_name) {
   if (auto reason = refusal(row.architectures, device)) {
     return reason;
+  }
+  if (row.less_exact != nullptr && !by_name) {
+    return fmt::format("{}; ask for it by name to use it", row.less_exact);
   }
   const Result<cuda::BackwardConfig> config =
       cuda::choose_backward_config(problem, row.kind, device.architecture, false);

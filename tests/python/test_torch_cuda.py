@@ -117,7 +117,7 @@ def test_gradients(name, dtype):
 @pytest.mark.parametrize("name", ["noop", "causal", "softcap"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_through_the_output_alone(name, dtype):
-    """As models train: Hopper has kernels of its own for these calls."""
+    """As models train."""
     inputs = [one.detach().requires_grad_() for one in tensors(dtype, GRADIENT_SHAPES[dtype])]
     mods = torch_mods.cases(*(GRADIENT_SHAPES[dtype][i] for i in (0, 3, 4)))[name]
     cotangent = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3]).to(dtype)

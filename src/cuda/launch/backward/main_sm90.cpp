@@ -41,11 +41,6 @@ class MainSm90 : public BackwardMain {
   }
 
   Status accepts(const BackwardCall& call) const override {
-    // d_s is the rounded probability times (d_p - delta + d_lse): eager maths rounds that sum's product only once, and
-    // is closer where d_lse is as large as the rest.
-    if (call.arguments.d_lse) {
-      return unsupported("it multiplies rounded probabilities, which is too coarse for a cotangent of lse");
-    }
     const ForwardParams& params = call.forward;
     const int64_t blocks = std::max(query_tiles(params) * params.batch * params.q_heads,
                                     key_tiles(params) * params.batch * params.kv_heads);
