@@ -346,6 +346,43 @@ print("agree")
 """
 
 
+SHARDED_BY_TYPE = """
+import flashlift
+
+def refused(message, *operands, **arguments):
+    try:
+        flash_attention(*operands, **arguments)
+    except flashlift.UnsupportedError as error:
+        assert message in str(error), error
+    else:
+        assert False, message
+
+mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs)]
+assert_close(attend(*placed), attend(*operands))
+with jax.set_mesh(mesh):
+    for given in placed, [*placed[:3], *operands[3:]]:
+        assert_close(attend(*given), attend(*operands))
+        gradient = jax.jit(gradient_of(attend))
+        assert "all-gather" not in gradient.lower(*given).compile().as_text()
+        assert_close(gradient(*given), gradient_of(attend)(*operands))
+    types = [str(jax.typeof(one)) for one in gradient_of(attend)(*placed)]
+    assert types == [str(jax.typeof(one)) for one in placed[:5]], types
+    assert_close(flash_attention(*placed[:3]), flash_attention(q, k, v))
+    one_head = [jax.device_put(x[:, :, :1], NamedSharding(mesh, P("data"))) for x in (k, v)]
+    assert_close(flash_attention(placed[0], *one_head), flash_attention(q, k[:, :, :1], v[:, :, :1]))
+    lengths = jnp.asarray([7, 40, 1, 30], jnp.int32)
+    arguments = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    ours = dot_product_attention(*placed[:3], **arguments)
+    assert_close(ours, jax.nn.dot_product_attention(q, k, v, **arguments))
+    refused("split alike", placed[0], k, v)
+    by_length = [jax.device_put(x, NamedSharding(mesh, P(None, "data"))) for x in (q, k, v)]
+    refused("length and depth not at all", *by_length)
+    refused("within jax.shard_map", *placed[:3], dropout_prob=0.1, dropout_seed=1)
+print("agree")
+"""
+
+
 def in_a_process_of_four_devices(program):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
@@ -355,6 +392,11 @@ def in_a_process_of_four_devices(program):
 def test_sharded_over_batch_and_heads():
     """Within shard_map, as a user first types it, each device runs the kernel on its own batches and heads."""
     in_a_process_of_four_devices(SHARDED + SHARDED_BY_HAND)
+
+
+def test_sharded_by_an_explicit_mesh():
+    """Types say how operands are split: nothing is gathered, and nothing has to be wrapped."""
+    in_a_process_of_four_devices(SHARDED + SHARDED_BY_TYPE)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ from jax.typing import ArrayLike, DTypeLike
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax import _arguments as arguments
 from flashlift.jax._attention import attention
+from flashlift.jax._sharding import is_split, over_batches_and_heads
+
+# The dimensions of operands: b and h are those that may be split over devices.
+_LETTERS = dict.fromkeys(("query", "key", "value"), "bshd") | dict.fromkeys(("bias", "mask"), "bhqk")
+_LETTERS |= dict.fromkeys(("q_segments", "kv_segments"), "bs") | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), "n")
 
 
 def flash_attention(
@@ -123,7 +128,21 @@ def flash_attention(
     if logits_soft_cap is not None:
         words.append(arguments.cap_program(logits_soft_cap))
     features = " ".join(filter(None, words))
-    return attention(query, key, value, features, captures=captures, sinks=softmax_aux, dropout_seed=seed)
+    operands = {"query": query, "key": key, "value": value} | captures
+    operands |= {} if softmax_aux is None else {"softmax_aux": softmax_aux}
+
+    def run(query: jax.Array, key: jax.Array, value: jax.Array, softmax_aux: jax.Array | None = None, **captures):
+        return attention(query, key, value, features, captures=captures, sinks=softmax_aux, dropout_seed=seed)
+
+    if not is_split(operands.values()):
+        return run(**operands)
+    if rate > 0:
+        raise UnsupportedError(
+            f"dropout_prob is {rate} and query is {jax.typeof(query)}; expected no dropout where an explicit mesh splits "
+            "arrays: call it within jax.shard_map, with a seed for each device"
+        )
+    letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
+    return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"])
 
 
 def _cast(

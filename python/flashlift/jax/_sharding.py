@@ -1,8 +1,12 @@
 """What the types of sharded operands say about a call's results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from flashlift._errors import UnsupportedError
 
 
 def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -28,7 +32,7 @@ def result_type(
         return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset(axes))
     manual = jax.sharding.ManualAxisType(varying=frozenset(axes))
     mesh = next(jax.typeof(one).sharding.mesh for one in operands if _varying_axes([one]))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sharding = NamedSharding(mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
 
 
@@ -40,3 +44,50 @@ def _varying_axes(operands: Sequence[jax.Array]) -> tuple[str, ...]:
         manual = getattr(kind, "manual_axis_type", None)
         axes |= getattr(kind, "vma", None) or frozenset() if manual is None else manual.varying
     return tuple(sorted(axes, key=str))
+
+
+def is_split(arrays: Sequence[jax.Array]) -> bool:
+    """Whether the arrays' types say that a mesh of explicit axes splits one of them."""
+    return any(any(_axes(one)) for one in arrays)
+
+
+def over_batches_and_heads(
+    run: Callable[..., Any], operands: Mapping[str, jax.Array], letters: Mapping[str, str], results: Sequence[str]
+) -> Any:
+    """run(**operands) by each device for the batches and heads that it has, as the query's type splits them.
+
+    letters: of each operand's dimensions, of which b and h are split unless their size is 1; results: those of results.
+    """
+    query = operands["query"]
+    b_axes, _, h_axes, _ = _axes(query)
+    for name in ("query", "key", "value"):
+        b, s, h, d = _axes(operands[name])
+        shared = name != "query" and operands[name].shape[2] == 1
+        if s or d or b != b_axes or h != (None if shared else h_axes):
+            raise UnsupportedError(
+                f"{name} is {jax.typeof(operands[name])} and query is {jax.typeof(query)}; expected batches and heads to be "
+                "split alike, and length and depth not at all: use jax.reshard"
+            )
+    mesh = jax.typeof(query).sharding.mesh if isinstance(query, jax.core.Tracer) else query.sharding.mesh
+    axes = {"b": b_axes, "h": h_axes}
+    specs = {
+        name: PartitionSpec(
+            *(axes.get(one) if size > 1 else None for one, size in zip(letters[name], array.shape, strict=True))
+        )
+        for name, array in operands.items()
+    }
+    placed = {name: jax.reshard(array, NamedSharding(mesh, specs[name])) for name, array in operands.items()}
+    out_specs = tuple(PartitionSpec(*(axes.get(one) for one in result)) for result in results)
+    split = jax.shard_map(
+        lambda named: run(**named),
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=out_specs if len(out_specs) > 1 else out_specs[0],
+    )
+    return split(placed)
+
+
+def _axes(array: jax.Array) -> tuple[Any, ...]:
+    """The explicit axes that split each dimension."""
+    spec = tuple(jax.typeof(array).sharding.spec)
+    return spec + (None,) * (array.ndim - len(spec))
