@@ -19,7 +19,8 @@ import time
 
 import golden
 import torch
-from flashlift.torch import _mods, _native, flex_attention
+from flashlift.torch import _mods, flex_attention
+from flashlift.torch._run import kernels
 from torch.nn.attention.flex_attention import and_masks, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
@@ -88,13 +89,13 @@ def compare(name, mod, dtype, options):
 
 @torch.no_grad()
 def compiled_kernels(make, lengths):
-    _native._compiled.cache_clear()
+    kernels.compiled.cache_clear()
     _mods._families.clear()
     for i, length in enumerate(lengths):
         q, k, v = torch.randn(3, 1, 2, length, 16)
         score_mod, mask_mod = make(i, length)
         flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
-    return _native._compiled.cache_info().misses
+    return kernels.compiled.cache_info().misses
 
 
 def capped_window(i, length):

@@ -58,7 +58,7 @@ def test_compile_of_dynamic_lengths():
 
 
 def test_opcheck():
-    import flashlift.torch._native  # noqa: F401 - it registers the operator
+    import flashlift.torch._run.operators  # noqa: F401 - it registers the operator
 
     q, k, v = tensors(length=20)
     program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"

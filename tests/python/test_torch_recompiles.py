@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch_mods
-from flashlift.torch import _flex_attention, _mods, _native, flex_attention
+from flashlift.torch import _flex_attention, _mods, flex_attention
+from flashlift.torch._run import kernels
 from test_torch_flex import assert_matches
 from torch.nn.attention.flex_attention import create_block_mask, or_masks
 
@@ -16,10 +17,10 @@ from torch.nn.attention.flex_attention import create_block_mask, or_masks
 @pytest.fixture
 def compiled():
     """How many kernels were compiled since the test began."""
-    _native._compiled.cache_clear()
+    kernels.compiled.cache_clear()
     _mods._families.clear()
     _flex_attention._constant_scales.cache_clear()
-    return lambda: _native._compiled.cache_info().misses
+    return lambda: kernels.compiled.cache_info().misses
 
 
 def tensors(length=60):

@@ -9,7 +9,8 @@ import threading
 
 import pytest
 import torch
-from flashlift.torch import _threads, flex_attention
+from flashlift.torch import flex_attention
+from flashlift.torch._run import threads as lent_threads
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -114,11 +115,11 @@ def test_without_openmp(monkeypatch):
     """Where torch has other threads, Flashlift's own run the call, and one thread is still the calling one."""
     torch.set_num_threads(2)
     expected = attend(*tensors())
-    monkeypatch.setattr(_threads, "_gomp_parallel", lambda: None)
-    assert _threads.options_of_cpu() is None
+    monkeypatch.setattr(lent_threads, "_gomp_parallel", lambda: None)
+    assert lent_threads.options_of_cpu() is None
     assert all(map(torch.equal, attend(*tensors()), expected))
     torch.set_num_threads(1)
-    assert _threads.options_of_cpu().executor[0].concurrency == 1
+    assert lent_threads.options_of_cpu().executor[0].concurrency == 1
     assert all(map(torch.equal, attend(*tensors()), expected))
 
 
@@ -140,7 +141,7 @@ def test_calls_from_several_threads():
         assert all(all(map(torch.equal, one, expected[i])) for one in found[i])
 
 
-@pytest.mark.skipif(_threads._gomp_parallel() is None, reason="torch runs without OpenMP")
+@pytest.mark.skipif(lent_threads._gomp_parallel() is None, reason="torch runs without OpenMP")
 def test_inside_a_parallel_region():
     torch.set_num_threads(2)
     expected = attend(*tensors())
@@ -151,7 +152,7 @@ def test_inside_a_parallel_region():
         found.append(attend(*tensors()))
 
     parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    parallel(_threads._gomp_parallel())(ctypes.cast(region, ctypes.c_void_p), None, 2, 0)
+    parallel(lent_threads._gomp_parallel())(ctypes.cast(region, ctypes.c_void_p), None, 2, 0)
     assert len(found) == 2
     assert all(all(map(torch.equal, one, expected)) for one in found)
 

@@ -20,8 +20,9 @@ from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error,
 
 from flashlift.torch import _checks
 from flashlift.torch._mods import Leaves, traced
-from flashlift.torch._native import are_readable, block_kinds, makes_graph, outside_of_modes
 from flashlift.torch._program import Bounds
+from flashlift.torch._run.kernels import block_kinds
+from flashlift.torch._run.modes import are_readable, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"

@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions, _warn_once
 
-from flashlift.torch._native import DEVICES, DTYPES
+from flashlift.torch._run.kernels import DEVICES, DTYPES
 
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")

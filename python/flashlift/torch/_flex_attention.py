@@ -11,8 +11,10 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flashlift.torch import _checks
 from flashlift.torch._block_mask import mask_mod_of, mask_mod_of_sequences
 from flashlift.torch._mods import Leaves, traced
-from flashlift.torch._native import call, without_gradient
 from flashlift.torch._program import Bounds
+from flashlift.torch._run.autograd import without_gradient
+from flashlift.torch._run.call import Call
+from flashlift.torch._run.dispatch import call_kernel
 from flashlift.torch._trace import Trace
 from flashlift.torch._unfused import attend_unfused
 
@@ -145,7 +147,8 @@ def attend(
     if functions and torch.is_grad_enabled():
         query, key, *captures = (without_gradient(one, functions[0]) for one in (query, key, *captures))
     in_one_pass = want_max and query.device.type == "cpu"
-    out, lse, maximum = call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
+    call = Call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
+    out, lse, maximum = call_kernel(call)
     if not want_max or in_one_pass:
         return out, lse, maximum if want_max else None
     # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
@@ -154,7 +157,7 @@ def attend(
     ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
     scores_only = " ".join(one for one in features if not one.startswith("sinks="))
     captures = [one.detach() for one in captures]
-    sums, plain_lse, _ = call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale, False)
+    sums, plain_lse, _ = call_kernel(Call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale))
     maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
     return out, lse, maximum
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from flashlift.torch._flex_attention import flex_attention
-from flashlift.torch._native import are_readable, makes_graph
+from flashlift.torch._run.modes import are_readable, makes_graph
 
 
 def register(name: str = "lifted") -> None:

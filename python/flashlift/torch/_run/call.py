@@ -1,0 +1,50 @@
+"""What one call of an attention is given."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Call(NamedTuple):
+    """The operator's arguments, in its order."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    captures: Sequence[torch.Tensor]
+    sinks: torch.Tensor | None
+    seed: torch.Tensor | None
+    features: str  # the programs, in the words of the problem text
+    scale: float
+    want_max: bool = False  # whether row maxima are computed
+    f32_out: bool = False  # whether the output is float32 whatever the query is
+
+    def flat(self) -> tuple[Any, ...]:
+        """The arguments with the captured tensors last, each by itself: autograd looks into no list."""
+        return (*self[:3], *self[4:], *self.captures)
+
+    @staticmethod
+    def of_flat(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> "Call":
+        return Call(query, key, value, rest[FLAT_CAPTURES - 3 :], *rest[: FLAT_CAPTURES - 3])
+
+    @staticmethod
+    def of_backward(*given: Any) -> "Call":
+        """From all but the last two arguments, and the output: the call whose gradients are taken."""
+        *arguments, out = given
+        return Call(*arguments, False, out.dtype != arguments[0].dtype)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those that a gradient may be asked for."""
+        inputs = self[:3] if self.sinks is None else (*self[:3], self.sinks)
+        return (*inputs, *self.captures)
+
+    @property
+    def words(self) -> str:
+        """The features with the results that are asked for."""
+        words = "row_max " + self.features if self.want_max else self.features
+        return "out=f32 " + words if self.f32_out else words
+
+
+FLAT_CAPTURES = len(Call._fields) - 1  # where the captured tensors begin in flat()

@@ -1,0 +1,179 @@
+"""Compiled attentions, and running them on PyTorch tensors."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from flashlift._attention import Attention
+from flashlift._library import BackwardArguments, RunOptions, check, core
+from flashlift.torch._program import DTYPE_NAMES
+from flashlift.torch._run.call import Call
+from flashlift.torch._run.threads import options_of_cpu
+from flashlift.torch._run.views import Views
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # out, lse, row maxima, which are empty if not wanted
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled(
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    scale: float,
+    words: str,
+    device: torch.device,
+) -> Attention:
+    return Attention(
+        f"attn b1 hq{q_heads} hkv{kv_heads} sq1 skv1 dqk{head_dim} dv{value_dim} {DTYPE_NAMES[dtype]} "
+        f"scale={scale!r} lse {words}",
+        str(device),
+        lengths_known=False,
+    )
+
+
+def _compiled_for(call: Call) -> Attention:
+    query, key, value = call[:3]
+    return compiled(
+        query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.dtype, call.scale, call.words, query.device
+    )
+
+
+def _options(device: torch.device) -> RunOptions | None:
+    """On a CPU, torch's threads. On a GPU, its current stream: what is queued there before and after stays in order."""
+    if device.type == "cpu":
+        return options_of_cpu()
+    return RunOptions(ctypes.sizeof(RunOptions), None, torch.cuda.current_stream(device).cuda_stream)
+
+
+def run(call: Call) -> Results:
+    attention = _compiled_for(call)
+    out, lse, row_max = empty_results(call)
+    views = Views()
+    arguments = views.forward(call, out, lse, row_max if call.want_max else None)
+    library = attention._library
+    check(library, library.flashlift_attention_run(attention._handle, arguments, _options(call.query.device)))
+    return out, lse, row_max
+
+
+def empty_results(call: Call) -> Results:
+    """Memory for the output, whose dimensions lie in the order of the query's, for lse and for row maxima."""
+    query = call.query
+    rows = query.shape[:3]
+    dtype = torch.float32 if call.f32_out else query.dtype
+    out = _empty_in_order_of(query, (*rows, call.value.shape[3]), dtype)
+    lse = query.new_empty(rows, dtype=torch.float32)
+    return out, lse, query.new_empty(rows if call.want_max else (0,), dtype=torch.float32)
+
+
+def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Dense memory with the last dimension innermost, and the others in the order of the strides of `tensor`: what a
+    transposed query gives can be transposed back without a copy, as PyTorch's can."""
+    strides = tensor.stride()[:3]
+    order = sorted(range(3), key=lambda i: strides[i], reverse=True)
+    if order == [0, 1, 2]:
+        return tensor.new_empty(shape, dtype=dtype)
+    memory = tensor.new_empty([shape[i] for i in (*order, 3)], dtype=dtype)
+    return memory.permute([order.index(i) for i in range(3)] + [3])
+
+
+def run_for_backward(call: Call) -> Results:
+    """As run(), where the backward pass may read the output."""
+    results = run(call)
+    if results[0].dtype != call.query.dtype:
+        _snap_rows_to(call.query.dtype, results[0])
+    return results
+
+
+def _snap_rows_to(dtype: torch.dtype, out: torch.Tensor) -> None:
+    """Rows of which every number is one of 16 bits, but for the rounding of a float32 sum, become these numbers.
+
+    Where all values are equal, say, the output is theirs, and gradients that vanish then vanish exactly, as they do where
+    the output of 16 bits is what the backward pass reads. That single numbers are near one happens by chance.
+    """
+    for part in (out[..., :4], out):  # few rows pass the first test, if any
+        rounded = part.to(dtype).to(out.dtype)
+        is_close = ((part - rounded).abs_() <= rounded.abs() * 2.0**-19).all(-1, keepdim=True)
+        if not bool(is_close.any()):
+            return
+    torch.where(is_close, rounded, out, out=out)
+
+
+def differentiate(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    call: Call,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wanted: Sequence[int],
+) -> list[torch.Tensor]:
+    """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
+    attention = _compiled_for(call)
+    gradients = empty_gradients(call, wanted)
+    views = Views()
+    forward = views.forward(call, out, lse)
+    arguments = BackwardArguments(
+        struct_size=ctypes.sizeof(BackwardArguments),
+        forward=ctypes.pointer(forward),
+        d_out=views.of(grad_out),
+        d_q=views.of(gradients[0]),
+        d_k=views.of(gradients[1]),
+        d_v=views.of(gradients[2]),
+        d_captures=views.list_of(by_capture(gradients, wanted, call.captures)),
+    )
+    if grad_lse is not None:
+        arguments.d_lse = views.of(grad_lse)
+    if call.sinks is not None:
+        arguments.d_sinks = views.of(gradients[-1])
+    library = attention._library
+    options = _options(call.query.device)
+    check(library, library.flashlift_attention_run_backward(attention._handle, arguments, options))
+    return gradients
+
+
+def empty_gradients(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
+    """Each of its tensor's own shape and type, dense: a captured tensor may be expanded, its gradient must not be."""
+    like = [*(call.captures[i] for i in wanted), *([] if call.sinks is None else [call.sinks])]
+    return [
+        *(_empty_in_order_of(one, one.shape, one.dtype) for one in call[:3]),
+        *(one.new_empty(one.shape) for one in like),
+    ]
+
+
+def by_capture(
+    gradients: Sequence[torch.Tensor], wanted: Sequence[int], captures: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of what differentiate() gives, those of the captured tensors, each in its tensor's place."""
+    placed: list[torch.Tensor | None] = [None] * len(captures)
+    for place, gradient in zip(wanted, gradients[3:], strict=False):
+        placed[place] = gradient
+    return placed
+
+
+def block_kinds(
+    program: str,
+    captures: Sequence[torch.Tensor],
+    sizes: tuple[int, int],
+    lengths: tuple[int, int],
+    blocks: tuple[int, int],
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """Which blocks a mask program keeps, by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on the CPU of 0
+    for nothing, 2 for everything, and 1 for what may be either."""
+    batch, heads = sizes
+    problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
+    kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")
+    views = Views()
+    library = core()
+    tables = views.list_of(captures)
+    check(
+        library,
+        library.flashlift_block_kinds(problem.encode(), tables, len(captures), *blocks, views.of(kinds)),
+    )
+    return kinds

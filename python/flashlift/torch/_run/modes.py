@@ -1,0 +1,52 @@
+"""What torch does around a call: modes, transforms, graphs that are made, tensors that cannot be read."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_GRAPH_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    return all([_is_plain_tensor(one) for one in tensors])
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
+def makes_graph() -> bool:
+    """Whether what is called now becomes part of a graph, that other tensors will be given to."""
+    return torch._C._get_tracing_state() is not None or any(map(torch._C._get_dispatch_mode, _GRAPH_MODES))
+
+
+def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether the content of tensors can be read now: they are not wrapped by a transform, and no CUDA graph is captured,
+    which could not wait for them. Of tensors made in inference mode on a GPU it would have to be read in each call."""
+    for one in tensors:
+        if one is None:
+            continue
+        if not _is_plain_tensor(one) or torch._C._functorch.is_functorch_wrapped_tensor(one):
+            return False
+        if one.is_cuda and (one.is_inference() or torch.cuda.is_current_stream_capturing()):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """What is computed here is kept for other calls: ordinary tensors, whichever modes and transforms this call runs in."""
+    with (
+        _disable_current_modes(),
+        torch._C._DisableFuncTorch(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield

@@ -1,0 +1,115 @@
+"""The operators torch.ops.flashlift.attention and attention_backward, and their gradient."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flashlift._errors import UnsupportedError
+from flashlift.torch._run.call import Call
+from flashlift.torch._run.kernels import (
+    DEVICES,
+    Results,
+    by_capture,
+    differentiate,
+    empty_gradients,
+    empty_results,
+    run_for_backward,
+)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    features: str,
+    scale: float,
+    want_max: bool,
+    f32_out: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return run_for_backward(Call(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out))
+
+
+attention = torch.library.custom_op("flashlift::attention", _attention, mutates_args=(), device_types=DEVICES)
+
+
+@attention.register_fake
+def _(*given: Any) -> Results:
+    return empty_results(Call(*given))
+
+
+def _attention_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    captures: Sequence[torch.Tensor],
+    sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    wanted: Sequence[int],
+    features: str,
+    scale: float,
+) -> list[torch.Tensor]:
+    """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
+    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out)
+    return differentiate(grad_out, grad_lse, call, out, lse, wanted)
+
+
+attention_backward = torch.library.custom_op(
+    "flashlift::attention_backward", _attention_backward, mutates_args=(), device_types=DEVICES
+)
+
+
+@attention_backward.register_fake
+def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, features, scale):  # noqa: ANN001, ANN202
+    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out)
+    return empty_gradients(call, wanted)
+
+
+def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[int]:
+    """The numbers of the captured tensors whose gradients are asked for, and exist."""
+    return [i for i, (asked, one) in enumerate(zip(needed, captures, strict=True)) if asked and one.is_floating_point()]
+
+
+def save(ctx: Any, call: Call, output: Results) -> None:
+    """Keeps what the backward pass reads: the tensors in the order query, key, value, out, lse, sinks, seed, captures."""
+    ctx.features, ctx.scale = call.features, call.scale
+    ctx.save_for_backward(*call[:3], *output[:2], call.sinks, call.seed, *call.captures)
+    ctx.mark_non_differentiable(output[2])
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Results) -> None:
+    save(ctx, Call(*inputs), output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, grad_max: None) -> tuple:
+    query, key, value, out, lse, sinks, seed, *captures = ctx.saved_tensors
+    needed = ctx.needs_input_grad[3]
+    wanted = wanted_of(needed if isinstance(needed, (list, tuple)) else [needed] * len(captures), captures)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    gradients = torch.ops.flashlift.attention_backward(
+        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, ctx.features, ctx.scale
+    )
+    d_sinks = None if sinks is None else gradients[-1]
+    return *gradients[:3], by_capture(gradients, wanted, captures), d_sinks, None, None, None, None, None
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise UnsupportedError(
+        "flashlift: attention has no second derivative; do without create_graph=True, or use unfused attention (inputs "
+        "of float64 are computed unfused)"
+    )
+
+
+attention_backward.register_autograd(no_second_derivative)
