@@ -102,6 +102,24 @@ def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) ->
     return (x * y).sum(dim) / (norms[0] * norms[1])
 
 
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return _index(x.reshape(-1), [index])
+
+
+def _embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    return _index(weight, [indices])
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return _index(x, [*[None] * (dim % max(x.dim(), 1)), index.reshape(-1)])
+
+
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    return _index(x, [index]) if x.dim() == 1 else NotImplemented
+
+
+_index = torch.ops.aten.index.Tensor
+
 COMPOSITES: dict[str, Callable] = {
     "aten::mm": _matrix_product,
     "aten::bmm": _matrix_product,
@@ -119,6 +137,10 @@ COMPOSITES: dict[str, Callable] = {
     "aten::argmin": _arg(torch.amin),
     "aten::one_hot": _one_hot,
     "aten::cosine_similarity": _cosine_similarity,
+    "aten::take": _take,
+    "aten::embedding": _embedding,
+    "aten::index_select": _index_select,
+    "aten::gather": _gather,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
     "aten::copysign": lambda x, y: torch.where(torch.signbit(y), -x.abs(), x.abs()),
 }

@@ -1,0 +1,9 @@
+"""A mod run once, and recorded as a program: run (tracing) under modes that see what it does (functions, dispatch,
+operations) and write it down (recording, values), giving a record that is used again for each call (record)."""
+
+from flashlift.torch._trace.functions import IndexByTensors
+from flashlift.torch._trace.lines import TraceError
+from flashlift.torch._trace.record import Trace, as_tensor
+from flashlift.torch._trace.tracing import trace
+
+__all__ = ["IndexByTensors", "Trace", "TraceError", "as_tensor", "trace"]

@@ -1,0 +1,137 @@
+"""Each ATen operation of a mod: made part of the program, or carried out at once and recorded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from flashlift.torch._trace.lines import TraceError, running_autograd_function, where
+from flashlift.torch._trace.operations import COMPOSITES, translate
+from flashlift.torch._trace.recording import Recording
+
+
+class Dispatch(TorchDispatchMode):
+    """The mode that a mod runs under."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """True would have PyTorch wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
+        Dynamo leaves frames alone under a mode as it is."""
+        return False
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+        self._open: set[Any] = set()  # operations that are being taken apart
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        recording, kwargs = self._recording, kwargs or {}
+        tensors = [one for one in _flatten(args, kwargs) if isinstance(one, torch.Tensor)]
+        if func is torch.ops.aten.lift_fresh.default:  # the tensor of a literal
+            recording.keep(args[0])
+        if recording.has_gradient and not torch.is_grad_enabled():
+            recording.autograd_function = recording.autograd_function or running_autograd_function()
+        recording.reads_unknown |= any(map(recording.is_unknown, tensors))
+        if not any(map(recording.is_traced, tensors)):
+            return self._run_now(func, args, kwargs, tensors)
+        if any(map(recording.is_number, tensors)):
+            args, kwargs = recording.with_symbols((args, kwargs))
+        # Indexing is the same program for tables of any size; of all else it is not known.
+        if not _is_indexing(func) and any(one.dim() for one in tensors):
+            recording.depends_on_sizes = True
+        result = translate(recording, func, args, kwargs)
+        if result is NotImplemented:
+            result = self._decompose(func, args, kwargs)
+        if result is NotImplemented and torch.Tag.nondeterministic_seeded in func.tags:
+            raise _random_numbers(func)
+        if result is NotImplemented:
+            raise TraceError(f"{func} has no counterpart in score programs{where()}")
+        if not recording.has_gradient and not func._schema.is_mutable:
+            return tree_map_only(torch.Tensor, recording.detached, result)
+        return result
+
+    def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
+        from torch._decomp import decomposition_table  # a large module that few mods need
+
+        if func in self._open:  # PyTorch's rules for what is elementary lead back to it
+            return NotImplemented
+        self._open.add(func)
+        try:
+            with self:
+                own = COMPOSITES.get(func._schema.name)
+                result = NotImplemented if own is None else own(*args, **kwargs)
+                if result is NotImplemented:
+                    result = func.decompose(*args, **kwargs)
+                if result is NotImplemented and func in decomposition_table:
+                    return decomposition_table[func](*args, **kwargs)
+                composite = torch._C.DispatchKey.CompositeExplicitAutograd
+                if (
+                    result is NotImplemented
+                    and func.namespace != "aten"
+                    and func.has_kernel_for_dispatch_key(composite)
+                ):
+                    return func._op_dk(composite, *args, **kwargs)  # somebody's own operation, written in others
+            return result
+        finally:
+            self._open.discard(func)
+
+    def _run_now(self, func: Any, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _random_numbers(func)
+        recording = self._recording
+        depends = list(filter(recording.is_captured, tensors))
+        if depends and func._schema.is_mutable:
+            raise TraceError(f"{func} changes a captured tensor{where()}")
+        is_number = bool(depends) and all(map(recording.is_number, depends))
+        if depends and not is_number:
+            now, now_kwargs = tree_map_only(torch.Tensor, recording.number_or_tensor, (args, kwargs))
+            if any(map(recording.is_number, depends)):
+                func = func.overloadpacket  # the overload that was called takes a tensor in place of a number
+            result = func(*now, **now_kwargs)
+        else:
+            result = func(*args, **kwargs)
+        recording.depends_on_sizes |= any(one.dim() for one in depends)
+        if not depends:
+            for one in result if isinstance(result, (list, tuple)) else [result]:
+                if isinstance(one, torch.Tensor):
+                    recording.keep(one)
+            return result
+        if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
+            raise TraceError(
+                f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"
+            )
+        if not recording.is_captured(result):  # an operation may give its argument back
+            func = func if recording.has_gradient else _without_gradient(func)
+            recording.add_to_prelude(func, args, kwargs, result, is_number)
+        return result
+
+
+def _random_numbers(func: Any) -> TraceError:
+    return TraceError(
+        f"{func} draws random numbers, and a score program is a pure function{where()}; for dropout there is dropout_p="
+    )
+
+
+def _without_gradient(func: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+    return call
+
+
+def _is_indexing(func: Any) -> bool:
+    return func.overloadpacket in (torch.ops.aten.index, torch.ops.aten._unsafe_index)
+
+
+def _flatten(args: tuple, kwargs: dict) -> list[Any]:
+    flat: list[Any] = []
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, (list, tuple)):
+            flat.extend(one)
+        else:
+            flat.append(one)
+    return flat

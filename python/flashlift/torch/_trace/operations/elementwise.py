@@ -1,0 +1,139 @@
+"""Operations that compute each element of their result by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashlift.torch._program import Builder, Node, type_of
+from flashlift.torch._trace.lines import TraceError, where
+from flashlift.torch._trace.operations.arithmetic import BINARY, COMPARISONS, PREDICATES, UNARY
+from flashlift.torch._trace.operations.results import by_element, infer, operand
+from flashlift.torch._trace.operations.table import TABLE, TAKE_SYMBOLS, Handler, arguments_of, name_of, register
+from flashlift.torch._trace.recording import Recording, Symbol
+
+
+def _exceeds_i32(args: tuple) -> bool:
+    wide_symbol = any(isinstance(one, Symbol) and one.node.type == "i64" for one in args)
+    return wide_symbol or any(isinstance(one, int) and not -(2**31) <= one < 2**31 for one in args)
+
+
+def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = False) -> Handler:
+    """An operation whose operands are promoted to one type."""
+
+    def handler(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+        operands, options = args[:arity], args[arity:]
+        if any(isinstance(one, Symbol) for one in (*options, *kwargs.values())):
+            raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
+        dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
+        if dtype == torch.int32 and _exceeds_i32(operands):
+            # Numbers that do not fit 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled kernels; only
+            # the former gives the number that was written.
+            dtype = inferred_dtype = torch.int64
+            inferred = torch.empty(
+                torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta"
+            )
+        else:
+            inferred = infer(func, args, kwargs)
+            inferred_dtype = inferred.dtype
+        out_dtype = torch.bool if gives_bool else inferred_dtype
+        values = [operand(recording, one, dtype if gives_bool else out_dtype) for one in operands]
+
+        def finish(builder: Builder, *nodes: Node) -> Node:
+            return compute(builder, *nodes, *options, **kwargs)
+
+        return by_element(recording, inferred, values, finish, out_dtype)
+
+    return handler
+
+
+for _one, _compute in BINARY.items():
+    TABLE[_one] = _promoting(2, _compute)
+for _one, _compute in UNARY.items():
+    TABLE[_one] = _promoting(1, _compute)
+for _one, _compute in COMPARISONS.items():
+    TABLE[_one] = _promoting(2, _compute, gives_bool=True)
+for _one, _compute in PREDICATES.items():
+    TABLE[_one] = _promoting(1, _compute, gives_bool=True)
+
+# pow multiplies where it knows its exponent, which is also right for numbers below zero.
+TAKE_SYMBOLS.update((BINARY.keys() | COMPARISONS.keys()) - {"pow"})
+TAKE_SYMBOLS.update(("where", "masked_fill", "clamp", "clip", "clamp_min", "clamp_max"))
+
+
+def _select_node(builder: Builder, condition: Node, x: Node, y: Node) -> Node:
+    return builder.emit("select", condition, x, y)
+
+
+@register("where")
+def _where(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    if len(args) != 3:
+        raise TraceError(f"aten.where with only a condition has a result of unknown size{where()}")
+    inferred = infer(func, args, kwargs)
+    operands = [operand(recording, args[0], torch.bool)]
+    operands += [operand(recording, one, inferred.dtype) for one in args[1:]]
+    return by_element(recording, inferred, operands, _select_node, inferred.dtype)
+
+
+@register("masked_fill")
+def _masked_fill(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    inferred = infer(func, args, kwargs)
+    tensor, mask, value = args
+    operands = [operand(recording, mask, torch.bool)]
+    operands += [operand(recording, one, inferred.dtype) for one in (value, tensor)]
+    return by_element(recording, inferred, operands, _select_node, inferred.dtype)
+
+
+@register("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
+def _clamp(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    given = arguments_of(func, args, kwargs)
+    inferred = infer(func, args, kwargs)
+    defaults = (-1, 1) if name_of(func) == "hardtanh" else (None, None)
+    low, high = given.get("min", given.get("min_val", defaults[0])), given.get("max", given.get("max_val", defaults[1]))
+    limits = [(op, one) for op, one in (("max", low), ("min", high)) if one is not None]
+    operands = [operand(recording, one, inferred.dtype) for one in (args[0], *(one for _, one in limits))]
+
+    def compute(builder: Builder, x: Node, *bounds: Node) -> Node:
+        for (op, _), bound in zip(limits, bounds, strict=True):
+            x = builder.emit(op, x, bound)
+        return x
+
+    return by_element(recording, inferred, operands, compute, inferred.dtype)
+
+
+@register("_to_copy", "to", "type_as")
+def _convert(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    dtype = infer(func, args, kwargs).dtype
+    value = recording.value_of(args[0])
+    if dtype == value.dtype:
+        return args[0]
+    return by_element(recording, args[0], [value], lambda builder, node: builder.convert(node, type_of(dtype)), dtype)
+
+
+@register("clone", "alias", "contiguous", "lift_fresh", "lift_fresh_copy", "positive")
+def _same(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    return recording.traced(recording.value_of(args[0]))
+
+
+@register("detach")
+def _detach(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    return recording.detached(_same(recording, func, args, kwargs))
+
+
+@register("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_like")
+def _filled(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    # The traced tensor gives only its type and shape: the result is a constant.
+    result = func(*args, **kwargs)
+    recording.keep(result)
+    return result
+
+
+@register("_local_scalar_dense", "item", "is_nonzero")
+def _read(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any:
+    node = recording.value_of(args[0]).at(tuple(recording.builder.constant(0, "i64") for _ in args[0].shape))
+    if node.op == "constant":
+        return bool(node.payload) if name_of(func) == "is_nonzero" else node.payload
+    raise TraceError(
+        f"{func} needs the value of a traced scalar{where()}; a mod must not branch on its arguments in Python: use "
+        "torch.where, &, | and ~ in place of if, and, or and not, torch.minimum in place of min"
+    )

@@ -1,0 +1,53 @@
+"""The table: the name of an ATen operation, whatever its overload, and how it is translated."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashlift.torch._trace.lines import TraceError, where
+from flashlift.torch._trace.recording import Recording, Symbol
+from flashlift.torch._trace.values import Value
+
+Handler = Callable[[Recording, Any, tuple, dict], Any]
+TABLE: dict[str, Handler] = {}
+TAKE_SYMBOLS: set[str] = set()  # operations whose numbers may be arguments of the program
+
+
+def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The traced result of an operation, or NotImplemented."""
+    name = name_of(func)
+    handler = TABLE.get(name)
+    if name.removesuffix("_") not in TAKE_SYMBOLS and any(
+        isinstance(one, Symbol) for one in (*args, *kwargs.values())
+    ):
+        raise TraceError(f"{func} needs a number that does not change from call to call{where()}")
+    if handler is not None:
+        return handler(recording, func, args, kwargs)
+    # add_ and kin: the same operation, whose result its first argument then stands for.
+    if name.endswith("_") and not name.startswith("__") and name[:-1] in TABLE:
+        functional = getattr(getattr(torch.ops.aten, name[:-1]), func._overloadname)
+        if not recording.is_traced(args[0]) or args[0].dim() > 0:
+            raise TraceError(f"{func} changes a tensor that is not one of the mod's own scalars{where()}")
+        value = recording.value_of(TABLE[name[:-1]](recording, functional, args, kwargs))
+        dtype = args[0].dtype
+        recording.bind(args[0], Value.scalar(dtype, recording.builder.cast(value.node, dtype)))
+        return args[0]
+    return NotImplemented
+
+
+def name_of(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+def arguments_of(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    return dict(zip([one.name for one in func._schema.arguments], args, strict=False)) | kwargs
+
+
+def register(*names: str) -> Callable[[Handler], Handler]:
+    def add(handler: Handler) -> Handler:
+        for name in names:
+            TABLE[name] = handler
+        return handler
+
+    return add

@@ -1,0 +1,145 @@
+"""A mod as a program, and how the tensors that the program reads are made from those that the mod captures."""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor or a number of the prelude: what is captured, or an operation on it gives, in a call."""
+
+    number: int
+    dtype: torch.dtype | None = None  # of a number, as the program reads it
+
+
+class Size(int):
+    """The size of a dimension of what is captured. It is that of the traced call; another call's may be another."""
+
+    source: "SizeOf"
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """The size of a dimension of a slot's tensor, as a number that the program reads."""
+
+    number: int
+    dim: int
+    dtype: torch.dtype = torch.int32
+
+
+Source = Slot | SizeOf | torch.Tensor  # a tensor: one that the mod makes itself
+
+
+@dataclass
+class Trace:
+    """A mod as a program, and how to get the tensors that the program reads from those that the mod captures."""
+
+    kind: str
+    result: Node
+    builder: Builder
+    captures: list[Capture]
+    sources: list[Source]  # of each capture
+    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving the
+    # slots after the leaves'.
+    prelude: list[tuple[Callable, tuple, dict, bool]]
+    # Whether another program might come of captured tensors of other sizes, rather than the same one.
+    depends_on_sizes: bool = False
+    # The name of a torch.autograd.Function in it: its own backward function is no part of the program.
+    autograd_function: str | None = None
+    # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
+    reads_unknown: bool = False
+    _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
+
+    def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
+        """The program's text for these sizes, and the sources of the tensors that it reads."""
+        key = (bounds.b, bounds.h, bounds.q, bounds.kv)
+        found = self._texts.get(key)
+        if found is None:
+            text, used = print_program(self.kind, self.result, self.captures, self.builder, bounds)
+            if len(self._texts) > 64:  # of many lengths, those in use come back soon enough
+                self._texts.clear()
+            found = self._texts[key] = (text, [self.sources[i] for i in used])
+        return found
+
+    def tensors(
+        self,
+        sources: Sequence[Source],
+        leaves: Sequence[torch.Tensor],
+        numbers: Sequence[int | float] = (),
+        device: torch.device = CPU,
+    ) -> list[torch.Tensor]:
+        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`."""
+        slots: list[Any] = [*leaves, *numbers]
+        in_mode = torch._C._len_torch_dispatch_stack() > 0
+        for function, args, kwargs, is_number in self.prelude:
+            if is_number:
+                args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
+                result = function(*args, **kwargs)
+                slots.append(result if in_mode else result.item())
+            else:
+                args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
+                slots.append(function(*args, **kwargs))
+        found = []
+        for one in sources:
+            if type(one) is SizeOf:
+                value = slots[one.number].shape[one.dim]
+            else:
+                value = slots[one.number] if type(one) is Slot else one
+            if type(one) not in (Slot, SizeOf) and in_mode:
+                # A graph is being traced: it makes its constants itself, whatever tensors it is made of.
+                value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
+            elif isinstance(value, torch.SymFloat):
+                value = as_tensor(value).to(one.dtype).to(device)
+            elif not isinstance(value, torch.Tensor) and (in_mode or isinstance(value, torch.SymInt)):
+                value = torch.full((), value, dtype=one.dtype, device=device)
+            elif not isinstance(value, torch.Tensor):
+                value = _number_tensor(value, one.dtype, device)
+            elif type(one) is Slot and one.dtype is not None:
+                value = value.to(one.dtype)
+            elif value.device != device and (value.dim() == 0 or type(one) is not Slot):
+                value = _moved(value, device)
+            found.append(value)
+        return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
+    still."""
+    with _disable_current_modes(), torch._C._DisableFuncTorch():
+        return torch.tensor(value, dtype=dtype, device=device)
+
+
+_copies: "weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor]" = weakref.WeakKeyDictionary()
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A scalar, or a table that the mod makes itself, where the kernel can read it."""
+    if tensor.requires_grad or tensor._version:
+        return tensor.to(device)
+    copy = _copies.get(tensor)
+    if copy is None or copy.device != device:
+        copy = _copies[tensor] = tensor.to(device)
+    return copy
+
+
+def as_tensor(number: int | float) -> torch.Tensor:
+    """A number in Python's own precision."""
+    if isinstance(number, torch.SymInt):
+        return torch.full((), number, dtype=torch.int64, device=CPU)
+    if isinstance(number, torch.SymFloat):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
+        return torch.ones((), dtype=torch.float64, device=CPU) * number
+    if isinstance(number, torch.Tensor):
+        return number
+    return torch.tensor(number, dtype=torch.float64 if type(number) is float else None, device=CPU)

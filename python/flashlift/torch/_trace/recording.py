@@ -1,0 +1,180 @@
+"""What is recorded while a mod runs: which tensor stands for which value, and what the program reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from flashlift.torch._program import Builder, Capture, Node, type_of
+from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
+from flashlift.torch._trace.values import Value
+
+
+class Symbol:
+    """A number that is an argument. Where torch asks, it is the number of the call that was traced."""
+
+    node: Node
+
+
+class _IntSymbol(int, Symbol):
+    pass
+
+
+class _FloatSymbol(float, Symbol):
+    pass
+
+
+class Recording:
+    """What one trace has recorded. Traced tensors are ordinary ones (filled with ones), known by their identity."""
+
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor],
+        numbers: Sequence[torch.Tensor] = (),
+        wrapped: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """wrapped: by the identities of tensors, those in whose places they are."""
+        self.builder = Builder()
+        self.captures: list[Capture] = []
+        self.sources: list[Source] = []
+        self.prelude: list[tuple[Callable, tuple, dict, bool]] = []
+        self._values: dict[int, Value] = {}
+        self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
+        self._slot_count = len(leaves)
+        self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
+        for one in numbers:
+            self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
+        self.depends_on_sizes = False
+        self.reads_unknown = False
+        self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
+        self._wrapped = wrapped
+        self.autograd_function: str | None = None
+        self.has_gradient = True  # not while the mod runs under torch.no_grad()
+        self._capture_of: dict[int, Value] = {}
+        self._sizes: dict[int | SizeOf, Value] = {}
+        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
+
+    def traced(self, value: Value) -> torch.Tensor:
+        """A tensor that stands for a value."""
+        tensor = torch.ones((), dtype=value.dtype, device=CPU)
+        if value.shape:
+            tensor = tensor.expand(value.shape)
+        self.bind(tensor, value)
+        return tensor
+
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keeps a constant alive for as long as the trace goes by identities."""
+        self._alive.append(tensor)
+        self._made.add(id(tensor))
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._values
+
+    def is_number(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor stands for a number that the mod captures."""
+        return id(tensor) in self._numbers
+
+    def number_or_tensor(self, tensor: torch.Tensor) -> Any:
+        """The number that a tensor stands for, or else the tensor."""
+        return self._numbers.get(id(tensor), tensor)
+
+    def is_captured(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._slots
+
+    def is_open(self, tensor: torch.Tensor) -> bool:
+        """Whether a call decides what is in it: it is traced, or captured."""
+        return id(tensor) not in self._made
+
+    def is_unknown(self, tensor: torch.Tensor) -> bool:
+        return not any(id(tensor) in known for known in (self._values, self._slots, self._made))
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """What a tensor stands for: a traced one its value; any other one is captured, or a constant."""
+        found = self._values.get(id(tensor)) or self._capture_of.get(id(tensor))
+        if found is not None:
+            return found
+        slot = self._slots.get(id(tensor))
+        self.reads_unknown |= self.is_unknown(tensor)
+        wrapped = self._wrapped.get(id(tensor))
+        if slot is None and wrapped is None and tensor.dim() == 0:
+            node = self.builder.constant(tensor.item(), type_of(tensor.dtype))
+            return Value.scalar(tensor.dtype, node)
+        self._alive.append(tensor)
+        value = self._capture(tensor, slot or (tensor if wrapped is None else wrapped))
+        self._capture_of[id(tensor)] = value
+        return value
+
+    def _capture(self, tensor: torch.Tensor, source: Source) -> Value:
+        number = len(self.captures)
+        dtype = source.dtype if isinstance(source, Slot) and source.dtype is not None else tensor.dtype
+        self.captures.append(Capture(dtype, tensor.dim()))
+        self.sources.append(source)
+        type_ = type_of(dtype)
+        shape: list[int] = list(tensor.shape)
+        if isinstance(source, Slot):
+            for dim, size in enumerate(shape):
+                shape[dim] = Size(size)
+                shape[dim].source = SizeOf(source.number, dim)
+        return Value(dtype, tuple(shape), lambda index: self.builder.node("load", type_, tuple(index), number))
+
+    def size(self, size: int) -> Node:
+        """The size of a dimension, as something that the program reads: another size is no other program."""
+        key = size.source if isinstance(size, Size) else size
+        if key not in self._sizes:
+            value = torch.tensor(size, dtype=torch.int32, device=CPU)
+            self._sizes[key] = self._capture(value, key if isinstance(key, SizeOf) else value)
+        return self._sizes[key].node
+
+    def _add_slot(self, tensor: torch.Tensor, number_type: torch.dtype | None = None) -> None:
+        self._slots[id(tensor)] = Slot(self._slot_count, number_type)
+        self._slot_count += 1
+        if number_type is not None:
+            self._numbers[id(tensor)] = tensor.item()
+
+    def add_to_prelude(
+        self, func: Callable, args: tuple, kwargs: dict, result: torch.Tensor, is_number: bool
+    ) -> None:
+        """Records an operation on what is captured, to be done again for each call."""
+        recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
+        self.prelude.append((func, *recorded, is_number))
+        number_type = None
+        if is_number:
+            number_type = torch.float32 if result.is_floating_point() else torch.int64
+            number_type = torch.bool if result.dtype == torch.bool else number_type
+        self._add_slot(result, number_type)
+        self._alive.append(result)
+
+    def with_symbols(self, given: Any) -> Any:
+        """Arguments with each tensor that stands for a number as that number."""
+
+        def symbol(tensor: torch.Tensor) -> Any:
+            number = self._numbers.get(id(tensor))
+            if number is None:
+                return tensor
+            if isinstance(number, bool):
+                return tensor
+            made = _FloatSymbol(number) if isinstance(number, float) else _IntSymbol(number)
+            made.node = self.value_of(tensor).node
+            return made
+
+        return tree_map_only(torch.Tensor, symbol, given)
+
+    def detached(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values, without a gradient: a program differentiates no integers."""
+        if not tensor.is_floating_point() or not self.is_traced(tensor):
+            return tensor
+        value = self.value_of(tensor)
+
+        def at(index: tuple[Node, ...]) -> Node:
+            node = value.at(index)
+            if node.op in ("constant", "bitcast_f32"):
+                return node
+            return self.builder.node("bitcast_f32", "f32", (self.builder.node("bitcast_i32", "i32", (node,)),))
+
+        return self.traced(Value(value.dtype, value.shape, at) if value.shape else Value.scalar(value.dtype, at(())))

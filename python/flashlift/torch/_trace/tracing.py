@@ -1,0 +1,87 @@
+"""Running a mod once over traced scalars, with PyTorch's own dispatch, and recording what it does as a program.
+
+A mod is a Python function of 0-dimensional tensors. It is run under a TorchDispatchMode, which sees each ATen operation
+with its final overload:
+
+- an operation on traced values becomes nodes of the program (operations);
+- an operation on captured tensors alone is carried out as it is and recorded, to be done again for each call's tensors
+  (through autograd, if they need gradients); its results are what the program reads.
+
+make_fx would give the same operations as a graph, but not the Python line of each, and at a higher cost.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashlift.torch._program import Node
+from flashlift.torch._trace.dispatch import Dispatch
+from flashlift.torch._trace.functions import ModFunctions
+from flashlift.torch._trace.record import CPU, Trace
+from flashlift.torch._trace.recording import Recording
+from flashlift.torch._trace.transforms import Unwrapped
+from flashlift.torch._trace.values import Value
+
+INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
+
+
+def trace(
+    mod: Callable,
+    kind: str,
+    leaves: Sequence[torch.Tensor],
+    extra: Sequence[torch.Tensor] = (),
+    numbers: Sequence[torch.Tensor] = (),
+) -> Trace:
+    """Runs `mod` over traced scalars.
+
+    leaves: the tensors that it captures, as far as they are known; others that it reads become constants.
+    extra: further arguments for it, after the scalars; they are leaves as well.
+    numbers: tensors that it captures in place of numbers, which are arguments of the program.
+    Raises TraceError for what a program cannot say.
+    """
+    # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
+    unwrapped = Unwrapped()
+    with (
+        _disable_current_modes(),
+        unwrapped.without_transforms(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch.enable_grad(),
+    ):
+        recording = Recording([unwrapped.of(one) for one in (*leaves, *extra)], numbers, unwrapped.wrapped)
+        scalars = []
+        for name in INPUTS[kind]:
+            dtype = torch.float32 if name == "score" else torch.int32
+            scalars.append(recording.traced(Value.scalar(dtype, recording.builder.input(name))))
+        with Dispatch(recording), ModFunctions(recording, unwrapped):
+            result = mod(*scalars, *extra)
+        node = _result(recording, unwrapped.of(result) if isinstance(result, torch.Tensor) else result, kind)
+    return Trace(
+        kind,
+        node,
+        recording.builder,
+        recording.captures,
+        recording.sources,
+        recording.prelude,
+        recording.depends_on_sizes,
+        recording.autograd_function if kind == "score_mod" else None,
+        recording.reads_unknown,
+    )
+
+
+def _result(recording: Recording, result: Any, kind: str) -> Node:
+    if isinstance(result, (bool, int, float)):
+        result = torch.tensor(result, device=CPU)
+        recording.keep(result)
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"{kind} must return a tensor, got {type(result).__name__}")
+    if result.numel() != 1:
+        raise RuntimeError(f"{kind} must return a scalar, got a tensor of shape {list(result.shape)}")
+    value = recording.value_of(result)
+    node = value.at(tuple(recording.builder.constant(0, "i64") for _ in value.shape))
+    if kind == "mask_mod":
+        if value.dtype != torch.bool:
+            raise RuntimeError(f"mask_mod must return a boolean tensor, got {value.dtype}")
+        return node
+    return recording.builder.convert(node, "f32")

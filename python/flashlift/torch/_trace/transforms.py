@@ -1,0 +1,36 @@
+"""torch.func's transforms, left while a mod is traced."""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashlift.torch._trace.record import CPU
+
+
+class Unwrapped:
+    """While a mod is traced, torch.func's transforms are left, and what they wrapped has an ordinary tensor of the same
+    shape in its place: operations on it would go to the transform, and give wrappers that nobody has seen."""
+
+    def __init__(self) -> None:
+        self.in_transform = torch._C._are_functorch_transforms_active()
+        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of those in their places
+        self._in_place: dict[int, torch.Tensor] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.in_transform or not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return tensor
+        found = self._in_place.get(id(tensor))
+        if found is None:
+            with _disable_current_modes():  # a transform would wrap this too, but has been left
+                found = torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
+            self._in_place[id(tensor)] = found
+            self.wrapped[id(found)] = tensor
+        return found
+
+    def without_transforms(self) -> contextlib.AbstractContextManager:
+        if not self.in_transform:
+            return contextlib.nullcontext()
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+        return temporarily_clear_interpreter_stack()
