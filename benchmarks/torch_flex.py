@@ -19,7 +19,8 @@ import time
 
 import golden
 import torch
-from flashlift.torch import _mods, flex_attention
+from flashlift.torch import flex_attention
+from flashlift.torch._mods import families
 from flashlift.torch._run import kernels
 from torch.nn.attention.flex_attention import and_masks, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
@@ -90,7 +91,7 @@ def compare(name, mod, dtype, options):
 @torch.no_grad()
 def compiled_kernels(make, lengths):
     kernels.compiled.cache_clear()
-    _mods._families.clear()
+    families._families.clear()
     for i, length in enumerate(lengths):
         q, k, v = torch.randn(3, 1, 2, length, 16)
         score_mod, mask_mod = make(i, length)

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import torch_mods
-from flashlift.torch import _block_mask, _mods, flex_attention
+from flashlift.torch import _block_mask, flex_attention
 from test_torch_flex import plane, tensors, unfused
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 

@@ -4,7 +4,8 @@ import functools
 
 import pytest
 import torch
-from flashlift.torch import _mods, flex_attention
+from flashlift.torch import flex_attention
+from flashlift.torch._mods import families
 from test_torch_flex import unfused
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -15,7 +16,7 @@ LAYERS = [(4, 0.5), (9, 0.5), (9, 2.0), (4, 0.5), (3, 1.5), (11, 0.25)]
 
 @pytest.fixture(autouse=True)
 def nothing_met_before():
-    _mods._families.clear()
+    families._families.clear()
     torch._dynamo.reset()
 
 
@@ -92,7 +93,7 @@ def test_layers_that_differ_in_numbers(run):
 
 def test_more_numbers_than_traces_are_kept(monkeypatch):
     """A trace that is dropped for newer ones is still that of the layers that had it."""
-    monkeypatch.setattr(_mods, "_VARIANTS", 2)
+    monkeypatch.setattr(families, "_VARIANTS", 2)
     q, k, v = tensors()
 
     def loops(count):

@@ -1,0 +1,138 @@
+"""Traces kept for functions of the same structure."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+
+from flashlift.torch._mods.copy import Copy
+from flashlift.torch._mods.walk import Walk
+from flashlift.torch._trace import Trace, as_tensor, trace
+
+_CAPACITY = 1024  # structures
+_VARIANTS = 64  # traces of one structure that differ in numbers
+_CHOICES = 4096  # numbers of one structure whose trace is remembered
+
+_lock = threading.Lock()
+
+
+class _Family:
+    """The traces of functions that differ at most in their numbers."""
+
+    def __init__(self) -> None:
+        self.varying: frozenset[int] = frozenset()  # the places of numbers that are arguments
+        self.fixed: frozenset[int] = frozenset()  # places of numbers that cannot be
+        self.latest: tuple[Hashable, ...] | None = None
+        self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
+        # By all numbers of a function: its trace, and which of its numbers are arguments of that.
+        self.choices: OrderedDict[Hashable, tuple[Trace, frozenset[int]]] = OrderedDict()
+
+    def choose(self, values: Hashable, found: Trace, varying: frozenset[int]) -> tuple[Trace, frozenset[int]]:
+        """Remembers the trace for these numbers. Where another thread was first, its trace is the one."""
+        chosen = self.choices.setdefault(values, (found, varying))
+        self.choices.move_to_end(values)
+        if len(self.choices) > _CHOICES:
+            self.choices.popitem(last=False)
+        return chosen
+
+
+_families: OrderedDict[Hashable, _Family] = OrderedDict()
+# Keys of mods that read tensors which a walk by names does not find, such as the weights of a module that they call.
+_walked_wholly: OrderedDict[Hashable, None] = OrderedDict()
+
+
+class Leaves(NamedTuple):
+    """What one function captures, as far as its program reads it."""
+
+    tensors: list[torch.Tensor]
+    numbers: list[int | float] = []
+
+
+def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
+    """The trace of a mod, and the tensors and numbers that this very function captures."""
+    walk, structure = _walked(mod)
+    key = (kind, structure)
+    if key in _walked_wholly:
+        walk, structure = _walked(mod, wholly=True)
+        return _traced(mod, kind, walk, ("wholly", kind, structure))
+    found, leaves = _traced(mod, kind, walk, key)
+    if not found.reads_unknown:
+        return found, leaves
+    with _lock:
+        _families.pop(key, None)
+        _walked_wholly[key] = None
+        if len(_walked_wholly) > _CAPACITY:
+            _walked_wholly.popitem(last=False)
+    return traced(mod, kind)
+
+
+def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
+    """A walk, and the structure that it found. An object may be handed to any function that is met, so that what any of
+    them names counts for all objects."""
+    names: frozenset[str] = frozenset()
+    while True:
+        walk = Walk(wholly, names)
+        structure = walk.of(mod, frozenset())
+        if walk.names_of_all is None or walk.met <= walk.names_of_all:
+            return walk, structure
+        names |= walk.met
+
+
+def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace, Leaves]:
+    # 0.0 and -0.0 are equal, and False == 0: zeros go by what they are written as.
+    values = tuple([one or repr(one) for one in walk.numbers])
+    with _lock:
+        family = _families.get(key)
+        if family is None:
+            family = _families[key] = _Family()
+            if len(_families) > _CAPACITY:
+                _families.popitem(last=False)
+        else:
+            _families.move_to_end(key)
+        varying = family.varying
+        chosen = family.choices.get(values)
+        found = chosen[0] if chosen else family.traces.get(_variant(values, varying))
+        if found is not None:
+            found, varying = family.choose(values, found, varying)
+            return found, _leaves(walk, varying)
+        if family.latest is not None and values:
+            varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
+    made = None
+    if varying:
+        made = _trace_with_arguments(mod, kind, walk, varying)
+        if made is None:
+            with _lock:
+                family.fixed |= varying
+                family.varying = frozenset()
+            varying = frozenset()
+    made = made or trace(mod, kind, walk.tensors)
+    if made.reads_unknown:  # tensors that nothing leads to are this call's alone
+        return made, _leaves(walk, varying)
+    with _lock:
+        family.varying, family.latest = varying, values
+        family.traces[_variant(values, varying)] = made
+        if len(family.traces) > _VARIANTS:
+            family.traces.popitem(last=False)
+        made, varying = family.choose(values, made, varying)
+    return made, _leaves(walk, varying)
+
+
+def _variant(values: tuple[Hashable, ...], varying: frozenset[int]) -> Hashable:
+    return (varying, *(one for i, one in enumerate(values) if i not in varying)) if varying else values
+
+
+def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
+    return Leaves(walk.tensors, [walk.numbers[i] for i in sorted(varying)] if varying else [])
+
+
+def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
+    """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
+    with torch._C._DisableFuncTorch():
+        numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
+    try:
+        copy = Copy(numbers, walk).of(mod)
+        return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
+    except Exception:  # noqa: BLE001 - whatever the mod raised, it will tell with its own numbers if it is at fault
+        return None

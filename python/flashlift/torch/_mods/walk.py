@@ -1,0 +1,211 @@
+"""One pass over all that a function captures: its tensors, its numbers, and its structure."""
+
+import contextvars
+import enum
+import functools
+import inspect
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from flashlift.torch._mods.objects import (
+    EXACT,
+    MAX_ITEMS,
+    WRAPPER,
+    fields_of,
+    globals_read,
+    is_librarys,
+    is_torchs_own,
+    may_be_argument,
+    modules_read,
+    names_in,
+    own_part_of,
+    slots_of,
+)
+
+
+class _Identity:
+    """Something that is only equal to itself, kept alive so that its identity is not used twice."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+
+class Walk:
+    """One pass over all that a function captures. Of objects, only attributes that a function names are looked at,
+    unless it goes wholly."""
+
+    def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
+        self.met: set[str] = set()  # what the functions name that were met
+        # Those that every object was looked at for; None without objects.
+        self.names_of_all: frozenset[str] | None = None
+        self._names = names
+        self.tensors: list[torch.Tensor] = []
+        self.numbers: list[int | float] = []  # those that may become arguments
+        self.fields: dict[int, list[str]] = {}  # of each object, by its identity: the attributes that were looked at
+        self._wholly = wholly
+        self._places: dict[int, int] = {}
+        self._open: set[int] = set()
+        self._in_fixed = 0
+
+    def of(self, value: Any, names: frozenset[str]) -> Hashable:
+        kind = type(value)
+        if kind is int or kind is float:
+            if self._in_fixed or not may_be_argument(value):
+                return (kind, repr(value))
+            self.numbers.append(value)
+            return kind
+        if kind in EXACT:
+            return (kind, value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if id(value) in self._open:  # a function that refers to itself
+            return "again"
+        self._open.add(id(value))
+        try:
+            return self._composite(value, names)
+        finally:
+            self._open.discard(id(value))
+
+    def _tensor(self, tensor: torch.Tensor) -> Hashable:
+        place = self._places.get(id(tensor))
+        if place is not None:
+            return place
+        self._places[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        return (tensor.dtype, tensor.shape, tensor.requires_grad)
+
+    def _composite(self, value: Any, names: frozenset[str]) -> Hashable:
+        kind = type(value)
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is types.MethodType:
+            names = names | names_in(value.__func__.__code__)
+            return (self._function(value.__func__), self.of(value.__self__, names))
+        if kind is functools.partial:
+            parts = (value.func, value.args, value.keywords)
+            return ("partial", *(self.of(part, names) for part in parts))
+        if kind in (tuple, list) and len(value) <= MAX_ITEMS:
+            return (kind, *(self.of(item, names) for item in value))
+        if kind is dict and len(value) <= MAX_ITEMS:
+            return (dict, *((self._fixed(key, names), self.of(item, names)) for key, item in value.items()))
+        if kind is WRAPPER:
+            return self.of(value.fn, names)
+        if isinstance(value, enum.Enum):
+            return _Identity(value)
+        if isinstance(value, (int, float, str, bytes)):
+            return (kind, repr(value))
+        if isinstance(value, (tuple, list, dict)) and len(value) <= MAX_ITEMS:
+            items = value.items() if isinstance(value, dict) else value
+            return (kind, *(self._fixed(item, names) for item in items))
+        if isinstance(value, type):
+            return self._fixed(value, names, lambda one: self._class(one, names))
+        if isinstance(value, types.ModuleType) and not is_librarys(value.__name__):
+            return self._fixed(value, names, lambda one: self._module(one, names))
+        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            return _Identity(value)
+        if kind is contextvars.ContextVar:
+            return self._fixed(value.get(None), names)
+        if hasattr(value, "__dict__"):
+            return self._object(value, names)
+        slots = [name for base in kind.__mro__ for name in slots_of(base) if hasattr(value, name)]
+        if not slots:
+            return _Identity(value)
+        return (kind, *(self._fixed(getattr(value, name), names) for name in slots))
+
+    def _fixed(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
+        """Of something that Copy does not copy, so that its numbers cannot be arguments."""
+        self._in_fixed += 1
+        try:
+            return visit(value) if visit else self.of(value, names)
+        finally:
+            self._in_fixed -= 1
+
+    def _function(self, function: types.FunctionType) -> Hashable:
+        code = function.__code__
+        if is_torchs_own(function):
+            return code
+        names = names_in(code)
+        self.met |= names
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(self.of(cell.cell_contents, names))
+            except ValueError:  # not assigned yet
+                cells.append("empty")
+        globals_ = function.__globals__
+        read = tuple([(name, self.of(globals_[name], names)) for name in globals_read(function)])
+        read += tuple([self.of(one, names) for one in modules_read(function)])
+        if not names.isdisjoint(_UNSEEN):
+            read += (_Identity(object()),)
+        defaults = function.__defaults__, function.__kwdefaults__
+        return (code, *cells, read, *(None if one is None else self.of(one, names) for one in defaults))
+
+    def _names_for_object(self, names: frozenset[str]) -> frozenset[str]:
+        names |= self._names
+        self.names_of_all = names if self.names_of_all is None else self.names_of_all & names
+        return names
+
+    def _module(self, module: types.ModuleType, names: frozenset[str]) -> Hashable:
+        names = self._names_for_object(names)
+        content = vars(module)
+        return (module.__name__, *((name, self.of(content[name], names)) for name in sorted(names & content.keys())))
+
+    def _class(self, value: type, names: frozenset[str]) -> Hashable:
+        """What is read of a class itself; the methods of its instances are looked at with them."""
+        if is_librarys(value.__module__) or issubclass(value, enum.Enum):
+            return _Identity(value)
+        parts: list[Hashable] = [_Identity(value)]
+        for name in sorted(self._names_for_object(names)):
+            member = inspect.getattr_static(value, name, None)
+            member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if member is not None and not inspect.isdatadescriptor(member):
+                parts.append((name, self.of(member, names)))
+        return tuple(parts)
+
+    def _object(self, value: Any, names: frozenset[str]) -> Hashable:
+        names = self._names_for_object(names)
+        kind = type(value)
+        call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
+        parts: list[Hashable] = [kind]
+        if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
+            parts.append(self._fixed(call, names, self._function))
+            names = names | names_in(call.__code__)
+        if isinstance(value, torch.nn.Module):
+            names = names | names_in(kind.forward.__code__) if isinstance(kind.forward, types.FunctionType) else names
+        # Methods and properties that are named may name further attributes.
+        seen: set[str] = set()
+        pending = set(names)
+        while pending:
+            name = pending.pop()
+            seen.add(name)
+            member = inspect.getattr_static(kind, name, None)
+            member = member.fget if isinstance(member, property) else member
+            member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if isinstance(member, types.FunctionType):
+                module = member.__module__ or ""
+                if module.split(".")[0] != "torch":
+                    parts.append((name, self._fixed(member, names, self._function)))
+                    pending |= names_in(member.__code__) - seen
+            elif isinstance(member, (int, float, *EXACT)) and member is not None:
+                parts.append((name, type(member), repr(member)))
+        fields = fields_of(value)
+        wanted = frozenset((*seen, "__wrapped__"))  # that of functools.lru_cache
+        by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
+        self.fields[id(value)] = sorted(fields.keys() if by_any_name else wanted & fields.keys())
+        parts.extend((name, self.of(fields[name], wanted)) for name in self.fields[id(value)])
+        return tuple(parts)
+
+
+_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
+_REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))
