@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 import torch_mods
-from flashlift.torch import _block_mask, flex_attention
+from flashlift.torch import flex_attention
+from flashlift.torch._attention.block_mask import mask_mod_of
 from test_torch_flex import plane, tensors, unfused
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
@@ -187,7 +188,7 @@ def documents(b, h, i, j):
 def test_lists_that_say_no_more_cost_nothing(mod, make):
     mask = make(create_block_mask(mod, 2, 2, 150, 150, device="cpu", BLOCK_SIZE=(32, 16)))
     q, k, v = tensors(torch.float32, (2, 2, 2, *mask.seq_lengths, 16, 16))
-    assert _block_mask.mask_mod_of(mask, q, k)[0] is mod
+    assert mask_mod_of(mask, q, k)[0] is mod
     assert torch.equal(flex_attention(q, k, v, block_mask=mask), flex_attention(q, k, v, mask_mod=mod))
 
 

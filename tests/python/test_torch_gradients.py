@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
-from flashlift.torch._checks import check_deterministic
+from flashlift.torch._attention.checks import check_deterministic
 from flashlift.torch._mods import traced
 from flashlift.torch._trace import IndexByTensors
 import test_torch_flex

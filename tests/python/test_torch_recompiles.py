@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch_mods
-from flashlift.torch import _flex_attention, flex_attention
+from flashlift.torch import flex_attention
+from flashlift.torch._attention.flex_attention import _constant_scales
 from flashlift.torch._mods import families
 from flashlift.torch._run import kernels
 from test_torch_flex import assert_matches
@@ -20,7 +21,7 @@ def compiled():
     """How many kernels were compiled since the test began."""
     kernels.compiled.cache_clear()
     families._families.clear()
-    _flex_attention._constant_scales.cache_clear()
+    _constant_scales.cache_clear()
     return lambda: kernels.compiled.cache_info().misses
 
 

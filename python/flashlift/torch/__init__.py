@@ -14,8 +14,8 @@ if not _torch.__version__.startswith("2.13."):
         "Install flashlift[torch], or torch==2.13.*"
     )
 
-from flashlift.torch._flex_attention import flex_attention
-from flashlift.torch._sdpa import scaled_dot_product_attention
+from flashlift.torch._attention.flex_attention import flex_attention
+from flashlift.torch._attention.sdpa import scaled_dot_product_attention
 from flashlift.torch._trace import TraceError
 
 __all__ = ["TraceError", "flex_attention", "scaled_dot_product_attention"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from flashlift.torch._flex_attention import flex_attention
+from flashlift.torch._attention.flex_attention import flex_attention
 from flashlift.torch._run.modes import are_readable, makes_graph
 
 

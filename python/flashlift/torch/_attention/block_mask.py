@@ -1,4 +1,4 @@
-"""PyTorch's BlockMask, and packed sequences, as a mask_mod.
+"""PyTorch's BlockMask as a mask_mod.
 
 What PyTorch's kernels do with a BlockMask: nothing is kept outside of the blocks that it lists; in a full block everything
 is, without a question to its mask_mod; in a partial block what mask_mod keeps. The lists become a table of which kind each
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error, noop_mask
 
-from flashlift.torch import _checks
+from flashlift.torch._attention import checks
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._program import Bounds
 from flashlift.torch._run.kernels import block_kinds
@@ -48,7 +48,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
     own = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
     sliced = own is _sliced_mask_mod_error
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and not sliced:
-        _checks.check_block_mask(query, key, block_mask)
+        checks.check_block_mask(query, key, block_mask)
         return own, None
     lists = _lists_of(block_mask)
     # While a graph is made, no content of a tensor decides what it does.
@@ -58,7 +58,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
             "Cannot use mask_mod from a sliced BlockMask: it has partial blocks, and slicing forgets the mask_mod that "
             "fills them. Assign block_mask.mask_mod, with its indices moved to the slice."
         )
-    _checks.check_block_mask(query, key, block_mask)
+    checks.check_block_mask(query, key, block_mask)
     if known is None:
         has_full = block_mask.full_kv_num_blocks is not None
         return _restricted(own, _kinds(block_mask), has_full, *block_mask.BLOCK_SIZE), None
@@ -70,34 +70,6 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         if known.says_no_more_than(found, query, block_mask):
             return own, found
     return _restricted(own, known.kinds, known.has_full, *block_mask.BLOCK_SIZE), None
-
-
-def mask_mod_of_sequences(
-    query: torch.Tensor, key: torch.Tensor, cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-) -> Callable:
-    """Each query sees the keys of its own sequence. What lies behind the last one sees nothing and is not seen."""
-    of_queries, of_keys = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
-    if query.size(0) != 1:
-        raise ValueError(f"cu_seqlens packs sequences into a batch of 1, the query has {query.size(0)}")
-    for one in (of_queries, of_keys):
-        if one.dim() != 1 or one.dtype not in (torch.int32, torch.int64) or one.shape != of_queries.shape:
-            raise ValueError(
-                f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the same "
-                "for queries and keys"
-            )
-    q_sequence = _sequence_of_each(of_queries, query.size(2))
-    kv_sequence = _sequence_of_each(of_keys, key.size(2))
-    kv_sequence = torch.where(kv_sequence == of_keys.size(0), -1, kv_sequence)
-
-    def same_sequence(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        return q_sequence[q] == kv_sequence[kv]
-
-    return same_sequence
-
-
-def _sequence_of_each(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
-    positions = torch.arange(length, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens.contiguous(), positions, right=True, out_int32=True)
 
 
 def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: int, kv_block: int) -> Mod:

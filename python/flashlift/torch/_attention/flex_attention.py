@@ -1,4 +1,4 @@
-"""flex_attention and scaled_dot_product_attention on Flashlift's kernels."""
+"""flex_attention in PyTorch's signature and beyond it."""
 
 import functools
 import math
@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
-from flashlift.torch import _checks
-from flashlift.torch._block_mask import mask_mod_of, mask_mod_of_sequences
-from flashlift.torch._mods import Leaves, traced
-from flashlift.torch._program import Bounds
-from flashlift.torch._run.autograd import without_gradient
-from flashlift.torch._run.call import Call
-from flashlift.torch._run.dispatch import call_kernel
-from flashlift.torch._trace import Trace
-from flashlift.torch._unfused import attend_unfused
+from flashlift.torch._attention import checks
+from flashlift.torch._attention.attend import attend
+from flashlift.torch._attention.block_mask import mask_mod_of
+from flashlift.torch._attention.request import Request
+from flashlift.torch._attention.sequences import mask_mod_of_sequences
+from flashlift.torch._attention.unfused import attend_unfused
+from flashlift.torch._mods import traced
 
 Mod = Callable[..., torch.Tensor]
 
@@ -67,17 +65,17 @@ def flex_attention(
     the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
-    _checks.check_tensors(query, key, value, enable_gqa)
-    _checks.check_batch(query, key, block_mask, mask_mod is not None)
-    _checks.check_scale(scale)
+    checks.check_tensors(query, key, value, enable_gqa)
+    checks.check_batch(query, key, block_mask, mask_mod is not None)
+    checks.check_scale(scale)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = _autocast(query, key, value)
     dtype = query.dtype
     if not dtype == key.dtype == value.dtype:
         query, key, value = _in_widest_type(query, key, value)
     if kernel_options:
-        _checks.check_options(kernel_options)
-    _checks.check_aux(return_lse, return_aux)
+        checks.check_options(kernel_options)
+    checks.check_aux(return_lse, return_aux)
     trace_of_blocks = None
     if block_mask is not None:
         of_blocks, trace_of_blocks = mask_mod_of(block_mask, query, key)
@@ -87,9 +85,11 @@ def flex_attention(
     seed = _seed(dropout_p, dropout_seed)
     aux = return_aux or AuxRequest(lse=return_lse)
     if torch.compiler.is_dynamo_compiling():
-        out, lse, max_scores = in_graph(
-            query, key, value, score_mod, mask_mod, scale, sinks, aux.max_scores, dropout_p, seed, deterministic
-        )
+        # Imported late: it imports TorchDynamo, which takes seconds.
+        from flashlift.torch._attention.dynamo import flex_attention_in_graph
+
+        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
+        out, lse, max_scores = flex_attention_in_graph(request, score_mod, mask_mod)
         max_scores = max_scores if aux.max_scores else None
     elif query.dtype == torch.float64:
         if dropout_p:
@@ -102,71 +102,12 @@ def flex_attention(
         if mask_mod is not None:
             is_of_blocks = trace_of_blocks is not None and mask_mod is of_blocks
             programs.append(trace_of_blocks if is_of_blocks else traced(mask_mod, "mask_mod"))
-        out, lse, max_scores = attend(
-            query, key, value, programs, scale, sinks, aux.max_scores, dropout_p, seed, deterministic
-        )
+        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
+        out, lse, max_scores = attend(request, programs)
     out = out.to(dtype)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if aux.lse else None, max_scores=max_scores)
     return (out, lse) if return_lse else out
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    programs: list[tuple[Trace, Leaves]],
-    scale: float | None,
-    sinks: torch.Tensor | None,
-    want_max: bool,
-    dropout_p: float = 0.0,
-    seed: torch.Tensor | None = None,
-    deterministic: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Runs traced programs: (out, lse, max_scores or None)."""
-    if query.size(0) != key.size(0):
-        key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
-    bounds = Bounds(*(size if type(size) is int else None for size in (*query.shape[:3], key.shape[2])))
-    features = []
-    captures: list[torch.Tensor] = []
-    for trace, leaves in programs:
-        text, sources = trace.program(bounds)
-        features.append(text)
-        captures += trace.tensors(sources, *leaves, device=query.device)
-    for one in captures:
-        if one.device != query.device:
-            raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
-    if torch.is_grad_enabled():
-        _checks.check_deterministic(deterministic, query.device, captures)
-    if sinks is not None:
-        sinks = _sinks(sinks, query)
-        features.insert(0, f"sinks={sinks.shape[1]}")
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
-    words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
-    functions = [trace.autograd_function for trace, _ in programs if trace.autograd_function is not None]
-    if functions and torch.is_grad_enabled():
-        query, key, *captures = (without_gradient(one, functions[0]) for one in (query, key, *captures))
-    in_one_pass = want_max and query.device.type == "cpu"
-    call = Call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
-    out, lse, maximum = call_kernel(call)
-    if not want_max or in_one_pass:
-        return out, lse, maximum if want_max else None
-    # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
-    # is above its logarithm is the maximum. In float32, since probabilities are rounded to the type of the values.
-    query, key = query.detach().float(), key.detach().float()
-    ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
-    scores_only = " ".join(one for one in features if not one.startswith("sinks="))
-    captures = [one.detach() for one in captures]
-    sums, plain_lse, _ = call_kernel(Call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale))
-    maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
-    return out, lse, maximum
-
-
-def in_graph(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As attend(), where TorchDynamo compiles. Dynamo is imported late: it takes seconds."""
-    from flashlift.torch._dynamo import flex_attention_in_graph
-
-    return flex_attention_in_graph(*args)
 
 
 _MAX_SCALES = 8  # that are constants of kernels for the same heads
@@ -209,17 +150,6 @@ def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Keys and values of another type than the query, such as a cache of 8 bits, in the type that holds all of them."""
     widest = functools.reduce(torch.promote_types, (one.dtype for one in tensors if one.dtype.itemsize > 1))
     return [one.to(widest) for one in tensors]
-
-
-def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    if sinks.dim() == 1:
-        sinks = sinks.unsqueeze(1)
-    if sinks.dim() != 2 or sinks.size(0) != query.size(1) or not sinks.dtype.is_floating_point:
-        raise ValueError(
-            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{query.size(1)}] or "
-            f"[{query.size(1)}, n]"
-        )
-    return sinks.to(torch.float32)
 
 
 def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | None:

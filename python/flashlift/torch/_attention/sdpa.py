@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from flashlift.torch._flex_attention import flex_attention
+from flashlift.torch._attention.flex_attention import flex_attention
 
 
 def _causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,11 @@ from torch._dynamo.variables import higher_order_ops
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flashlift.torch._attention.attend import attend
+from flashlift.torch._attention.request import Request
+from flashlift.torch._attention.unfused import attend_unfused
 from flashlift.torch._mods import Leaves
 from flashlift.torch._trace import Trace, as_tensor, trace
-from flashlift.torch._unfused import attend_unfused
 
 _NAME = "flashlift_flex_attention"
 
@@ -37,8 +39,6 @@ class _FlexAttention(HigherOrderOperator):
         score_captures: tuple = (),
         mask_captures: tuple = (),
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        from flashlift.torch._flex_attention import attend
-
         sinks = block_mask[0] if options["sinks"] else None
         seed = block_mask[1] if options["dropout_p"] else None
         scale = scale if options["scale"] else None
@@ -51,18 +51,10 @@ class _FlexAttention(HigherOrderOperator):
             _trace_graph(score_mod, "score_mod", list(score_captures), factor),
             _trace_graph(block_mask[-1], "mask_mod", list(mask_captures)),
         ]
-        out, lse, maximum = attend(
-            query,
-            key,
-            value,
-            programs,
-            scale,
-            sinks,
-            options["want_max"],
-            options["dropout_p"],
-            seed,
-            options["deterministic"],
+        request = Request(
+            query, key, value, scale, sinks, options["want_max"], options["dropout_p"], seed, options["deterministic"]
         )
+        out, lse, maximum = attend(request, programs)
         return out, lse, lse if maximum is None else maximum
 
 
@@ -167,19 +159,10 @@ higher_order_ops._hop_name_to_variable_class[_NAME] = _Variable
 
 
 def flex_attention_in_graph(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    score_mod: Any,
-    mask_mod: Any,
-    scale: float | None,
-    sinks: torch.Tensor | None,
-    want_max: bool,
-    dropout_p: float,
-    seed: torch.Tensor | None,
-    deterministic: bool | None,
+    request: Request, score_mod: Any, mask_mod: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
+    query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
     options = {
         "sinks": sinks is not None,
         "want_max": want_max,

@@ -1,0 +1,68 @@
+"""Traced programs run as one attention."""
+
+import math
+
+import torch
+
+from flashlift.torch._attention.checks import check_deterministic
+from flashlift.torch._attention.request import Request
+from flashlift.torch._mods import Leaves
+from flashlift.torch._program import Bounds
+from flashlift.torch._run.autograd import without_gradient
+from flashlift.torch._run.call import Call
+from flashlift.torch._run.dispatch import call_kernel
+from flashlift.torch._trace import Trace
+
+
+def attend(
+    request: Request, programs: list[tuple[Trace, Leaves]]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Runs traced programs: (out, lse, max_scores or None)."""
+    query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
+    if query.size(0) != key.size(0):
+        key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
+    bounds = Bounds(*(size if type(size) is int else None for size in (*query.shape[:3], key.shape[2])))
+    features = []
+    captures: list[torch.Tensor] = []
+    for trace, leaves in programs:
+        text, sources = trace.program(bounds)
+        features.append(text)
+        captures += trace.tensors(sources, *leaves, device=query.device)
+    for one in captures:
+        if one.device != query.device:
+            raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
+    if torch.is_grad_enabled():
+        check_deterministic(deterministic, query.device, captures)
+    if sinks is not None:
+        sinks = _sinks(sinks, query)
+        features.insert(0, f"sinks={sinks.shape[1]}")
+    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
+    words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
+    functions = [trace.autograd_function for trace, _ in programs if trace.autograd_function is not None]
+    if functions and torch.is_grad_enabled():
+        query, key, *captures = (without_gradient(one, functions[0]) for one in (query, key, *captures))
+    in_one_pass = want_max and query.device.type == "cpu"
+    call = Call(query, key, value, captures, sinks, seed, words, scale, in_one_pass)
+    out, lse, maximum = call_kernel(call)
+    if not want_max or in_one_pass:
+        return out, lse, maximum if want_max else None
+    # The sum of exponentials relative to the row's maximum is an attention over ones that is not normalised; what lse
+    # is above its logarithm is the maximum. In float32, since probabilities are rounded to the type of the values.
+    query, key = query.detach().float(), key.detach().float()
+    ones = key.new_ones((1, 1, 1, 1)).expand(*key.shape[:3], 1)
+    scores_only = " ".join(one for one in features if not one.startswith("sinks="))
+    captures = [one.detach() for one in captures]
+    sums, plain_lse, _ = call_kernel(Call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale))
+    maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
+    return out, lse, maximum
+
+
+def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    if sinks.dim() == 1:
+        sinks = sinks.unsqueeze(1)
+    if sinks.dim() != 2 or sinks.size(0) != query.size(1) or not sinks.dtype.is_floating_point:
+        raise ValueError(
+            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{query.size(1)}] or "
+            f"[{query.size(1)}, n]"
+        )
+    return sinks.to(torch.float32)

@@ -1,0 +1,33 @@
+"""Packed sequences as a mask_mod."""
+
+from collections.abc import Callable
+
+import torch
+
+
+def mask_mod_of_sequences(
+    query: torch.Tensor, key: torch.Tensor, cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+) -> Callable:
+    """Each query sees the keys of its own sequence. What lies behind the last one sees nothing and is not seen."""
+    of_queries, of_keys = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+    if query.size(0) != 1:
+        raise ValueError(f"cu_seqlens packs sequences into a batch of 1, the query has {query.size(0)}")
+    for one in (of_queries, of_keys):
+        if one.dim() != 1 or one.dtype not in (torch.int32, torch.int64) or one.shape != of_queries.shape:
+            raise ValueError(
+                f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the same "
+                "for queries and keys"
+            )
+    q_sequence = _sequence_of_each(of_queries, query.size(2))
+    kv_sequence = _sequence_of_each(of_keys, key.size(2))
+    kv_sequence = torch.where(kv_sequence == of_keys.size(0), -1, kv_sequence)
+
+    def same_sequence(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return q_sequence[q] == kv_sequence[kv]
+
+    return same_sequence
+
+
+def _sequence_of_each(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
+    positions = torch.arange(length, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens.contiguous(), positions, right=True, out_int32=True)
