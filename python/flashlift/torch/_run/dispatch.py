@@ -13,8 +13,8 @@ from flashlift.torch._run.modes import are_plain
 
 def call_kernel(call: Call) -> Results:
     """The operator, or where that makes no difference what it does: the way through torch's dispatcher, in Python,
-    takes longer than a short attention. An infinite scale is refused before anything else sees it. Whatever the call
-    says of f32_out, the output has the type of the query.
+    takes longer than a short attention. An infinite scale is refused before anything else sees it. The output has the
+    type of the query: f32_out, False in what is given, is for the ways below.
 
     Where gradients may be wanted, the operator's own output is float32. The backward pass takes each row's
     <d_out, out> from it, and what rounding to 16 bits does to that is an error that all keys of the row share: it can
@@ -29,7 +29,7 @@ def call_kernel(call: Call) -> Results:
     elif are_plain(given):
         if not torch.is_grad_enabled() or not any([one.requires_grad for one in given]):
             with Recorded("flashlift::attention"):
-                return run(call._replace(f32_out=False))
+                return run(call)
         results = Direct.apply(*call._replace(f32_out=rounds_output).flat())
     elif torch.autograd.forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
         no_forward_mode(None)

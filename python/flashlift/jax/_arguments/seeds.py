@@ -1,0 +1,32 @@
+"""Seeds of dropout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flashlift._errors import InvalidArgumentError
+from flashlift.jax._arguments.values import as_array, described
+
+
+def seed_words(seed: jax.Array | int) -> jax.Array:
+    """The 64 bits of a seed, low half first. An integer is the same seed in Python, numpy and JAX, traced or not."""
+    if isinstance(seed, (int, np.integer)):
+        number = int(seed)
+        if not -(1 << 63) <= number < 1 << 64:
+            raise InvalidArgumentError(f"dropout_seed is {number}; expected an integer of 64 bits")
+        return jnp.asarray([number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF], jnp.uint32)
+    seed = as_array("dropout_seed", seed)
+    if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer):
+        wide = seed.dtype.itemsize == 8
+        sign = jnp.where(seed < 0, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+        return jnp.stack([seed.astype(jnp.uint32), (seed >> 32).astype(jnp.uint32) if wide else sign])
+    if seed.dtype == jnp.uint32 and seed.shape == (4,):
+        seed = jax.random.wrap_key_data(seed, impl="rbg")
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
+        data = jax.random.key_data(seed)
+        seed = data if data.shape == (2,) else jax.random.bits(seed, (2,), jnp.uint32)
+    if seed.dtype != jnp.uint32 or seed.shape != (2,):
+        raise InvalidArgumentError(
+            f"dropout_seed is {described(seed)}; expected a key of jax.random, its uint32[2], or an integer"
+        )
+    return seed
