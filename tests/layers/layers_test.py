@@ -3,10 +3,11 @@
     layers_test.py ROOT
 
 Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
-to, and that no switch over operations has a default. The check itself is checked first, on lines that must and must not
-pass.
+to, that no switch over operations has a default, and that neither Python's modules nor their folders import one another in
+a circle. The check itself is checked first, on lines that must and must not pass.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -106,6 +107,54 @@ def problem_with(path, included, ours):
     return None
 
 
+def imports_of(path, text, modules):
+    """Those of `modules` (name -> path) that a Python module imports, wherever the import stands in it."""
+    found = set()
+    for node in ast.walk(ast.parse(text, path)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for one in node.names:  # a module of a package, or a name in one
+                inner = f"{node.module}.{one.name}"
+                found.add(inner if inner in modules else node.module)
+    return found & modules.keys()
+
+
+def folder_of(module, modules):
+    return module if modules[module].endswith("/__init__.py") else module.rpartition(".")[0]
+
+
+def circle_in(graph):
+    """A circle among nodes (node -> those that it leads to), as a list that ends where it begins, or None."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        circle = next(filter(None, map(visit, sorted(graph.get(node, ())))), None)
+        path.pop()
+        done.add(node)
+        return circle
+
+    return next(filter(None, map(visit, sorted(graph))), None)
+
+
+def python_circles(sources):
+    """Circles of imports in a package, path -> text, between modules or between folders that do not contain one another."""
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
+    graph = {name: imports_of(path, sources[path], modules) - {name} for name, path in modules.items()}
+    folders = {}
+    for name, imported in graph.items():
+        here = folder_of(name, modules)
+        for there in (folder_of(one, modules) for one in imported):
+            if not f"{here}.".startswith(f"{there}.") and not f"{there}.".startswith(f"{here}."):
+                folders.setdefault(here, set()).add(there)
+    return [" imports ".join(circle) for circle in (circle_in(graph), circle_in(folders)) if circle]
+
+
 def check_the_check():
     everything = lambda name: True
     must_pass = [
@@ -137,6 +186,11 @@ def check_the_check():
     assert switches_that_forget("src/score/x.cpp", forgets) == [5]
     assert switches_that_forget("src/stablehlo/lift/x.cpp", forgets) == []
     assert switches_that_forget("src/score/x.cpp", forgets.replace("Op::k_add", "Type::kI1")) == []
+    late = {"p/a.py": "def f():\n    from p.b import g", "p/b.py": "import p.a"}
+    assert python_circles(late) == ["p.a imports p.b imports p.a"]
+    between = {"p/x/a.py": "from p.y import b", "p/y/b.py": "", "p/y/c.py": "import p.x.d", "p/x/d.py": "", "p/y/__init__.py": ""}
+    assert python_circles(between) == ["p.x imports p.y imports p.x"]
+    assert python_circles({"p/__init__.py": "from p.a import f", "p/a.py": "from p.b import f", "p/b.py": ""}) == []
 
 
 def main(root):
@@ -158,7 +212,10 @@ def main(root):
             reason = match and problem_with(path, match.group(1), ours)
             if reason:
                 problems.append(f"{path}:{number}: {reason}")
-    print("\n".join(problems) or f"{files} files keep the layer order")
+    python = root / "python"
+    modules = {one.relative_to(python).as_posix(): one.read_text() for one in sorted((python / "flashlift").rglob("*.py"))}
+    problems += python_circles(modules)
+    print("\n".join(problems) or f"{files} files keep the layer order, {len(modules)} Python modules import in no circle")
     assert files > 0, f"no sources under {root}"
     return 1 if problems else 0
 
