@@ -12,11 +12,11 @@ from pathlib import Path
 
 import contenders
 import flashlift
+import golden
 import hardware
 import jax
 import memory
 import numpy as np
-import golden
 import torch
 from contenders import Case, Contender
 
@@ -78,9 +78,10 @@ def main() -> int:
             f"{limits}.",
             f"flashlift {flashlift.__version__}, torch {torch.__version__}, jax {jax.__version__}.",
             "Medians of runs taken in turns in one process. Speeds in GFLOP/s, of the scores that are kept; × is",
-            "Flashlift's speed over the peer's. Memory is what a call needs besides inputs and outputs: what the library",
-            "plans, or by how much the process grows, whichever is more. Preparing is compiling, building masks and the",
-            "first call. Every result was judged beside float64 first. The last two columns have one number for each contender, in order.",
+            "Flashlift's speed over the peer's. Memory is what a call needs besides inputs and outputs: what the",
+            "library plans, or by how much the process grows, whichever is more. Preparing is compiling, building",
+            "masks and the first call. Every result was judged beside float64 first. The last two columns have one",
+            "number for each contender, in order.",
             "",
             "Written by `make bench`.",
             "",

@@ -10,11 +10,11 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a first call is to be 
 
 import flashlift
 import flashlift.jax
+import golden
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import golden
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -50,7 +50,9 @@ def jax_call(tensors, words, device):
         place = jax.devices("gpu" if device == "cuda" else "cpu")[0]
     except (ImportError, RuntimeError):
         return None
-    arrays = [jax.device_put(jnp.asarray(one.float().cpu().numpy(), dtype=str(one.dtype)[6:]), place) for one in tensors]
+    arrays = [
+        jax.device_put(jnp.asarray(one.float().cpu().numpy(), dtype=str(one.dtype)[6:]), place) for one in tensors
+    ]
     attend = jax.jit(lambda q, k, v: attention(q, k, v, words.strip(), layout="bhsd"))
     result = torch.from_numpy(jax.device_get(attend(*arrays).astype(jnp.float32)).copy())
 

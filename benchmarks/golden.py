@@ -70,7 +70,7 @@ class Attention:
 @torch.no_grad()
 def forward(attention: Attention) -> Reference:
     """The output."""
-    q, k, v = attention.q, attention.k, attention.v
+    q, v = attention.q, attention.v
     shape = (*q.shape[:3], v.shape[3])
     want = torch.empty(shape, dtype=torch.float64, device=q.device)
     eager = torch.empty(shape, dtype=q.dtype, device=q.device)

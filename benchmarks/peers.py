@@ -18,10 +18,10 @@ from pathlib import Path
 import bench
 import contenders
 import flashlift
+import golden
 import hardware
 import ml_dtypes
 import numpy as np
-import golden
 import torch
 from contenders import Case, Contender, Inputs
 

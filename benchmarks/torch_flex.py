@@ -5,9 +5,9 @@
 
 For each mod: milliseconds (the median of some), their ratio, and the first call of each. Both results are judged
 (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. TorchDynamo's state is fresh for
-every mod: past eight masks in one process, PyTorch's silently runs the unfused maths. Then: kernels compiled for 100 mods
-and for 100 lengths. Last, documents of 131,072 tokens: a call of one tile of queries, which is what comes before the work
-(the mask's ids are new each time), the whole call, and the growth of the process's memory.
+every mod: past eight masks in one process, PyTorch's silently runs the unfused maths. Then: kernels compiled for 100
+mods and for 100 lengths. Last, documents of 131,072 tokens: a call of one tile of queries, which is what comes before
+the work (the mask's ids are new each time), the whole call, and the growth of the process's memory.
 """
 
 import argparse

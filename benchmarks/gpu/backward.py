@@ -3,8 +3,9 @@
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
-gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all in turn; a figure is the median. TFLOP/s count five products of the score
-plane (half of it for causal; otherwise of the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
+gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
+all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for causal; otherwise of
+the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 import flashlift
 import torch
 import torch.nn.functional as F
-from forward import BLOCK, first_result, inputs, mod_cases, golden, report
+from forward import BLOCK, first_result, golden, inputs, mod_cases, report
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

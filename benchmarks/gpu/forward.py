@@ -2,12 +2,12 @@
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
 
-Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4 is
-installed, FlexAttention with its Triton backend. Every kernel's output is judged first (benchmarks/golden.py): one
-that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random:
-zeros draw less power and run faster.
-TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks
-that hold a kept score, as FlexAttention's block mask has them.
+Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4
+is installed, FlexAttention with its Triton backend. Every kernel's output is judged first (benchmarks/golden.py): one
+that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so that a GPU that clocks down
+slows all of them; a figure is the median. Inputs are random: zeros draw less power and run faster. TFLOP/s count the
+products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks that hold a kept
+score, as FlexAttention's block mask has them.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def first_result(name, call):
     """What a peer gives, or None where it is not for this problem or not whole."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises, the others are still to be measured
+    except Exception as error:
         print(f"  {name} is left out: {type(error).__name__}: {str(error).strip().splitlines()[-1][:120]}", flush=True)
         return None
 

@@ -1,9 +1,9 @@
 """Speculative-decoding training (EAGLE-3) with its own mask, forward and backward, on a CPU.
 
 The draft model is unrolled for a few steps. Each step appends the keys of its own predictions: the first q_len keys are
-attended causally, and of each further block of q_len keys a query sees its own position only. Keys are thus a multiple of
-the queries, and sequences in a batch have lengths of their own. Written out, that mask is a table of q_len × kv_len; as a
-mask_mod it is seven lines, and tiles without a diagonal in them are never computed.
+attended causally, and of each further block of q_len keys a query sees its own position only. Keys are thus a multiple
+of the queries, and sequences in a batch have lengths of their own. Written out, that mask is a table of q_len × kv_len;
+as a mask_mod it is seven lines, and tiles without a diagonal in them are never computed.
 
     python examples/eagle3/eagle3.py                 the check, then time and memory beside PyTorch's own attention
     python examples/eagle3/eagle3.py --length 256 --steps 2 --check-only

@@ -1,6 +1,6 @@
 """Flashlift's demo: a real sentence encoder, its attention found, proved and run as fused kernels.
 
-    make demo        or        python examples/minilm/demo.py
+make demo        or        python examples/minilm/demo.py
 """
 
 import os

@@ -65,9 +65,7 @@ class Attention:
         )
         check(
             self._library,
-            self._library.flashlift_attention_compile(
-                c_text(problem, "problem"), options, ctypes.byref(self._handle)
-            ),
+            self._library.flashlift_attention_compile(c_text(problem, "problem"), options, ctypes.byref(self._handle)),
         )
         self._info = ProblemInfo(ctypes.sizeof(ProblemInfo))
         check(self._library, self._library.flashlift_attention_info(self._handle, self._info))

@@ -1,7 +1,7 @@
 """Is a result right? The judge that Flashlift's own tests and benchmarks use, for results of any attention.
 
-    judgement = flashlift.testing.judge(out, want, eager)     # want in float64; eager is unfused maths in out's type
-    assert judgement.ok, judgement.reason
+judgement = flashlift.testing.judge(out, want, eager)     # want in float64; eager is unfused maths in out's type
+assert judgement.ok, judgement.reason
 """
 
 import ctypes
@@ -64,8 +64,8 @@ def judge(
     """Compares a result with its float64 reference, beside what unfused maths in the result's type makes of it.
 
     The arrays lie in the CPU's memory: numpy's, or any that speak DLPack (torch, JAX). `row_width` is how many elements
-    share their errors (the last dimension), `samples` how many errors are independent (the rows). A gradient's terms may
-    cancel: `magnitudes` are their sums without signs.
+    share their errors (the last dimension), `samples` how many errors are independent (the rows). A gradient's terms
+    may cancel: `magnitudes` are their sums without signs.
     """
     shape = tuple(got.shape)
     arrays = {"got": got, "want": _dense(want, np.float64), "eager": _dense(eager, np.float32)}
@@ -73,7 +73,9 @@ def judge(
         arrays["magnitudes"] = _dense(magnitudes, np.float64)
     for key, array in arrays.items():
         if tuple(array.shape) != shape:
-            raise InvalidArgumentError(f"{key} has shape {list(array.shape)}; expected {list(shape)}, as the result has")
+            raise InvalidArgumentError(
+                f"{key} has shape {list(array.shape)}; expected {list(shape)}, as the result has"
+            )
     kept = {key: Tensor(array, key) for key, array in arrays.items()}
     subject = _library.Subject(
         struct_size=ctypes.sizeof(_library.Subject),

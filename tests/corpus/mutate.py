@@ -3,9 +3,9 @@
     build/venv/bin/python tests/corpus/mutate.py FOLDER [--seed N] [--count N] [--case NAME]... [--save FOLDER]
 
 A change is small and keeps the text well-formed more often than not: another operation of the same kind, another
-comparison, other dimensions, an operand exchanged for a value of the same type. What JAX does not accept is dropped, and
-so is what gives no attention. What is fused, gradients included, must compute what the changed module computes: attention
-proved in a module that is no attention any more would show here.
+comparison, other dimensions, an operand exchanged for a value of the same type. What JAX does not accept is dropped,
+and so is what gives no attention. What is fused, gradients included, must compute what the changed module computes:
+attention proved in a module that is no attention any more would show here.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def change_comparison(rng, line):
 
 
 def change_list(rng, line):
-    lists = [found for found in re.finditer(r"\[(\d+(?:, \d+)*)\]", line)]
+    lists = list(re.finditer(r"\[(\d+(?:, \d+)*)\]", line))
     if not lists:
         return line
     found = rng.choice(lists)
@@ -143,8 +143,9 @@ def mutated(rng, text):
 def disagreement(want, got):
     """Largest error over the largest number, where the original is finite.
 
-    Where it is not, an exponential overflowed or an infinity was subtracted from itself, for instance because the change
-    took the row maximum out; a fused softmax does better there, and what rows without keys give is tested elsewhere.
+    Where it is not, an exponential overflowed or an infinity was subtracted from itself, for instance because the
+    change took the row maximum out; a fused softmax does better there, and what rows without keys give is tested
+    elsewhere.
     """
     worst = 0.0
     for a, b in zip(want, got, strict=True):
@@ -159,7 +160,7 @@ def disagreement(want, got):
 
 
 def sensitivity(text, arguments, want):
-    """How far the module's own results move when its inputs do by a millionth: a change may divide by what is nearly 0."""
+    """How far the module's results move when its inputs move by a millionth: a change may divide by nearly 0."""
     rng = np.random.default_rng(0)
     moved = [
         (x * (1 + 1e-6 * rng.standard_normal(x.shape))).astype(x.dtype) if x.dtype.kind == "f" else x for x in arguments

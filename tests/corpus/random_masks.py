@@ -2,9 +2,9 @@
 
     build/venv/bin/python tests/corpus/random_masks.py [--seed N] [--first N] [--count N] [--print]
 
-Masks of several terms, infinite and finite, replaced, added and multiplied; scores within and beyond the finite ones; tables
-that the score indexes; maxima that are the scores' own and such that are not; guards of the divisor; with and without
-gradients. A line for each module that disagrees makes that module again.
+Masks of several terms, infinite and finite, replaced, added and multiplied; scores within and beyond the finite ones;
+tables that the score indexes; maxima that are the scores' own and such that are not; guards of the divisor; with and
+without gradients. A line for each module that disagrees makes that module again.
 """
 
 import sys
@@ -51,7 +51,18 @@ def draw_keep(draw, B, H, S, T):
     """Which keys are kept: of the arguments, an array that broadcasts to [B, H, S, T]."""
     i, j = np.arange(S)[:, None], np.arange(T)[None]
     kind = draw.one_of(
-        ("causal", "window", "random", "padding", "left_padding", "lengths", "segments", "no_row", "strictly_causal", "heads")
+        (
+            "causal",
+            "window",
+            "random",
+            "padding",
+            "left_padding",
+            "lengths",
+            "segments",
+            "no_row",
+            "strictly_causal",
+            "heads",
+        )
     )
     draw.say(kind)
     if kind == "causal":
@@ -66,9 +77,9 @@ def draw_keep(draw, B, H, S, T):
     if kind == "heads":
         return draw.argument(draw.rng.random((1, H, 1, T)) > 0.4)
     if kind == "padding":
-        return draw.argument((np.arange(T) < draw.rng.integers(0, T + 1, (B, 1, 1, 1))))
+        return draw.argument(np.arange(T) < draw.rng.integers(0, T + 1, (B, 1, 1, 1)))
     if kind == "left_padding":
-        return draw.argument((np.arange(T) >= draw.rng.integers(0, T + 1, (B, 1, 1, 1))))
+        return draw.argument(np.arange(T) >= draw.rng.integers(0, T + 1, (B, 1, 1, 1)))
     if kind == "lengths":
         lengths = draw.argument(draw.rng.integers(0, T + 1, (B,)).astype(np.int32))
         return lambda given: jnp.arange(T) < lengths(given)[:, None, None, None]
@@ -156,7 +167,7 @@ def draw_change(draw, B, H, S, T):
 
 
 def draw_scores(draw, B, H, S, T, D):
-    """Of the arguments: the scores before anything is masked. They are multiples of 1/64 where a table may read them."""
+    """The scores before anything is masked. They are multiples of 1/64 where a table may read them."""
     size = draw.one_of((1.0, 1.0, 1.0, 1.0, 6.0, 150.0, 1e4))
     draw.say(f"size {size:g}")
     steps = 4

@@ -1,7 +1,8 @@
 """Draws JAX functions at random, fuses them, and compares what the fused ones compute with XLA's own results.
 
-random_masks.py draws masks, guards and divisors. A file that draws a kind of its own defines `draw(rng) -> Drawn` and calls
-main(draw, __doc__). Every module has a number: --seed and that number alone make it again, whatever else was drawn.
+random_masks.py draws masks, guards and divisors. A file that draws a kind of its own defines `draw(rng) -> Drawn` and
+calls main(draw, __doc__). Every module has a number: --seed and that number alone make it again, whatever else was
+drawn.
 """
 
 import argparse
@@ -104,13 +105,15 @@ def moved(arguments):
     """The arguments, each changed by a millionth."""
     rng = np.random.default_rng(0)
     return [
-        jnp.asarray(x * (1 + 1e-6 * rng.standard_normal(x.shape)), x.dtype) if jnp.issubdtype(x.dtype, np.floating) else x
+        jnp.asarray(x * (1 + 1e-6 * rng.standard_normal(x.shape)), x.dtype)
+        if jnp.issubdtype(x.dtype, np.floating)
+        else x
         for x in arguments
     ]
 
 
 def is_as_exact(drawn, result, want, got):
-    """Whether `got` is right in double precision where `want` is not, or differs no more than `want` differs from that."""
+    """Whether `got` is right in double precision where `want` is not, or no further from that than `want` is."""
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype) for x in drawn.arguments]
         exact = np.asarray(jax.tree.leaves(jax.jit(drawn.function)(*wide))[result], np.float64)
@@ -192,7 +195,9 @@ def main(draw, document):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first module")
     parser.add_argument("--count", type=int, default=200, help="how many modules to draw")
-    parser.add_argument("--print", action="store_true", help="print the modules' text and what is said of each candidate")
+    parser.add_argument(
+        "--print", action="store_true", help="print the modules' text and what is said of each candidate"
+    )
     options = parser.parse_args()
     flashlift.jax.register()
     numbers = list(range(options.first, options.first + options.count))

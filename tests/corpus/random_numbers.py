@@ -3,9 +3,9 @@
     build/venv/bin/python tests/corpus/random_numbers.py [--seed N] [--first N] [--count N] [--print]
 
 Masks and biases from integers of all widths, signed and unsigned, and from floats of 16 bits; conversions that wrap,
-saturate and round, of positions, queries, keys, values, scores, probabilities and outputs; rows without keys, with their
-log-sum-exp and what is computed from it; maxima from several start values, sinks, guards; gradients that are scaled, cut
-off and rounded. A line for each module that disagrees makes that module again.
+saturate and round, of positions, queries, keys, values, scores, probabilities and outputs; rows without keys, with
+their log-sum-exp and what is computed from it; maxima from several start values, sinks, guards; gradients that are
+scaled, cut off and rounded. A line for each module that disagrees makes that module again.
 """
 
 import sys
@@ -63,7 +63,11 @@ def constant(draw, dtype):
 
 def draw_integer(draw, dtype, S, T, depth):
     """Of nothing: a formula of integers that broadcasts to [S, T]."""
-    kind = "position" if depth == 0 else draw.one_of(("operation", "operation", "operation", "converted", "float", "position"))
+    kind = (
+        "position"
+        if depth == 0
+        else draw.one_of(("operation", "operation", "operation", "converted", "float", "position"))
+    )
     if kind == "position":
         source = draw.one_of(("iota", "arange", "key", "query", "constant"))
         if source == "constant":
@@ -257,7 +261,9 @@ def draw_module(rng):
     sinks = None if sink is None else draw.argument(np.full(H, sink, np.float32))
 
     def function(*given):
-        queries, keys, values = (trip(x(given).astype(half or jnp.float32)) for trip, x in zip(trips, (q, k, v), strict=True))
+        queries, keys, values = (
+            trip(x(given).astype(half or jnp.float32)) for trip, x in zip(trips, (q, k, v), strict=True)
+        )
         s = jnp.einsum("bqhd,bkhd->bhqk", queries, keys, preferred_element_type=jnp.float32) * 0.5
         s = cut(of_scores(s))
         for step in steps:

@@ -10,7 +10,8 @@ The modes, all by default:
   read         what the reader prints is, to JAX, the module that was read, operation for operation; after inlining,
                removal of dead code and merging of equal operations it still computes the outputs on XLA:CPU
   custom_call  as many attentions are fused as expected, and the module computes the outputs through Flashlift's handler
-  gradients    where the module holds gradients: they are fused with their attention, and the module computes the outputs
+  gradients    where the module holds gradients: they are fused with their attention, and the module computes the
+               outputs
   composite    as custom_call, with the original kept as the decomposition, which XLA runs
 """
 

@@ -36,7 +36,9 @@ def program_words() -> list[str]:
     return [
         *found("include/flashlift/ops.def", r"(?m)^FLASHLIFT_OP\((\w+),"),
         *found("src/score/sizes.cpp", r'\{k\w+Size, "([^"]+)"\}'),
-        *found("src/score/reader.cpp", r'(?:accept|expect)\("(\w+)"\)', r'text == "([^"]+)"', r'starts_with\("(\w+)"\)'),
+        *found(
+            "src/score/reader.cpp", r'(?:accept|expect)\("(\w+)"\)', r'text == "([^"]+)"', r'starts_with\("(\w+)"\)'
+        ),
         *dtypes(),
     ]
 
@@ -44,7 +46,13 @@ def program_words() -> list[str]:
 def problem_words() -> list[str]:
     reader = "src/problem/reader.cpp"
     return [
-        *found(reader, r'name == "(\w+)"', r'features_.bottom_right = value == "(\w+)"', r'next_word\(\) != "(\w+)"', r'starts_with\("(\w+)"\)'),
+        *found(
+            reader,
+            r'name == "(\w+)"',
+            r'features_.bottom_right = value == "(\w+)"',
+            r'next_word\(\) != "(\w+)"',
+            r'starts_with\("(\w+)"\)',
+        ),
         *quoted(found(reader, r"kNames = \{([^}]*)\}")),
         *found("src/problem/problem.cpp", r'case EmptyRows::\w+:\s+return "(\w+)"'),
         *dtypes(),

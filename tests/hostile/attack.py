@@ -1,7 +1,8 @@
-"""What an attack is, and the ways to run one. A part (command_line.py, ...) has a function `attacks()` that lists its own.
+"""What an attack is, and the ways to run one. A part (command_line.py, ...) has a function `attacks()` that lists its
+own.
 
-An attack is withstood if the attacked ends by itself, soon, within bounded memory, with the answer that was expected, and
-leaves nothing behind.
+An attack is withstood if the attacked ends by itself, soon, within bounded memory, with the answer that was expected,
+and leaves nothing behind.
 """
 
 import os
@@ -61,7 +62,14 @@ def command(
                 (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
                 (Path(folder) / path).write_bytes(content.encode() if isinstance(content, str) else content)
             before = _content(folder)
-            ended = _run([BUILD / "bin" / "flashlift", *map(str, arguments)], folder, stdin, environment or {}, limits or {}, seconds)
+            ended = _run(
+                [BUILD / "bin" / "flashlift", *map(str, arguments)],
+                folder,
+                stdin,
+                environment or {},
+                limits or {},
+                seconds,
+            )
             fault = _fault_of(ended, codes, words, megabytes)
             allowed = set(written) if ended.code == SUCCESS else set()
             changed = {path for path, content in _content(folder).items() if before.get(path) != content}

@@ -10,8 +10,8 @@ PROBLEM = "attn h1 s64 d8 causal"
 NUMBERS = [
     "", " ", "nan", "NaN", "inf", "-inf", "infinity", "-1", "-0.5", "0", "1", "1.5", "1e30", "1e999", "-1e999", "0x10",
     "0b1", "1_000", "１", "٣", "½", "1,5", "1.5.2", "18446744073709551615", "18446744073709551616",
-    "9223372036854775807", "9223372036854775808", "-9223372036854775809", "9" * 1000, "1;true", "%s%n", "{}", "\n", "+1",
-    "01", "1e-400", "null", "--json", "1 ", " 1", "1\t", "\x1b[31m1", "1e", "e1", ".", "-", "--",
+    "9223372036854775807", "9223372036854775808", "-9223372036854775809", "9" * 1000, "1;true", "%s%n", "{}", "\n",
+    "+1", "01", "1e-400", "null", "--json", "1 ", " 1", "1\t", "\x1b[31m1", "1e", "e1", ".", "-", "--",
 ]  # fmt: skip
 
 
@@ -78,7 +78,8 @@ def environments() -> list[Attack]:
 def problems() -> list[Attack]:
     """Problems of sizes that nobody has memory or time for, and programs as large as they may be."""
     huge = [
-        "h1 s1073741824 d8 causal", "h1 s1073741824 d8", "h64 s1073741824 d256 window=100", "b1073741824 h1 s1 d8 causal",
+        "h1 s1073741824 d8 causal", "h1 s1073741824 d8", "h64 s1073741824 d256 window=100",
+        "b1073741824 h1 s1 d8 causal",
         "b1000000 h64 s128 d8 alibi", "h1 s1073741824 d8 documents=1000", "b4096 h4096 s4096 d64 bf16 alibi causal",
         "h1 sq1 skv1073741824 d8", "h1 sq1073741824 skv1 d8 mask_mod() { %0 = lt h, q; return %0 }",
     ]  # fmt: skip
@@ -92,20 +93,25 @@ def problems() -> list[Attack]:
     ]  # fmt: skip
     steps = ["add", "mul", "pow"]
     chains = {step: "".join(f"%{i} = {step} %{i - 1}, score; " for i in range(1, 4000)) for step in steps}
-    programs = [
-        f"h1 s64 d8 score_mod() {{ %0 = tanh score; {chain}return %3999 }}" for chain in chains.values()
-    ]
+    programs = [f"h1 s64 d8 score_mod() {{ %0 = tanh score; {chain}return %3999 }}" for chain in chains.values()]
     return [
         *[command(f"explain {text}", "explain", f"attn {text}", codes=ANY, short=text is huge[0]) for text in huge],
         *[command(f"run {text}", "run", f"attn {text}", "--seconds=0", short=text is huge[0]) for text in huge],
         *[
-            command(f"{what} {text[:60]}", what, f"attn {text}", *more, codes=REFUSED if what == "run" else ANY, short=text is never[0])
+            command(
+                f"{what} {text[:60]}",
+                what,
+                f"attn {text}",
+                *more,
+                codes=REFUSED if what == "run" else ANY,
+                short=text is never[0],
+            )
             for text in never
             for what, more in {"run": ["--seconds=0"], "explain": []}.items()
         ],
         *[
             command(f"{what} 4000 times {step}", what, f"attn {text}", *more, codes=SUCCESS)
-            for step, text in zip(steps, programs)
+            for step, text in zip(steps, programs, strict=True)
             for what, more in {"run": ["--seconds=0", "--backward"], "explain": ["--code"]}.items()
         ],
     ]  # fmt: skip

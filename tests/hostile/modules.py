@@ -3,7 +3,7 @@
 import resource
 from collections.abc import Callable
 
-from attack import ANY, REFUSED, SUCCESS, Attack, command
+from attack import REFUSED, SUCCESS, Attack, command
 
 STACK = {resource.RLIMIT_STACK: 512 << 10}
 SQUARE = "tensor<4x4xf32>"
@@ -35,7 +35,9 @@ def texts() -> list[Attack]:
     dimensions = "1x" * 100_000
     order = repeated(str, 100_000, ", ")
     wide = repeated(lambda i: f"  %{i} = stablehlo.negate %x {{a = {i} : i16777215}} : tensor<2xf32>\n", 3000)
-    wrong = "func.func @main(%x: tensor<2xf32>) -> tensor<3xf32> attributes {b = #a@} {\n  return %x : tensor<2xf32>\n}\n"
+    wrong = (
+        "func.func @main(%x: tensor<2xf32>) -> tensor<3xf32> attributes {b = #a@} {\n  return %x : tensor<2xf32>\n}\n"
+    )
     return [
         module("30 nested aliases", aliases("[1, 1]", "[@, @]", 30) + function(use.replace("@", "30")), short=True),
         module("30 nested aliases, an error", aliases("[1, 1]", "[@, @]", 30) + wrong.replace("@", "30"), short=True),
@@ -179,7 +181,10 @@ def attentions() -> list[Attack]:
         .replace("%last", "%s")
         .replace(f"(%x: {SQUARE}) -> {SQUARE}", f"(%x: {SQUARE}, %v: {values}) -> {values}")
         .replace("dot_general %p, %x", "dot_general %p, %v")
-        .replace(f"dims = [1] x [0] : ({SQUARE}, {SQUARE}) -> {SQUARE}", f"dims = [1] x [0] : ({SQUARE}, {values}) -> {values}")
+        .replace(
+            f"dims = [1] x [0] : ({SQUARE}, {SQUARE}) -> {SQUARE}",
+            f"dims = [1] x [0] : ({SQUARE}, {values}) -> {values}",
+        )
         .replace(f"return %o : {SQUARE}", f"return %o : {values}")
     )
     one = (HEAD + TAIL).replace("%last", "%s").replace("@main", "private @f0")
@@ -189,10 +194,14 @@ def attentions() -> list[Attack]:
         "  %1 = call @f{}(%0) : (tensor<4x4xf32>) -> tensor<4x4xf32>\n"
         "  return %1 : tensor<4x4xf32>\n}}\n"
     )
-    calls = one.replace("func.func private @f0", "func.func private @f0 ") + repeated(lambda i: twice.format(i + 1, i, i), 12)
+    calls = one.replace("func.func private @f0", "func.func private @f0 ") + repeated(
+        lambda i: twice.format(i + 1, i, i), 12
+    )
     products = repeated(
-        lambda i: f"  %d{i} = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] {{n = {i}}} : ({SQUARE}, {SQUARE}) -> {SQUARE}\n"
-        f"  %c{i} = stablehlo.add %{f'c{i - 1}' if i else 's'}, %d{i} : {SQUARE}\n",
+        lambda i: (
+            f"  %d{i} = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] {{n = {i}}} : ({SQUARE}, {SQUARE}) -> {SQUARE}\n"
+            f"  %c{i} = stablehlo.add %{f'c{i - 1}' if i else 's'}, %d{i} : {SQUARE}\n"
+        ),
         2000,
     )
     return [

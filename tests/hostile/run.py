@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import attack  # noqa: E402  from this folder
+import attack
 
 PARTS = ["command_line", "c_interface", "modules"]
 

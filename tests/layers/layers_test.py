@@ -3,8 +3,8 @@
     layers_test.py ROOT
 
 Reads #include lines only, so it needs no build. Also checks that third-party headers stay in the folders they belong
-to, that no switch over operations has a default, and that neither Python's modules nor their folders import one another in
-a circle. The check itself is checked first, on lines that must and must not pass.
+to, that no switch over operations has a default, and that neither Python's modules nor their folders import one another
+in a circle. The check itself is checked first, on lines that must and must not pass.
 """
 
 import ast
@@ -48,8 +48,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
 SUFFIXES = {".h", ".hpp", ".def", ".cpp", ".cc", ".cuh", ".cu", ".inc"}
 
 
-# Where the meaning of operations is written down. (What matches patterns of a few operations, as lifting does, may leave
-# the others alone.)
+# Where the meaning of operations is written down. (What matches patterns of a few operations, as lifting does, may
+# leave the others alone.)
 OPERATIONS = ("src/score", "src/problem", "src/cpu", "src/cuda", "src/runtime")
 
 
@@ -143,7 +143,8 @@ def circle_in(graph):
 
 
 def python_circles(sources):
-    """Circles of imports in a package, path -> text, between modules or between folders that do not contain one another."""
+    """Circles of imports in a package, path -> text, between modules or between folders that do not contain one
+    another."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
     graph = {name: imports_of(path, sources[path], modules) - {name} for name, path in modules.items()}
     folders = {}
@@ -188,7 +189,13 @@ def check_the_check():
     assert switches_that_forget("src/score/x.cpp", forgets.replace("Op::k_add", "Type::kI1")) == []
     late = {"p/a.py": "def f():\n    from p.b import g", "p/b.py": "import p.a"}
     assert python_circles(late) == ["p.a imports p.b imports p.a"]
-    between = {"p/x/a.py": "from p.y import b", "p/y/b.py": "", "p/y/c.py": "import p.x.d", "p/x/d.py": "", "p/y/__init__.py": ""}
+    between = {
+        "p/x/a.py": "from p.y import b",
+        "p/y/b.py": "",
+        "p/y/c.py": "import p.x.d",
+        "p/x/d.py": "",
+        "p/y/__init__.py": "",
+    }
     assert python_circles(between) == ["p.x imports p.y imports p.x"]
     assert python_circles({"p/__init__.py": "from p.a import f", "p/a.py": "from p.b import f", "p/b.py": ""}) == []
 
@@ -206,16 +213,22 @@ def main(root):
         files += 1
         text = source.read_text()
         for number in switches_that_forget(path, text):
-            problems.append(f"{path}:{number}: a switch over operations has a default, which would hide a new operation")
+            problems.append(
+                f"{path}:{number}: a switch over operations has a default, which would hide a new operation"
+            )
         for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             reason = match and problem_with(path, match.group(1), ours)
             if reason:
                 problems.append(f"{path}:{number}: {reason}")
     python = root / "python"
-    modules = {one.relative_to(python).as_posix(): one.read_text() for one in sorted((python / "flashlift").rglob("*.py"))}
+    modules = {
+        one.relative_to(python).as_posix(): one.read_text() for one in sorted((python / "flashlift").rglob("*.py"))
+    }
     problems += python_circles(modules)
-    print("\n".join(problems) or f"{files} files keep the layer order, {len(modules)} Python modules import in no circle")
+    print(
+        "\n".join(problems) or f"{files} files keep the layer order, {len(modules)} Python modules import in no circle"
+    )
     assert files > 0, f"no sources under {root}"
     return 1 if problems else 0
 

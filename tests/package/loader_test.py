@@ -1,5 +1,5 @@
-"""Where the loader looks for the libraries of what is built and installed: only in the folders that hold them, and never
-in the current one.
+"""Where the loader looks for the libraries of what is built and installed: only in the folders that hold them, and
+never in the current one.
 
 Run by ctest: loader_test.py BUILD WORK DECOY [COMMAND]
 """

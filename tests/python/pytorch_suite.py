@@ -2,10 +2,10 @@
 
     python tests/python/pytorch_suite.py PATH/TO/pytorch/test/inductor/test_flex_attention.py [pytest's arguments]
 
-The file is the one of the installed PyTorch's version, and needs the package expecttest; nothing is downloaded. Every flex_attention in it becomes ours, and
-with it what the tests compile, so that reference values (float64) are computed by ours as well, unfused. Tests of
-inductor's code, of its options and of devices that are not there do not apply; they fail or skip as they do without us,
-which --theirs shows.
+The file is the one of the installed PyTorch's version, and needs the package expecttest; nothing is downloaded. Every
+flex_attention in it becomes ours, and with it what the tests compile, so that reference values (float64) are computed
+by ours as well, unfused. Tests of inductor's code, of its options and of devices that are not there do not apply; they
+fail or skip as they do without us, which --theirs shows.
 """
 
 import sys
@@ -26,7 +26,7 @@ def replace() -> None:
 
 
 class CpuHasGradients:
-    """PyTorch's tests ask for gradients on devices that its own flex_attention has them on; ours has them on the CPU."""
+    """PyTorch's tests ask for gradients only where its own flex_attention has them; ours has them on CPUs."""
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         for module in {item.module for item in items}:

@@ -337,8 +337,8 @@ def multi_sinks():
 
     def f(q, k, v, sk):
         s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
-        l = jnp.concatenate([jnp.broadcast_to(sk[None, :, None], (2, 4, 20, 3)), s], -1)
-        p = jax.nn.softmax(l, -1)[..., 3:]
+        logits = jnp.concatenate([jnp.broadcast_to(sk[None, :, None], (2, 4, 20, 3)), s], -1)
+        p = jax.nn.softmax(logits, -1)[..., 3:]
         return jnp.einsum("bhqk,bkhd->bqhd", p, v)
 
     return f, (q, k, v, sk)

@@ -87,7 +87,12 @@ def test_what_was_compiled_can_be_asked():
     [
         ("attn b2", {}, flashlift.InvalidArgumentError, "h<N>"),
         ("attn h1 s1 d4 f32", {"device": "tpu"}, flashlift.InvalidArgumentError, 'expected "cpu"'),
-        ("attn h1 s1 d4 f32", {"implementation": "fastest"}, flashlift.UnsupportedError, "no implementation named fastest"),
+        (
+            "attn h1 s1 d4 f32",
+            {"implementation": "fastest"},
+            flashlift.UnsupportedError,
+            "no implementation named fastest",
+        ),
     ],
 )
 def test_errors_of_compile(problem, options, kind, words):
@@ -205,9 +210,11 @@ def test_refuses_what_is_no_text(text):
         flashlift.compile(text)
 
 
-@pytest.mark.parametrize("device", ["", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:\u00b2", "CPU", "cpu\n", "cuda:0:0"])
+@pytest.mark.parametrize(
+    "device", ["", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:\u00b2", "CPU", "cpu\n", "cuda:0:0"]
+)
 def test_refuses_devices_that_do_not_exist(device):
-    with pytest.raises(flashlift.InvalidArgumentError, match="expected \"cpu\""):
+    with pytest.raises(flashlift.InvalidArgumentError, match='expected "cpu"'):
         flashlift.compile("attn h1 s8 d8", device=device)
 
 

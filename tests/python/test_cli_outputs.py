@@ -233,7 +233,12 @@ def test_a_limit_of_file_sizes_leaves_things_as_they_were(flashlift, tmp_path, m
 
 def test_a_reader_that_is_gone_is_an_error(flashlift, tmp_path, module):
     program = flashlift("--version").args[0]
-    for command in (["info"], ["explain", PROBLEM, "--code"], ["draw", PROBLEM, "-o", "-"], ["fuse", module, "-o", "-", "--report", tmp_path / "r"]):
+    for command in (
+        ["info"],
+        ["explain", PROBLEM, "--code"],
+        ["draw", PROBLEM, "-o", "-"],
+        ["fuse", module, "-o", "-", "--report", tmp_path / "r"],
+    ):
         read, write = os.pipe()
         os.close(read)
         done = subprocess.run([program, *command], stdout=write, stderr=subprocess.PIPE, text=True)

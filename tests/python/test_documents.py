@@ -52,7 +52,18 @@ def test_commands_run(root, flashlift, tmp_path, document):
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/design.md", "docs/problem.md", "docs/python.md", "docs/c.md", "docs/security.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        *DOCUMENTS,
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/problem.md",
+        "docs/python.md",
+        "docs/c.md",
+        "docs/security.md",
+    ],
+)
 def test_links_lead_somewhere(root, document):
     path = root / document
     prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)

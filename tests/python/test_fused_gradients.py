@@ -1,5 +1,5 @@
-"""Gradients that stand in a module are fused with their attention, forward and backward; what only looks like a gradient
-is left alone."""
+"""Gradients that stand in a module are fused with their attention, forward and backward; what only looks like a
+gradient is left alone."""
 
 import functools
 
@@ -15,10 +15,12 @@ RNG = np.random.default_rng(3)
 
 # Those whose derivative is by queries, keys and values alone, once the other operands are data.
 SPELLINGS = (
-    "softmax_where softmax_where_inf gqa_tile gqa_repeat_bhsd gqa_group_q_bkgsd mla_192_128 gpt2_where_causal_then_mask "
-    "bf16_f32softmax f16_upcast_all sliding_and_sinks_tokens block_diag eagle3 recip_mul scores_transposed "
-    "decode_no_q_axis dyn_window_offset softcap_then_mask_mul safe_zero_rows nan_to_num eps_denominator cached_concat_kv "
-    "fused_qkv_split_heads x_shared_qkv int64ish_arange_f squared_scores topk_mask_scores rope_inside output_gated"
+    "softmax_where softmax_where_inf gqa_tile gqa_repeat_bhsd gqa_group_q_bkgsd mla_192_128 "
+    "gpt2_where_causal_then_mask bf16_f32softmax f16_upcast_all sliding_and_sinks_tokens block_diag eagle3 recip_mul "
+    "scores_transposed decode_no_q_axis dyn_window_offset softcap_then_mask_mul safe_zero_rows nan_to_num "
+    "eps_denominator cached_concat_kv fused_qkv_split_heads x_shared_qkv int64ish_arange_f squared_scores "
+    "topk_mask_scores rope_inside "
+    "output_gated"
 ).split()
 
 
@@ -79,9 +81,10 @@ def test_spellings(name):
 
 # By all operands that hold floats: biases, tables, slopes, scales and temperatures as well.
 SPELLINGS_BY_ALL = (
-    "off_by_one swin_v2_cosine swin_window_mask transformer_xl mla_split_scores learned_head_scale linen_dpa_bias_dtype "
-    "relpos_dynslice_table gaussian_bias one_added_to_the_sum zero_logit_padded multi_sinks sinks_bf16 sinks_computed "
-    "jaxnn_lse_mask lse_manual_bhq logsumexp_softmax maximum_tiny_denominator llama_additive_4d"
+    "off_by_one swin_v2_cosine swin_window_mask transformer_xl mla_split_scores learned_head_scale "
+    "linen_dpa_bias_dtype relpos_dynslice_table gaussian_bias one_added_to_the_sum zero_logit_padded multi_sinks "
+    "sinks_bf16 sinks_computed jaxnn_lse_mask lse_manual_bhq logsumexp_softmax maximum_tiny_denominator "
+    "llama_additive_4d"
 ).split()
 
 
@@ -108,8 +111,8 @@ def operands(S=20, T=24, dtype=jnp.float32):
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("with_output", [True, False])
 def test_any_of_the_gradients(wanted, with_output):
-    """Without the output in the module, the product of its gradient with the probabilities tells where the keys are, and
-    that with the values where these are."""
+    """Without the output in the module, the product of its gradient with the probabilities tells where the keys are,
+    and that with the values where these are."""
 
     def function(q, k, v, d_out):
         out, pullback = jax.vjp(attention, q, k, v)
@@ -173,8 +176,8 @@ def test_gradient_of_a_fused_function():
 @pytest.mark.parametrize("low", [np.finfo(np.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("rows", ["empty", "causal"])
 def test_added_masks(low, rows):
-    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows, and what it
-    adds is more than a score makes up for, or stays a number that is added."""
+    """A row that an added mask leaves no key has equal scores, and a gradient; a causal mask has no such rows, and what
+    it adds is more than a score makes up for, or stays a number that is added."""
     keep = jnp.asarray(RNG.random((2, 1, 20, 24)) > 0.4).at[0, 0, 3].set(False)
 
     def function(q, k, v, keep):
@@ -544,7 +547,7 @@ def test_near_miss_is_left_alone(name):
     change = dict(NEAR_MISSES[name])
     function = functools.partial(by_hand, **{k: v for k, v in change.items() if v != "flag"})
     if "flag" in change.values():
-        function = lambda q, k, v, d_out, flag: by_hand(  # noqa: E731
+        function = lambda q, k, v, d_out, flag: by_hand(
             q, k, v, d_out, flag, ds=lambda ds, s, p: jnp.where(flag, ds, 0)
         )
     given = (*operands(20, 20), normal(2, 20, 3, 8), jnp.array(True))

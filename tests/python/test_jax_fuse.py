@@ -99,7 +99,7 @@ def test_static_arguments():
 def test_inside_jit_and_grad():
     q = normal(1, 16, 2, 8)
     fused = flashlift.jax.fuse(lambda q: attention(q, 2 * q, q, causal=True))
-    plain = lambda q: attention(q, 2 * q, q, causal=True)  # noqa: E731
+    plain = lambda q: attention(q, 2 * q, q, causal=True)
     assert_same(jax.jit(lambda q: 3 * fused(q) + 1)(q), 3 * plain(q) + 1, atol=1e-5)
     assert fused.report.fused_count == 1
     assert_same(jax.grad(lambda q: fused(q).sum())(q), jax.grad(lambda q: plain(q).sum())(q), atol=1e-5)
@@ -109,17 +109,17 @@ def test_inside_jit_and_grad():
 
 def test_batching():
     q, k = normal(3, 1, 16, 2, 8), normal(1, 16, 2, 8)
-    function = lambda q, k: attention(q, k, k, causal=True)  # noqa: E731
+    function = lambda q, k: attention(q, k, k, causal=True)
     fused = flashlift.jax.fuse(function)
     batched = jax.vmap(fused, in_axes=(0, None))
     assert_same(batched(q, k), jax.vmap(function, in_axes=(0, None))(q, k))
     assert fused.report.fused_count == 1
     assert_same(jax.jit(batched)(q, k), jax.vmap(function, in_axes=(0, None))(q, k))
     twice, k_twice = normal(2, 3, 1, 16, 2, 8), normal(2, 3, 1, 16, 2, 8)
-    nested = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731
+    nested = lambda f: jax.vmap(jax.vmap(f))
     assert_same(nested(fused)(twice, k_twice), nested(function)(twice, k_twice))
     assert fused.report.fused_count == 1 and "_fuse.py" not in str(fused.report)
-    loss = lambda f: jax.grad(lambda k: jax.vmap(f, in_axes=(0, None))(q, k).sum())  # noqa: E731
+    loss = lambda f: jax.grad(lambda k: jax.vmap(f, in_axes=(0, None))(q, k).sum())
     assert_same(loss(fused)(k), loss(function)(k), atol=1e-5)
 
 

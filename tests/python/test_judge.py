@@ -12,6 +12,7 @@ from flashlift.testing import judge
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import golden
 
+
 def causal(b, h, q, kv):
     return q >= kv
 
@@ -20,7 +21,11 @@ def softcap(score, b, h, q, kv):
     return 3 * torch.tanh(score / 3)
 
 
-PROBLEMS = {"full": ("", None, None), "causal": ("causal", None, causal), "softcap": ("softcap=3 causal", softcap, causal)}
+PROBLEMS = {
+    "full": ("", None, None),
+    "causal": ("causal", None, causal),
+    "softcap": ("softcap=3 causal", softcap, causal),
+}
 
 
 def results(name, dtype):

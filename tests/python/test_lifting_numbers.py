@@ -1,13 +1,12 @@
-"""Numbers when attention is lifted out of a module: narrow element types, rows without keys, functions of gradients. What
-is fused gives what XLA gives; what a fused call would compute otherwise is left alone, with a reason."""
+"""Numbers when attention is lifted out of a module: narrow element types, rows without keys, functions of gradients.
+What is fused gives what XLA gives; what a fused call would compute otherwise is left alone, with a reason."""
 
+import flashlift.jax
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import flashlift.jax
-import flashlift.stablehlo
 
 FUSED, LEFT = {}, {}
 B, S, T, H, D = 2, 20, 300, 2, 16
@@ -48,7 +47,9 @@ def compare(function, arguments):
     tolerance = 2e-5 if arguments[0].dtype == np.float32 else 2e-2
     mine, xla = (jax.tree.leaves(f(*arguments)) for f in (fused, jax.jit(function)))
     for got, want in zip(mine, xla, strict=True):
-        np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=tolerance, atol=tolerance
+        )
     return sum(candidate.fused for candidate in fused.report.candidates), fused.report
 
 
@@ -139,7 +140,9 @@ def index_that_wraps():
 
 @case(FUSED)
 def i64_to_i32():
-    return with_scores(lambda s: jnp.where((jnp.arange(T).astype(jnp.uint32) * 20000003).astype(jnp.int32) > 0, s, -jnp.inf))
+    return with_scores(
+        lambda s: jnp.where((jnp.arange(T).astype(jnp.uint32) * 20000003).astype(jnp.int32) > 0, s, -jnp.inf)
+    )
 
 
 # --- 16-bit floats round ---
@@ -166,7 +169,9 @@ def positions_in_f16():
 @case(FUSED)
 def positions_compared_in_bf16():
     return with_scores(
-        lambda s: jnp.where(jnp.arange(T, dtype=jnp.bfloat16) <= jnp.arange(280, 280 + S, dtype=jnp.bfloat16)[:, None], s, -jnp.inf)
+        lambda s: jnp.where(
+            jnp.arange(T, dtype=jnp.bfloat16) <= jnp.arange(280, 280 + S, dtype=jnp.bfloat16)[:, None], s, -jnp.inf
+        )
     )
 
 
@@ -181,7 +186,10 @@ def f16_overflow_masks():
 def slopes_in_bf16():
     slopes = jnp.asarray([0.7, 0.3], jnp.bfloat16)[:, None, None]
     return with_scores(
-        lambda s, slopes: s - (slopes * (jnp.arange(T)[None] - jnp.arange(S)[:, None]).astype(jnp.bfloat16)).astype(jnp.float32), slopes
+        lambda s, slopes: (
+            s - (slopes * (jnp.arange(T)[None] - jnp.arange(S)[:, None]).astype(jnp.bfloat16)).astype(jnp.float32)
+        ),
+        slopes,
     )
 
 
@@ -189,7 +197,9 @@ def slopes_in_bf16():
 def bf16_slopes_of_bf16_attention():
     slopes = jnp.asarray([0.5, 0.25], jnp.bfloat16)[:, None, None]
     distance = lambda: (jnp.arange(T)[None] - jnp.arange(S)[:, None]).astype(jnp.bfloat16)
-    return with_scores(lambda s, slopes: s.astype(jnp.float32) - (slopes * distance()).astype(jnp.float32), slopes, dtype=jnp.bfloat16)
+    return with_scores(
+        lambda s, slopes: s.astype(jnp.float32) - (slopes * distance()).astype(jnp.float32), slopes, dtype=jnp.bfloat16
+    )
 
 
 def round_trip(x, dtype=jnp.bfloat16):
@@ -315,7 +325,9 @@ def from_lowest(zeroes):
         z = e.sum(-1, keepdims=True)
         return e / (jnp.where(z == 0, 1.0, z) if zeroes else z)
 
-    return lambda q, k, v, rows: jnp.einsum("bhqk,bkhd->bqhd", softmax(jnp.where(rows, scores_of(q, k), -jnp.inf)), v), [
+    return lambda q, k, v, rows: jnp.einsum(
+        "bhqk,bkhd->bqhd", softmax(jnp.where(rows, scores_of(q, k), -jnp.inf)), v
+    ), [
         *tensors(),
         keep(),
     ]

@@ -1,12 +1,11 @@
-"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused, and what would break the rule and
-must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
+"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused, and what would break the
+rule and must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
 
+import flashlift.jax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import flashlift.jax
 
 LOWEST = float(np.finfo(np.float32).min)
 B, H, S, T, D = 2, 2, 8, 12, 8
@@ -55,7 +54,9 @@ def fused(function, *arguments, gradients=False, tolerance=2e-5):
     got, want = jax.tree.leaves(mine(*arguments)), jax.tree.leaves(jax.jit(function)(*arguments))
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(np.nan_to_num(other)).max()))
+        np.testing.assert_allclose(
+            one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(np.nan_to_num(other)).max())
+        )
     return mine.report.candidates, str(mine.report)
 
 
@@ -246,7 +247,6 @@ def test_guards_in_sixteen_bits(dtype):
 
 
 # --- Finite masks ---
-
 
 
 def distance():

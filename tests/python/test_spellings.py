@@ -1,12 +1,11 @@
 """Every way of writing attention in spellings.py is found, fused, and gives what XLA's own compilation gives; what only
 looks like attention is left alone."""
 
+import flashlift.jax
 import jax
 import numpy as np
 import pytest
 from spellings import CASES, NEAR_MISSES
-
-import flashlift.jax
 
 
 def run_both_ways(make):

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "corpus"))
-import run  # noqa: E402
+import run
 
 PRINT_MODULE = ROOT / "build" / "bin" / "print_module"
 MODULES = sorted((ROOT / "tests" / "stablehlo" / "modules").glob("*.mlir"))

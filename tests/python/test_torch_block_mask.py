@@ -1,7 +1,7 @@
-"""BlockMasks by what PyTorch's compiled kernels do with them: nothing is kept outside of the listed blocks, everything in
-full ones, and what mask_mod keeps in partial ones. The reference is a dense mask that is read off the lists one by one: what
-PyTorch compiles for a CPU gives the same, but takes half a minute to be compiled, and without torch.compile PyTorch reads no
-lists at all."""
+"""BlockMasks by what PyTorch's compiled kernels do with them: nothing is kept outside of the listed blocks, everything
+in full ones, and what mask_mod keeps in partial ones. The reference is a dense mask that is read off the lists one by
+one: what PyTorch compiles for a CPU gives the same, but takes half a minute to be compiled, and without torch.compile
+PyTorch reads no lists at all."""
 
 import random
 
@@ -64,8 +64,8 @@ def assert_right(q, k, v, block_mask, mask_mod, attend=flex_attention):
 
 
 def lists_of(kinds, generator=None):
-    """(counts, indices) of partial blocks and of full ones, from a table of 1 and 2: in any order, with anything behind what
-    counts."""
+    """(counts, indices) of partial blocks and of full ones, from a table of 1 and 2: in any order, with anything behind
+    what counts."""
     found = []
     for kind in (1, 2):
         listed = kinds == kind
@@ -147,6 +147,9 @@ def test_what_changes_between_calls():
     assert_right(q, k, v, mask, torch_mods.causal)
 
 
+WINDOW = 9
+
+
 def window_that_changes(b, h, i, j):
     return (i - j).abs() < WINDOW
 
@@ -196,7 +199,7 @@ def test_lists_that_say_no_more_cost_nothing(mod, make):
 def test_lists_of_a_batch_that_others_differ_from():
     """create_block_mask without B asks mask_mod for batch 0; its lists hold for all."""
     q, k, v = tensors(torch.float32, (2, 2, 2, 128, 128, 16, 16))
-    mod = lambda b, h, i, j: i + 50 * b + 20 * h >= j  # noqa: E731
+    mod = lambda b, h, i, j: i + 50 * b + 20 * h >= j
     mask = create_block_mask(mod, None, None, 128, 128, device="cpu", BLOCK_SIZE=16)
     torch.testing.assert_close(
         flex_attention(q, k, v, block_mask=mask),

@@ -1,4 +1,5 @@
-"""flashlift.torch on a CUDA device: checks of test_torch_flex.py and test_torch_gradients.py, on torch's current stream."""
+"""flashlift.torch on a CUDA device: checks of test_torch_flex.py and test_torch_gradients.py, on torch's current
+stream."""
 
 import pytest
 import torch

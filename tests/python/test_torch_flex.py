@@ -101,7 +101,7 @@ def test_block_mask_made_of_lists(batch, heads):
     dense = torch.rand(batch, heads, 4, 6, generator=torch.Generator().manual_seed(1)) > 0.4
     block_mask = BlockMask.from_kv_blocks(*block_lists(dense), BLOCK_SIZE=32)
     keep = dense.repeat_interleave(32, -1).repeat_interleave(32, -2).expand(2, 4, 128, 192)
-    mask_mod = lambda b, h, q_idx, kv_idx: keep[b, h, q_idx, kv_idx]  # noqa: E731
+    mask_mod = lambda b, h, q_idx, kv_idx: keep[b, h, q_idx, kv_idx]
     golden = unfused(q.double(), k.double(), v.double(), None, mask_mod)[0]
     check(flex_attention(q, k, v, block_mask=block_mask), golden, unfused(q, k, v, None, mask_mod)[0])
 
@@ -197,7 +197,7 @@ def test_captures_may_change():
     def score_mod(score, b, h, i, j):
         return score * factor + bias[j]
 
-    for factor in (1.0, 0.5, 0.25):
+    for factor in (1.0, 0.5, 0.25):  # noqa: B007 - score_mod reads it
         bias = torch.randn(40)
         assert_matches(q, k, v, score_mod)
         bias += 1.0

@@ -6,13 +6,13 @@ import sys
 
 import flashlift
 import pytest
+import test_torch_flex
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
 from flashlift.torch._attention.checks import check_deterministic
 from flashlift.torch._mods import traced
 from flashlift.torch._trace import IndexByTensors
-import test_torch_flex
 from test_torch_flex import NAMES, tensors, unfused
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
@@ -323,7 +323,7 @@ def test_dropout():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_that_vanish_are_zero(dtype):
-    """Where all values are equal no score matters. The output has to be exactly theirs for the backward pass to see it."""
+    """Where all values are equal no score matters; the backward pass sees that only if the output is exactly theirs."""
     bias = torch.randn(2, 200, 200, dtype=dtype, requires_grad=True)
     q, k, v = (torch.ones(1, 2, 200, 32, dtype=dtype, requires_grad=True) for _ in range(3))
     out = flex_attention(q, k, v, lambda score, b, h, i, j: score + bias[h, i, j], mask_mod=torch_mods.causal)

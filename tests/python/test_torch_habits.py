@@ -45,9 +45,12 @@ def test_a_profiler_shows_attention():
     with torch.no_grad():
         names = names_in_profile(lambda: flex_attention(q, k, v))
     assert names.count("flashlift::attention") == 1
-    assert names_in_profile(lambda: torch.func.vmap(lambda q: flex_attention(q[None], k[:1], v[:1]))(q)).count(
-        "flashlift::attention"
-    ) == 2
+    assert (
+        names_in_profile(lambda: torch.func.vmap(lambda q: flex_attention(q[None], k[:1], v[:1]))(q)).count(
+            "flashlift::attention"
+        )
+        == 2
+    )
 
 
 def test_forward_mode_is_refused_in_our_words():

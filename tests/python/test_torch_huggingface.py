@@ -1,4 +1,5 @@
-"""Tiny models of transformers' own, made from configurations: with flashlift's attention they are what they are with sdpa."""
+"""Tiny models of transformers' own, made from configurations: with flashlift's attention they are what they are with
+sdpa."""
 
 import pytest
 import torch
@@ -81,7 +82,9 @@ def maybe_compiled(request):
 
 def with_models(*names):
     """Graphs take long to make: of some models."""
-    cases = [(name, False) for name in names] + [(name, True) for name in names if name in ("llama", "gemma2", "gpt_oss")]
+    cases = [(name, False) for name in names] + [
+        (name, True) for name in names if name in ("llama", "gemma2", "gpt_oss")
+    ]
     ids = [f"{name}-compiled" if is_compiled else name for name, is_compiled in cases]
     return pytest.mark.parametrize("name, maybe_compiled", cases, indirect=["maybe_compiled"], ids=ids)
 

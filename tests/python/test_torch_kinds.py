@@ -167,8 +167,8 @@ def test_graphs_of_changing_lengths(dynamic, expected):
         ]
         inputs = random(3, batch, 4, length, 16)
         graph = compiled(attend, backend=backend, dynamic=dynamic)
-        out, found = gradients(lambda *qkv: graph(*qkv, masks), inputs)  # noqa: B023
-        plain, other = gradients(lambda *qkv: attend(*qkv, masks), inputs)  # noqa: B023
+        out, found = gradients(lambda *qkv: graph(*qkv, masks), inputs)
+        plain, other = gradients(lambda *qkv: attend(*qkv, masks), inputs)
         close(out, plain)
         close(found, other, 1e-4)
         counts.append(backend.frame_count)
@@ -186,8 +186,8 @@ def test_graphs_of_captured_tensors_of_changing_sizes():
     for length in (40, 56, 33):
         q, k, v = random(3, 2, 4, length, 8)
         table, rows = (one.requires_grad_() for one in (random(2 * length), random(4, length)))
-        out, found = gradients(lambda q, k, v: graph(q, k, v, table, rows), (q, k, v), table, rows)  # noqa: B023
-        plain, other = gradients(lambda q, k, v: attend(q, k, v, table, rows), (q, k, v), table, rows)  # noqa: B023
+        out, found = gradients(lambda q, k, v: graph(q, k, v, table, rows), (q, k, v), table, rows)
+        plain, other = gradients(lambda q, k, v: attend(q, k, v, table, rows), (q, k, v), table, rows)
         close(out, plain)
         close(found, other, 1e-4)
     assert backend.frame_count == 1
@@ -230,7 +230,7 @@ class Capped(torch.nn.Module):
         return self.cap * torch.tanh(score / self.cap)
 
     def forward(self, q, k, v, slope=0.1):
-        mask_mod = lambda b, h, i, j: i - j < self.window  # noqa: E731
+        mask_mod = lambda b, h, i, j: i - j < self.window
         return flex_attention(
             q, k, v, lambda s, b, h, i, j: self.score_mod(s, b, h, i, j) + slope * j, mask_mod=mask_mod
         )
@@ -242,8 +242,8 @@ def test_floats_of_a_graph():
     model = Capped(5.5)
     graph = compiled(model, dynamic=True)
     for slope in (0.25, -0.125, 0.5):
-        out, found = gradients(lambda q, k, v: graph(q, k, v, slope), inputs)  # noqa: B023
-        plain, other = gradients(lambda q, k, v: model(q, k, v, slope), inputs)  # noqa: B023
+        out, found = gradients(lambda q, k, v: graph(q, k, v, slope), inputs)
+        plain, other = gradients(lambda q, k, v: model(q, k, v, slope), inputs)
         close(out, plain)
         close(found, other, 1e-4)
 
@@ -311,7 +311,8 @@ def vectors(combine):
 
 MODS = dict(
     zip(
-        "object partial function new_tensor trigonometric integer true_division nested dot norm mish hardswish own".split(),
+        "object partial function new_tensor trigonometric integer true_division nested dot norm mish hardswish "
+        "own".split(),
         [
             (None, Tokens(7)),
             (None, functools.partial(lambda b, h, q, kv, offset: q + offset >= kv, offset=3)),
@@ -512,7 +513,7 @@ def test_packed_sequences():
     def one_by_one(q, k, v):
         parts = []
         for (q0, q1), (k0, k1) in zip(*(one.unfold(0, 2, 1).tolist() for one in ends), strict=True):
-            score_mod = lambda score, b, h, i, j: score + ((i + q0) - (j + k0)) * 0.01  # noqa: B023, E731
+            score_mod = lambda score, b, h, i, j: score + ((i + q0) - (j + k0)) * 0.01
             if q1 > q0:
                 parts.append(unfused(q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1], score_mod)[0])
         return torch.cat([*parts, torch.zeros(1, 4, 2, 8)], dim=2)

@@ -99,7 +99,7 @@ def test_many_calls_at_once():
         ({"problem": None}, "attribute problem is missing"),
         ({"q_dims": None}, "attribute q_dims is missing"),
         ({"q_dims": "bsxd"}, "got 'x'"),
-        ({"q_dims": "bsh"}, "q has 4 dimensions, but q_dims = \"bsh\" names 3"),
+        ({"q_dims": "bsh"}, 'q has 4 dimensions, but q_dims = "bsh" names 3'),
         ({"q_dims": "bhsd"}, "q has shape [2,40,6,16]"),
         ({"q_dims": 4}, "attribute q_dims must be a string"),
         ({"scale": "0.5"}, "unknown attribute scale"),

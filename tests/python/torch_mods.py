@@ -1,4 +1,4 @@
-"""The mods that people write for flex_attention, for tests: kinds from PyTorch's own tests, attention-gym and Eagle3."""
+"""Mods that people write for flex_attention: kinds from PyTorch's own tests, attention-gym and Eagle3."""
 
 import functools
 import math
@@ -83,7 +83,7 @@ def dilated(width, dilation):
 def transfusion(starts, ends):
     def in_image(b, h, q, kv):
         result = q >= kv
-        for start, end in zip(starts, ends):
+        for start, end in zip(starts, ends, strict=True):
             result = result | ((q >= start) & (q < end) & (kv >= start) & (kv < end))
         return result
 

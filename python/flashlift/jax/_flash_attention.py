@@ -131,15 +131,21 @@ def flash_attention(
     operands = {"query": query, "key": key, "value": value} | captures
     operands |= {} if softmax_aux is None else {"softmax_aux": softmax_aux}
 
-    def run(query: jax.Array, key: jax.Array, value: jax.Array, softmax_aux: jax.Array | None = None, **captures):
+    def run(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        softmax_aux: jax.Array | None = None,
+        **captures: jax.Array,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         return attention(query, key, value, features, captures=captures, sinks=softmax_aux, dropout_seed=seed)
 
     if not is_split(operands.values()):
         return run(**operands)
     if rate > 0:
         raise UnsupportedError(
-            f"dropout_prob is {rate} and query is {jax.typeof(query)}; expected no dropout where an explicit mesh splits "
-            "arrays: call it within jax.shard_map, with a seed for each device"
+            f"dropout_prob is {rate} and query is {jax.typeof(query)}; expected no dropout where an explicit mesh "
+            "splits arrays: call it within jax.shard_map, with a seed for each device"
         )
     letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
     return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"])

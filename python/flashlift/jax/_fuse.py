@@ -142,7 +142,8 @@ class FusedFunction:
         def backward(leaves: tuple, cotangent: Any) -> tuple:
             """The gradient is a function like any other: its attention, forward and backward, is fused as well."""
             cotangents, tree = jax.tree.flatten(cotangent)
-            # Those of integers, and the gradients by them, are no numbers, and no exported function takes or gives them.
+            # Those of integers, and the gradients by them, are no numbers, and no exported function takes or gives
+            # them.
             constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
             carried = [one for one in cotangents if one.dtype != jax.dtypes.float0]
             count = len(leaves)
@@ -161,7 +162,8 @@ class FusedFunction:
             by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
             return tuple(by_leaf.get(i) for i in range(count))
 
-        # The forward rule calls the function itself, so that a derivative of it, which a second one takes, finds the rule.
+        # The forward rule calls the function itself, so that a derivative of it, which a second one takes, finds the
+        # rule.
         differentiable.defvjp(lambda *leaves: (differentiable(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
@@ -178,8 +180,8 @@ def fuse(
     Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
     fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
     an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused,
-    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it would
-    be unfused, several times. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
+    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it
+    would be unfused, several times. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)

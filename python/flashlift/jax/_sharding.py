@@ -65,8 +65,8 @@ def over_batches_and_heads(
         shared = name != "query" and operands[name].shape[2] == 1
         if s or d or b != b_axes or h != (None if shared else h_axes):
             raise UnsupportedError(
-                f"{name} is {jax.typeof(operands[name])} and query is {jax.typeof(query)}; expected batches and heads to be "
-                "split alike, and length and depth not at all: use jax.reshard"
+                f"{name} is {jax.typeof(operands[name])} and query is {jax.typeof(query)}; expected batches and heads "
+                "to be split alike, and length and depth not at all: use jax.reshard"
             )
     mesh = jax.typeof(query).sharding.mesh if isinstance(query, jax.core.Tracer) else query.sharding.mesh
     axes = {"b": b_axes, "h": h_axes}

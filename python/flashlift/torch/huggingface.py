@@ -6,7 +6,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lifted")
 
 torch.compile(model, fullgraph=True) takes padding and static caches. A DynamicCache that the model makes itself needs
-use_cache=False there: torch 2.13's Dynamo forgets its attributes behind the first layer, with PyTorch's own flex_attention too.
+use_cache=False there: torch 2.13's Dynamo forgets its attributes behind the first layer, with PyTorch's own
+flex_attention too.
 
 Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is made.
 """
@@ -34,8 +35,8 @@ def register(name: str = "lifted") -> None:
 
 
 class Mask(BlockMask):
-    """A mask_mod as transformers hands masks about: generate() makes them outside of the model, asks for their shape, and
-    has them contiguous. There are no lists of blocks in it."""
+    """A mask_mod as transformers hands masks about: generate() makes them outside of the model, asks for their shape,
+    and has them contiguous. There are no lists of blocks in it."""
 
     def __init__(self, mask_mod: Callable, shape: tuple[int, int, int, int]) -> None:
         self.mask_mod = mask_mod
@@ -110,8 +111,9 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """One attention layer: [batch, heads, length, depth] in, [batch, length, heads, depth] out.
 
-    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: what attention_mask()
-    gives, or what callers who make their own masks give: a mask_mod, a BlockMask, or a tensor of bools or of numbers to add.
+    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: what
+    attention_mask() gives, or what callers who make their own masks give: a mask_mod, a BlockMask, or a tensor of bools
+    or of numbers to add.
     """
     mask_mod = block_mask = None
     if isinstance(attention_mask, Mask):

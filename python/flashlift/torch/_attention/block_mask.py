@@ -1,13 +1,13 @@
 """PyTorch's BlockMask as a mask_mod.
 
-What PyTorch's kernels do with a BlockMask: nothing is kept outside of the blocks that it lists; in a full block everything
-is, without a question to its mask_mod; in a partial block what mask_mod keeps. The lists become a table of which kind each
-block is, that the mask_mod made here reads. A block that is listed twice counts once, one that is both partial and full is
-full, and one beyond the keys is none.
+What PyTorch's kernels do with a BlockMask: nothing is kept outside of the blocks that it lists; in a full block
+everything is, without a question to its mask_mod; in a partial block what mask_mod keeps. The lists become a table of
+which kind each block is, that the mask_mod made here reads. A block that is listed twice counts once, one that is both
+partial and full is full, and one beyond the keys is none.
 
-Where the lists are what create_block_mask makes of the mask_mod, they say nothing more, and the mask_mod alone is faster:
-the kernels find blocks of their own size, and partial ones read no table. That is proved by intervals, once for a BlockMask
-and what its mask_mod captures, and asked again where one of their tensors was changed in place.
+Where the lists are what create_block_mask makes of the mask_mod, they say nothing more, and the mask_mod alone is
+faster: the kernels find blocks of their own size, and partial ones read no table. That is proved by intervals, once for
+a BlockMask and what its mask_mod captures, and asked again where one of their tensors was changed in place.
 """
 
 import operator
@@ -37,13 +37,13 @@ Traced = tuple[Trace, Leaves]
 def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> tuple[Mod | None, Traced | None]:
     """The mask_mod that says what a BlockMask says, None if it keeps everything; and its trace, if that is known.
 
-    Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks, whose content is lost; and ValueError for
-    one of other lengths than the query and the key.
+    Raises RuntimeError, as PyTorch does, for a sliced mask with partial blocks, whose content is lost; and ValueError
+    for one of other lengths than the query and the key.
     """
     if not isinstance(block_mask, BlockMask):
         raise AttributeError(
-            f"block_mask is {type(block_mask).__name__}, expected a BlockMask: a function goes into mask_mod=, or through "
-            "create_block_mask; a tensor is read by a mask_mod"
+            f"block_mask is {type(block_mask).__name__}, expected a BlockMask: a function goes into mask_mod=, or "
+            "through create_block_mask; a tensor is read by a mask_mod"
         )
     own = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
     sliced = own is _sliced_mask_mod_error
@@ -73,8 +73,8 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
 
 
 def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: int, kv_block: int) -> Mod:
-    """What a table of the blocks' kinds keeps, and `own` of partial blocks. The table is indexed once, and captured as it
-    is: one of another size is then no other program."""
+    """What a table of the blocks' kinds keeps, and `own` of partial blocks. The table is indexed once, and captured as
+    it is: one of another size is then no other program."""
     by_batch, by_head = kinds.shape[0] > 1, kinds.shape[1] > 1
     kinds = kinds if by_head else kinds[:, 0]
     kinds = kinds if by_batch else kinds[0]
@@ -101,8 +101,8 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
 
 
 class _Snapshot:
-    """Tensors as they were, to tell whether they still are. Of those made in inference mode, which count no changes, the
-    content is kept."""
+    """Tensors as they were, to tell whether they still are. Of those made in inference mode, which count no changes,
+    the content is kept."""
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = [one for one in tensors if one is not None]
@@ -149,9 +149,9 @@ class _Known:
         trace, leaves = found
         sizes = (query.shape[0], query.shape[1])
         for one in self._verdicts:
-            if one.trace is trace and one.sizes == sizes and one.numbers == leaves.numbers:
-                if one.tensors.holds(leaves.tensors):
-                    return one.says_no_more
+            is_of_call = one.trace is trace and one.sizes == sizes and one.numbers == leaves.numbers
+            if is_of_call and one.tensors.holds(leaves.tensors):
+                return one.says_no_more
         if trace.reads_unknown or not are_readable(leaves.tensors):
             return False
         says_no_more = _is_proved(self.kinds, found, sizes, block_mask)
@@ -212,8 +212,8 @@ def _check_lists(block_mask: BlockMask) -> None:
             continue
         if counts.shape != indices.shape[:-1]:
             raise ValueError(
-                f"block_mask.{name}_num_blocks is {list(counts.shape)} and {name}_indices {list(indices.shape)}; expected "
-                "one count for each row of indices"
+                f"block_mask.{name}_num_blocks is {list(counts.shape)} and {name}_indices {list(indices.shape)}; "
+                "expected one count for each row of indices"
             )
         in_list = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
         is_wrong = [(counts < 0).any(), (counts > indices.shape[-1]).any(), (in_list & (indices < 0)).any()]
@@ -225,8 +225,9 @@ def _check_lists(block_mask: BlockMask) -> None:
 
 
 def _kinds(block_mask: BlockMask) -> torch.Tensor:
-    """Of which kind each block is: uint8 [batch, heads, q blocks, kv blocks], 0 where it is not listed. BlockMask.to_dense
-    takes the width of the lists for the number of blocks, but lists may be narrower, or wider after a cut."""
+    """Of which kind each block is: uint8 [batch, heads, q blocks, kv blocks], 0 where it is not listed.
+    BlockMask.to_dense takes the width of the lists for the number of blocks, but lists may be narrower, or wider after
+    a cut."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     kinds = _marked(block_mask.kv_num_blocks, block_mask.kv_indices, columns).to(torch.uint8)
     if block_mask.full_kv_num_blocks is not None:

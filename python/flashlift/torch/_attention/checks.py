@@ -48,14 +48,16 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         raise NotImplementedError("NYI: query, key, and value must be 4D tensors [batch, heads, length, depth]")
     if query.device.type not in DEVICES:
         raise ValueError(
-            f"FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on {query.device.type} device."
+            "FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on "
+            f"{query.device.type} device."
         )
     if query.dtype not in (*DTYPES, torch.float64) or not (
         key.dtype.is_floating_point and value.dtype.is_floating_point
     ):
         raise NotImplementedError(
-            f"query has dtype {query.dtype}, key {key.dtype}, value {value.dtype}; expected a query of float32, bfloat16 "
-            "or float16 (or float64, computed unfused), and keys and values of the same type or another floating one"
+            f"query has dtype {query.dtype}, key {key.dtype}, value {value.dtype}; expected a query of float32, "
+            "bfloat16 or float16 (or float64, computed unfused), and keys and values of the same type or "
+            "another floating one"
         )
     if key.size(1) != value.size(1) or key.size(2) != value.size(2) or key.size(0) != value.size(0):
         raise ValueError(f"key and value differ in batch, heads or length: {list(key.shape)} and {list(value.shape)}")
@@ -92,7 +94,8 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
 def check_scale(scale: float | torch.Tensor | None) -> None:
     if isinstance(scale, torch.Tensor) and (scale.numel() != 1 or (scale.requires_grad and torch.is_grad_enabled())):
         raise ValueError(
-            f"scale is a tensor of shape {list(scale.shape)}{' that requires a gradient' if scale.requires_grad else ''}; "
+            f"scale is a tensor of shape {list(scale.shape)}"
+            f"{' that requires a gradient' if scale.requires_grad else ''}; "
             "expected a number: multiply the query by a tensor, or the score in a score_mod that captures it"
         )
 

@@ -1,9 +1,9 @@
 """flex_attention inside torch.compile, with no graph break.
 
 A compiled graph cannot hold Python functions, so the mods have to become graphs whose captured tensors are arguments.
-TorchDynamo does that for PyTorch's own flex_attention, a higher-order operator; ours is one too, and has Dynamo treat it
-the same way. It never reaches a backend: when AOTAutograd runs Dynamo's graph, it traces the mods to programs and calls
-the ordinary operator flashlift::attention.
+TorchDynamo does that for PyTorch's own flex_attention, a higher-order operator; ours is one too, and has Dynamo treat
+it the same way. It never reaches a backend: when AOTAutograd runs Dynamo's graph, it traces the mods to programs and
+calls the ordinary operator flashlift::attention.
 """
 
 from collections.abc import Callable
@@ -63,8 +63,8 @@ def _with(graph: Any, captures: tuple) -> Any:
 
 
 def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> tuple[Trace, Leaves]:
-    """The trace of a mod that Dynamo made a graph of, given the score times `factor`. Numbers that it captures are symbols
-    of Dynamo's, and arguments of the program where that is possible."""
+    """The trace of a mod that Dynamo made a graph of, given the score times `factor`. Numbers that it captures are
+    symbols of Dynamo's, and arguments of the program where that is possible."""
     floats = _read_floats(graph, len(captured))
     captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
     mod = graph
@@ -77,7 +77,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
             found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
-        except Exception:  # noqa: BLE001 - with the numbers in the program, whatever is wrong is raised again
+        except Exception:  # with the numbers in the program, whatever is wrong is raised again
             values = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
             with _disable_current_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
@@ -106,8 +106,8 @@ def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
 
 
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
-    """Which of a graph's last `count` arguments it reads as numbers: Dynamo makes tensors of the floats that a mod captures
-    if they may change."""
+    """Which of a graph's last `count` arguments it reads as numbers: Dynamo makes tensors of the floats that a mod
+    captures if they may change."""
     nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
     arguments = [node for node in nodes if node.op == "placeholder"]
     captured = arguments[len(arguments) - count :]

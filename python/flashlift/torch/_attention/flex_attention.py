@@ -34,7 +34,7 @@ def flex_attention(
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    dropout_p: float = 0,  # not 0.0: under dynamic=True Dynamo makes an input of a float, finds it is none, and begins anew
+    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input of under dynamic=True
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
@@ -46,23 +46,23 @@ def flex_attention(
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
     are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
     Where there is a mask, keys and values of a batch of 1 serve the queries of all.
-    block_mask: a BlockMask of PyTorch's, as PyTorch compiles it: nothing is kept outside of its listed blocks, everything in
-    full ones, and in partial ones what its mask_mod keeps. mask_mod gives a mask without any block mask, and is applied on
-    top of one.
+    block_mask: a BlockMask of PyTorch's, as PyTorch compiles it: nothing is kept outside of its listed blocks,
+    everything in full ones, and in partial ones what its mask_mod keeps. mask_mod gives a mask without any block mask,
+    and is applied on top of one.
     sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
-    cu_seqlens: sequences packed one after the other in a batch of 1, that do not see each other. Integers [sequences + 1]
-    that begin with 0 and rise: where each begins, and the last ends. A pair of them where keys have other lengths than
-    queries. Mods count positions in the whole, as they do without it.
+    cu_seqlens: sequences packed one after the other in a batch of 1, that do not see each other. Integers
+    [sequences + 1] that begin with 0 and rise: where each begins, and the last ends. A pair of them where keys have
+    other lengths than queries. Mods count positions in the whole, as they do without it.
     dropout_p leaves each key out of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of
     one, says which; None draws it from torch's generator, so that torch.manual_seed and checkpointing have their way.
-    deterministic: True refuses what may give other bits in each run: the gradients of captured tensors on CUDA, which are
-    sums of atomic additions. False allows it; None does as torch.use_deterministic_algorithms says. All else always gives
-    the same bits.
+    deterministic: True refuses what may give other bits in each run: the gradients of captured tensors on CUDA, which
+    are sums of atomic additions. False allows it; None does as torch.use_deterministic_algorithms says. All else always
+    gives the same bits.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
     return_aux: which of lse and max_scores to return too (natural logarithms, float32).
 
-    A query with no key left gives 0, and an lse of -inf. The gradients by query, key, value, what score_mod captures and
-    the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
+    A query with no key left gives 0, and an lse of -inf. The gradients by query, key, value, what score_mod captures
+    and the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
     checks.check_tensors(query, key, value, enable_gqa)

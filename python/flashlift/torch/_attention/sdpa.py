@@ -25,8 +25,8 @@ def scaled_dot_product_attention(
 
     query, key, value: [..., length, depth] of one type, with any dimensions before these that broadcast together. The
     last of them are the heads, of which enable_gqa lets keys and values have fewer. attn_mask: bool (True is kept) or
-    floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. Beside is_causal
-    both count, as in those kernels of PyTorch's that take both. A query with no key left gives 0.
+    floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. Beside
+    is_causal both count, as in those kernels of PyTorch's that take both. A query with no key left gives 0.
     Raises what PyTorch raises where none of its kernels takes the arguments. Dropout draws its seed from torch's
     generator; which keys it leaves out is not what PyTorch's own leaves out.
     """

@@ -15,8 +15,8 @@ def mask_mod_of_sequences(
     for one in (of_queries, of_keys):
         if one.dim() != 1 or one.dtype not in (torch.int32, torch.int64) or one.shape != of_queries.shape:
             raise ValueError(
-                f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the same "
-                "for queries and keys"
+                f"cu_seqlens is {one.dtype} {list(one.shape)}; expected int32 or int64 of shape [sequences + 1], the "
+                "same for queries and keys"
             )
     q_sequence = _sequence_of_each(of_queries, query.size(2))
     kv_sequence = _sequence_of_each(of_keys, key.size(2))

@@ -1,7 +1,7 @@
 """Attention in float64, unfused: what tests take as the truth, and what torch.autograd.gradcheck differentiates.
 
-Kernels compute in float32; a float64 that is none would be worse than slow. The whole plane of scores is in memory here,
-as in PyTorch's own flex_attention without torch.compile.
+Kernels compute in float32; a float64 that is none would be worse than slow. The whole plane of scores is in memory
+here, as in PyTorch's own flex_attention without torch.compile.
 """
 
 import math

@@ -134,5 +134,5 @@ def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozens
     try:
         copy = Copy(numbers, walk).of(mod)
         return trace(copy, kind, walk.tensors, numbers=list(numbers.values()))
-    except Exception:  # noqa: BLE001 - whatever the mod raised, it will tell with its own numbers if it is at fault
+    except Exception:  # whatever the mod raised, it will tell with its own numbers if it is at fault
         return None

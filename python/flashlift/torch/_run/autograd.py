@@ -17,8 +17,8 @@ Recorded = torch._C._profiler._RecordFunctionFast
 
 def no_forward_mode(ctx: Any, *tangents: Any) -> None:
     raise UnsupportedError(
-        "flashlift: attention has no forward-mode derivative (jvp, jacfwd, hessian); use vjp, grad or jacrev, or unfused "
-        "attention (inputs of float64 are computed unfused)"
+        "flashlift: attention has no forward-mode derivative (jvp, jacfwd, hessian); use vjp, grad or jacrev, or "
+        "unfused attention (inputs of float64 are computed unfused)"
     )
 
 
@@ -73,8 +73,8 @@ class InTransform(torch.autograd.Function):
 
 
 class Direct(torch.autograd.Function):
-    """Without the operators, where nothing else has to see a call: through them PyTorch imports TorchDynamo, which takes
-    two seconds of a process's first training step."""
+    """Without the operators, where nothing else has to see a call: through them PyTorch imports TorchDynamo, which
+    takes two seconds of a process's first training step."""
 
     @staticmethod
     def forward(ctx: Any, *flat: Any) -> Results:
@@ -133,8 +133,8 @@ class _WithoutGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> None:
         raise UnsupportedError(
-            f"flashlift: score_mod calls a torch.autograd.Function ({ctx.name}), and a score program has no place for its "
-            "backward function; write the gradient with plain operations and detach(), or run under torch.no_grad()"
+            f"flashlift: score_mod calls a torch.autograd.Function ({ctx.name}), and a score program has no place for "
+            "its backward function; write the gradient with plain operations and detach(), or run under torch.no_grad()"
         )
 
 

@@ -94,8 +94,8 @@ def run_for_backward(call: Call) -> Results:
 def _snap_rows_to(dtype: torch.dtype, out: torch.Tensor) -> None:
     """Rows of which every number is one of 16 bits, but for the rounding of a float32 sum, become these numbers.
 
-    Where all values are equal, say, the output is theirs, and gradients that vanish then vanish exactly, as they do where
-    the output of 16 bits is what the backward pass reads. That single numbers are near one happens by chance.
+    Where all values are equal, say, the output is theirs, and gradients that vanish then vanish exactly, as they do
+    where the output of 16 bits is what the backward pass reads. That single numbers are near one happens by chance.
     """
     for part in (out[..., :4], out):  # few rows pass the first test, if any
         rounded = part.to(dtype).to(out.dtype)
@@ -164,8 +164,8 @@ def block_kinds(
     blocks: tuple[int, int],
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """Which blocks a mask program keeps, by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on the CPU of 0
-    for nothing, 2 for everything, and 1 for what may be either."""
+    """Which blocks a mask program keeps, by intervals: uint8 [batch or 1, heads or 1, q blocks, kv blocks] on the CPU
+    of 0 for nothing, 2 for everything, and 1 for what may be either."""
     batch, heads = sizes
     problem = f"attn b{batch} hq{heads} hkv{heads} sq{lengths[0]} skv{lengths[1]} dqk8 dv8 f32 {program}"
     kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")

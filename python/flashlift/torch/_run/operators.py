@@ -78,7 +78,7 @@ def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[
 
 
 def save(ctx: Any, call: Call, output: Results) -> None:
-    """Keeps what the backward pass reads: the tensors in the order query, key, value, out, lse, sinks, seed, captures."""
+    """Keeps what the backward pass reads: query, key, value, out, lse, sinks, seed and the captured tensors."""
     ctx.features, ctx.scale = call.features, call.scale
     ctx.save_for_backward(*call[:3], *output[:2], call.sinks, call.seed, *call.captures)
     ctx.mark_non_differentiable(output[2])

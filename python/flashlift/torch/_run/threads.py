@@ -16,7 +16,7 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def _gomp_parallel() -> int | None:
-    """Where the entry point of the OpenMP runtime lies that torch runs on; None if it runs on threads of another kind."""
+    """The address of GOMP_parallel in the OpenMP runtime that torch uses; None if torch uses other threads."""
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
     # Names are bound in this order for torch too: what was preloaded comes first.
@@ -41,8 +41,8 @@ def _options(threads: int) -> RunOptions:
 def options_of_cpu() -> RunOptions | None:
     """How a call on the CPU runs now: on torch's threads, as many as torch.get_num_threads() says in this thread.
 
-    None, Flashlift's own pool, where torch runs on other threads than OpenMP's, and in a process that was forked: libgomp
-    would wait for threads that are missing there. One thread is the calling one in any case.
+    None, Flashlift's own pool, where torch runs on other threads than OpenMP's, and in a process that was forked:
+    libgomp would wait for threads that are missing there. One thread is the calling one in any case.
     """
     threads = torch.get_num_threads()
     if threads > 1 and (_gomp_parallel() is None or _library().flashlift_openmp_is_forked()):

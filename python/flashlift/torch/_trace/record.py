@@ -50,8 +50,8 @@ class Trace:
     builder: Builder
     captures: list[Capture]
     sources: list[Source]  # of each capture
-    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving the
-    # slots after the leaves'.
+    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving
+    # the slots after the leaves'.
     prelude: list[tuple[Callable, tuple, dict, bool]]
     # Whether another program might come of captured tensors of other sizes, rather than the same one.
     depends_on_sizes: bool = False
@@ -138,7 +138,9 @@ def as_tensor(number: int | float) -> torch.Tensor:
     """A number in Python's own precision."""
     if isinstance(number, torch.SymInt):
         return torch.full((), number, dtype=torch.int64, device=CPU)
-    if isinstance(number, torch.SymFloat):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
+    if isinstance(
+        number, torch.SymFloat
+    ):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
         return torch.ones((), dtype=torch.float64, device=CPU) * number
     if isinstance(number, torch.Tensor):
         return number

@@ -137,9 +137,7 @@ class Recording:
         if number_type is not None:
             self._numbers[id(tensor)] = tensor.item()
 
-    def add_to_prelude(
-        self, func: Callable, args: tuple, kwargs: dict, result: torch.Tensor, is_number: bool
-    ) -> None:
+    def add_to_prelude(self, func: Callable, args: tuple, kwargs: dict, result: torch.Tensor, is_number: bool) -> None:
         """Records an operation on what is captured, to be done again for each call."""
         recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
         self.prelude.append((func, *recorded, is_number))

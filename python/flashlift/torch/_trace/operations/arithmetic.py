@@ -218,7 +218,7 @@ def _log_sigmoid(builder: Builder, x: Node) -> Node:
 
 @functools.cache
 def _of_table(kinds: tuple[str, ...], operands: int) -> dict[str, str]:
-    """Functions of torch's that are one operation and nothing else, and which one, as the table of operations has them."""
+    """The ATen functions that are exactly one operation, and its name, from the table of operations."""
     rows = json.loads(core().flashlift_operations())
     wanted = [row for row in rows if row["kind"] in kinds and row["operands"] == operands]
     return {name: row["name"] for row in wanted for name in row["aten"].split()}
@@ -273,6 +273,7 @@ UNARY: dict[str, Compute] = {
     "softplus": _softplus,
     "log_sigmoid": _log_sigmoid,
 }
+
 
 def _comparison(op: str) -> Compute:
     def compute(builder: Builder, x: Node, y: Node) -> Node:

@@ -27,8 +27,8 @@ def _promoting(arity: int, compute: Callable[..., Node], *, gives_bool: bool = F
             raise TraceError(f"{func} needs an option that does not change from call to call{where()}")
         dtype = operands[0].dtype if arity == 1 else torch.result_type(*operands)
         if dtype == torch.int32 and _exceeds_i32(operands):
-            # Numbers that do not fit 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled kernels; only
-            # the former gives the number that was written.
+            # Numbers that do not fit 32 bits. Coordinates are int64 in eager PyTorch and int32 in compiled kernels;
+            # only the former gives the number that was written.
             dtype = inferred_dtype = torch.int64
             inferred = torch.empty(
                 torch.broadcast_shapes(*(getattr(one, "shape", ()) for one in operands)), device="meta"

@@ -47,4 +47,6 @@ def _index(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.
         ]
         return value.at(tuple(full))
 
-    return made(recording, value.dtype, (*(value.shape[i] for i in before), *shape, *(value.shape[i] for i in after)), at)
+    return made(
+        recording, value.dtype, (*(value.shape[i] for i in before), *shape, *(value.shape[i] for i in after)), at
+    )

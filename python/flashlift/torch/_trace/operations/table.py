@@ -18,9 +18,7 @@ def translate(recording: Recording, func: Any, args: tuple, kwargs: dict) -> Any
     """The traced result of an operation, or NotImplemented."""
     name = name_of(func)
     handler = TABLE.get(name)
-    if name.removesuffix("_") not in TAKE_SYMBOLS and any(
-        isinstance(one, Symbol) for one in (*args, *kwargs.values())
-    ):
+    if name.removesuffix("_") not in TAKE_SYMBOLS and any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
         raise TraceError(f"{func} needs a number that does not change from call to call{where()}")
     if handler is not None:
         return handler(recording, func, args, kwargs)
