@@ -195,8 +195,11 @@ class Attention:
         if unknown:
             raise InvalidArgumentError(f"no captured tensor is named {sorted(unknown)}; there are {self.captures}")
         by_name = dict(zip(self.captures, captures, strict=True))
+        d_q, d_k, d_v = (np.empty(array.shape, numpy_type(self._info.dtype)) for array in (q, k, v))
         gradients = Gradients(
-            *(np.empty(array.shape, numpy_type(self._info.dtype)) for array in (q, k, v)),
+            d_q,
+            d_k,
+            d_v,
             {name: np.empty(by_name[name].shape, np.float32) for name in wanted},
             None if sinks is None else np.empty(sinks.shape, np.float32),
         )

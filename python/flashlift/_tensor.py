@@ -62,6 +62,8 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 class Tensor:
     """A DLTensor and whatever keeps its memory alive."""
 
+    _keep: tuple[Any, ...]
+
     def __init__(self, array: Any, name: str, is_written: bool = False) -> None:
         if isinstance(array, np.ndarray):
             self._from_numpy(array, name)
@@ -92,14 +94,9 @@ class Tensor:
         sizes = ctypes.c_int64 * array.ndim
         if any(stride % array.itemsize for stride in array.strides):
             raise InvalidArgumentError(f"{name} has strides {array.strides}, no multiples of its element size")
-        self._keep = (
-            array,
-            sizes(*array.shape),
-            sizes(*(stride // array.itemsize for stride in array.strides)),
-        )
-        self.dl = DLTensor(
-            array.ctypes.data, DLDevice(CPU, 0), array.ndim, DLDataType(*code, 1), self._keep[1], self._keep[2], 0
-        )
+        shape, strides = sizes(*array.shape), sizes(*(stride // array.itemsize for stride in array.strides))
+        self._keep = (array, shape, strides)
+        self.dl = DLTensor(array.ctypes.data, DLDevice(CPU, 0), array.ndim, DLDataType(*code, 1), shape, strides, 0)
 
     def _from_dlpack(self, array: Any, name: str, is_written: bool) -> None:
         if getattr(array, "is_neg", bool)():  # torch's lazy negation, which its DLPack forgets

@@ -88,8 +88,8 @@ def judge(
     found = _library.Judgement(struct_size=ctypes.sizeof(_library.Judgement))
     library = _library.core()
     _library.check(library, library.flashlift_judge(ctypes.byref(subject), ctypes.byref(found)))
-    measures = [Measure(one.error, one.eager, one.limit) for one in (found.mean, found.largest, found.row)]
-    return Judgement(*measures, bool(found.ok), found.reason.decode(errors="replace"))
+    mean, largest, row = (Measure(one.error, one.eager, one.limit) for one in (found.mean, found.largest, found.row))
+    return Judgement(mean, largest, row, bool(found.ok), found.reason.decode(errors="replace"))
 
 
 def _dense(array: Any, dtype: type) -> np.ndarray:

@@ -46,7 +46,7 @@ def attention(
     q, k, v = (as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v)))
     check_operands(("q", "k", "v"), q, k, v, layout)
     names = " ".join(captures) if isinstance(captures, Mapping) else None
-    captures = captures.values() if isinstance(captures, Mapping) else captures
+    tables = list(captures.values() if isinstance(captures, Mapping) else captures)
     call = _Call(features, layout, sinks is not None, names)
     if call.has_seed != (dropout_seed is not None):
         expected = "expected a dropout_seed" if call.has_seed else "expected no dropout_seed"
@@ -56,7 +56,7 @@ def attention(
         optional.append(check_sinks("sinks", as_array("sinks", sinks), call.sizes(q)["h"]))
     if dropout_seed is not None:
         optional.append(seed_words(dropout_seed))
-    results = _attend_jitted(call, *vary_together([q, k, v, *map(jnp.asarray, captures), *optional]))
+    results = _attend_jitted(call, *vary_together([q, k, v, *map(jnp.asarray, tables), *optional]))
     return results if len(results) > 1 else results[0]
 
 
@@ -117,7 +117,7 @@ class _Call:
         lse = result_type([q[letter] for letter in "bhs"], jnp.float32, operands)
         return [out, lse] if self.with_lse else [out]
 
-    def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    def run(self, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
         call = jax.ffi.ffi_call(TARGET, self.results(operands), vmap_method="sequential")
         return call(*operands, **self.attributes(operands))
 

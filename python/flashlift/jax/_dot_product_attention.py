@@ -77,7 +77,9 @@ def dot_product_attention(
         empty_rows="uniform",
         return_lse=with_lse,
     )
-    out, lse = results if with_lse else (results, None)
+    out: jax.Array
+    lse: jax.Array | None
+    out, lse = results if isinstance(results, tuple) else (results, None)
     if within is not None:
         out = jnp.where(within[..., None, None], out, 0)
         lse = None if lse is None else jnp.where(within[:, None], lse, -jnp.inf)

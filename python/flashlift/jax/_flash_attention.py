@@ -140,7 +140,7 @@ def flash_attention(
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         return attention(query, key, value, features, captures=captures, sinks=softmax_aux, dropout_seed=seed)
 
-    if not is_split(operands.values()):
+    if not is_split(list(operands.values())):
         return run(**operands)
     if rate > 0:
         raise UnsupportedError(
@@ -155,8 +155,9 @@ def _cast(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, dtype: DTypeLike | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     named = (("query", query), ("key", key), ("value", value))
-    arrays = [arguments.as_array(name, one) for name, one in named]
-    return tuple(arrays if dtype is None else (one.astype(dtype) for one in arrays))
+    arrays = (arguments.as_array(name, one) for name, one in named)
+    q, k, v = arrays if dtype is None else (one.astype(dtype) for one in arrays)
+    return q, k, v
 
 
 def _dropout_rate(prob: float, flax_rate: float, deterministic: bool) -> float:
@@ -170,13 +171,14 @@ def _dropout_rate(prob: float, flax_rate: float, deterministic: bool) -> float:
 
 
 def _dropout_seed(seed: jax.Array | int | None, flax_key: jax.Array | None) -> jax.Array | int:
-    if (seed is None) == (flax_key is None):
-        came = "neither" if seed is None else "both"
+    given = flax_key if seed is None else seed
+    if given is None or (seed is not None and flax_key is not None):
+        came = "neither" if given is None else "both"
         raise InvalidArgumentError(
             f"dropout needs a seed, and {came} of dropout_seed and dropout_rng came; expected a dropout_seed, a key of "
             "jax.random or an integer, another one for each step, or Flax's dropout_rng in its place"
         )
-    return flax_key if seed is None else seed
+    return given
 
 
 def _sequences(
@@ -200,8 +202,10 @@ def _sequences(
             raise UnsupportedError(
                 'causal is "bottom_right" with cum_seqlens of a padded batch; pack the sequences into a batch of 1'
             )
-        own = tuple(arguments.padded_ids(end, of.shape[1]) for end, of in zip(ends, (query, key), strict=True))
-        ids = own if ids is None else tuple(jnp.where(pad < 0, -1, one) for pad, one in zip(own, ids, strict=True))
+        own = arguments.padded_ids(ends[0], query.shape[1]), arguments.padded_ids(ends[1], key.shape[1])
+        if ids is not None:
+            own = jnp.where(own[0] < 0, -1, ids[0]), jnp.where(own[1] < 0, -1, ids[1])
+        ids = own
         ends = None
     return ends, None if ids is None else arguments.keep_padding_apart(*ids)
 

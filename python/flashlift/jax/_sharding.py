@@ -29,7 +29,7 @@ def result_type(
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
     if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
-        return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset(axes))
+        return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset(axes))  # type: ignore[call-arg]
     manual = jax.sharding.ManualAxisType(varying=frozenset(axes))
     mesh = next(jax.typeof(one).sharding.mesh for one in operands if _varying_axes([one]))
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -68,7 +68,8 @@ def over_batches_and_heads(
                 f"{name} is {jax.typeof(operands[name])} and query is {jax.typeof(query)}; expected batches and heads "
                 "to be split alike, and length and depth not at all: use jax.reshard"
             )
-    mesh = jax.typeof(query).sharding.mesh if isinstance(query, jax.core.Tracer) else query.sharding.mesh
+    sharding: Any = jax.typeof(query).sharding if isinstance(query, jax.core.Tracer) else query.sharding
+    mesh = sharding.mesh
     axes = {"b": b_axes, "h": h_axes}
     specs = {
         name: PartitionSpec(

@@ -70,19 +70,22 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
-    positions = mask_function or causal_mask_function
+    positions: Callable = mask_function or causal_mask_function
     # A static cache counts its tokens in place, before the layer runs that reads this mask.
     q_offset, kv_offset = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
     shape = (batch_size, 1, q_length, kv_length)
     if attention_mask is None or _keeps_all(attention_mask, kv_length + kv_offset):
 
-        def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+        def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             return positions(b, h, q + q_offset, kv + kv_offset)
 
         return Mask(mask_mod, shape)
-    keep = prepare_padding_mask(attention_mask, kv_length, kv_offset).bool()
+    offset: Any = kv_offset  # transformers takes a tensor too
+    padding = prepare_padding_mask(attention_mask, kv_length, offset)
+    assert padding is not None, "there is a mask"
+    keep = padding.bool()
 
-    def padded_mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+    def padded_mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return positions(b, h, q + q_offset, kv + kv_offset) & keep[b, kv + kv_offset]
 
     return Mask(padded_mask_mod, shape)
@@ -127,7 +130,7 @@ def attention_forward(
         full = attention_mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
         if full.dtype == torch.bool:
 
-            def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+            def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
                 return full[b, h, q, kv]
         else:
             added.append(full)
@@ -135,21 +138,23 @@ def attention_forward(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and query.shape[2] > 1:
 
-            def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+            def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
                 return q >= kv
 
     score_mod = None
     if softcap is not None or added:
         full_biases = [one.expand(query.shape[0], query.shape[1], query.shape[2], -1) for one in added]
 
-        def score_mod(score, b, h, q, kv):  # noqa: ANN001, ANN202
+        def score_mod(
+            score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+        ) -> torch.Tensor:
             if softcap is not None:
                 score = softcap * torch.tanh(score / softcap)
             for bias in full_biases:
                 score = score + bias[b, h, q, kv]
             return score
 
-    out = flex_attention(
+    out: Any = flex_attention(
         query,
         key,
         value,

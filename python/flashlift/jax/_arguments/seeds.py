@@ -15,7 +15,10 @@ def seed_words(seed: jax.Array | int) -> jax.Array:
         if not -(1 << 63) <= number < 1 << 64:
             raise InvalidArgumentError(f"dropout_seed is {number}; expected an integer of 64 bits")
         return jnp.asarray([number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF], jnp.uint32)
-    seed = as_array("dropout_seed", seed)
+    return _words_of_array(as_array("dropout_seed", seed))
+
+
+def _words_of_array(seed: jax.Array) -> jax.Array:
     if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer):
         wide = seed.dtype.itemsize == 8
         sign = jnp.where(seed < 0, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))

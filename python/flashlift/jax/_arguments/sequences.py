@@ -16,10 +16,8 @@ def segment_pair(
 ) -> tuple[jax.Array, jax.Array]:
     """Both segment ids as int32 [batch or 1, length]."""
     names = ("q_segment_ids", "kv_segment_ids")
-    return tuple(
-        _ids(name, ids, of)
-        for name, ids, of in zip(names, _both(names, q_ids, kv_ids, query, key), (query, key), strict=True)
-    )
+    of_q, of_kv = _both(names, q_ids, kv_ids, query, key)
+    return _ids(names[0], of_q, query), _ids(names[1], of_kv, key)
 
 
 def _ids(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
@@ -41,8 +39,8 @@ def sequence_ends(
 ) -> tuple[jax.Array, jax.Array]:
     """Both cumulative lengths as int32 [sequences + 1], their values checked where they are known."""
     names = ("cum_seqlens_q", "cum_seqlens_k")
-    given = _both(names, cum_q, cum_k, query, key)
-    ends = tuple(_ends(name, one, of) for name, one, of in zip(names, given, (query, key), strict=True))
+    of_q, of_k = _both(names, cum_q, cum_k, query, key)
+    ends = _ends(names[0], of_q, query), _ends(names[1], of_k, key)
     if ends[0].shape != ends[1].shape:
         raise InvalidArgumentError(
             f"cum_seqlens_q is {list(ends[0].shape)} and cum_seqlens_k {list(ends[1].shape)}; expected one length: "

@@ -1,5 +1,7 @@
 """Arguments as arrays, and as they are shown in errors."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def listed(values: np.ndarray) -> str:
     return np.array2string(values, separator=", ", threshold=16)
 
 
-def short(value: object) -> str:
+def short(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return described(value)
     text = repr(value)

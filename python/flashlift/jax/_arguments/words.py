@@ -1,6 +1,7 @@
 """Numbers and names as words of a problem."""
 
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def dropout_rate(name: str, rate: float) -> float:
     return number
 
 
-def _number(name: str, value: object, advice: str) -> float:
+def _number(name: str, value: Any, advice: str) -> float:
     if isinstance(value, jax.core.Tracer):
         raise InvalidArgumentError(
             f"{name} is traced; expected a number that is known when the call is traced: {advice}"

@@ -21,7 +21,8 @@ def attend(
     query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
-    bounds = Bounds(*(size if type(size) is int else None for size in (*query.shape[:3], key.shape[2])))
+    b, h, q, kv = (size if type(size) is int else None for size in (*query.shape[:3], key.shape[2]))
+    bounds = Bounds(b, h, q, kv)
     features = []
     captures: list[torch.Tensor] = []
     for trace, leaves in programs:

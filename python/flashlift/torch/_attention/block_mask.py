@@ -13,7 +13,7 @@ a BlockMask and what its mask_mod captures, and asked again where one of their t
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error, noop_mask
@@ -88,6 +88,9 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
     def listed(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return kind_of(b, h, q, kv) != 0
 
+    if own is None:
+        return listed
+
     def listed_and_own(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (kind_of(b, h, q, kv) != 0) & own(b, h, q, kv)
 
@@ -95,8 +98,6 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
         kind = kind_of(b, h, q, kv)
         return (kind == _FULL) | ((kind == _PARTIAL) & own(b, h, q, kv))
 
-    if own is None:
-        return listed
     return full_or_own if has_full else listed_and_own
 
 
@@ -107,7 +108,7 @@ class _Snapshot:
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._tensors = [one for one in tensors if one is not None]
         self._are_counted = not any(one.is_inference() for one in self._tensors)
-        self._states = [one._version if self._are_counted else one.detach().clone() for one in self._tensors]
+        self._states: list[Any] = [one._version if self._are_counted else one.detach().clone() for one in self._tensors]
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         given = [one for one in tensors if one is not None]
@@ -208,7 +209,7 @@ def _check_lists(block_mask: BlockMask) -> None:
         ("kv", block_mask.kv_num_blocks, block_mask.kv_indices),
         ("full_kv", block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
     ):
-        if counts is None:
+        if counts is None or indices is None:
             continue
         if counts.shape != indices.shape[:-1]:
             raise ValueError(
@@ -230,7 +231,7 @@ def _kinds(block_mask: BlockMask) -> torch.Tensor:
     a cut."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     kinds = _marked(block_mask.kv_num_blocks, block_mask.kv_indices, columns).to(torch.uint8)
-    if block_mask.full_kv_num_blocks is not None:
+    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
         full = _marked(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
         kinds = torch.where(full, _FULL, kinds).to(torch.uint8)
     return kinds[(None,) * (4 - kinds.dim())]

@@ -103,7 +103,7 @@ def check_scale(scale: float | torch.Tensor | None) -> None:
 def _surely(condition: bool | torch.SymBool) -> bool:
     # Dynamo calls its own booleans of unknown sizes bool, too.
     plain = type(condition) is bool and not torch.compiler.is_dynamo_compiling()
-    return condition if plain else guard_or_false(condition)
+    return bool(condition) if plain else guard_or_false(condition)
 
 
 def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:

@@ -41,18 +41,27 @@ class _FlexAttention(HigherOrderOperator):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sinks = block_mask[0] if options["sinks"] else None
         seed = block_mask[1] if options["dropout_p"] else None
-        scale = scale if options["scale"] else None
+        given_scale: Any = scale if options["scale"] else None
         if query.dtype == torch.float64:
             mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
-            return attend_unfused(query, key, value, *mods, scale, sinks)
+            return attend_unfused(query, key, value, *mods, given_scale, sinks)
         # A scale that may change is an argument of the program, where a captured number is.
-        factor, scale = (None, scale) if scale is None or isinstance(scale, (int, float)) else (scale, 1.0)
+        is_constant = given_scale is None or isinstance(given_scale, (int, float))
+        factor, constant = (None, given_scale) if is_constant else (given_scale, 1.0)
         programs = [
             _trace_graph(score_mod, "score_mod", list(score_captures), factor),
             _trace_graph(block_mask[-1], "mask_mod", list(mask_captures)),
         ]
         request = Request(
-            query, key, value, scale, sinks, options["want_max"], options["dropout_p"], seed, options["deterministic"]
+            query,
+            key,
+            value,
+            constant,
+            sinks,
+            options["want_max"],
+            options["dropout_p"],
+            seed,
+            options["deterministic"],
         )
         out, lse, maximum = attend(request, programs)
         return out, lse, lse if maximum is None else maximum
@@ -78,7 +87,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         try:
             found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
         except Exception:  # with the numbers in the program, whatever is wrong is raised again
-            values = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
+            values: list[Any] = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
             with _disable_current_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
             fixed = [new if one is None else one for new, one in zip(stand_ins, values, strict=True)]
@@ -100,9 +109,8 @@ def _of_product(graph: Any) -> Callable[..., torch.Tensor]:
 
 
 def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
-    return tuple(
-        [one for one, whole in zip(values, is_tensor, strict=True) if whole is wanted] for wanted in (True, False)
-    )
+    pairs = list(zip(values, is_tensor, strict=True))
+    return [one for one, whole in pairs if whole], [one for one, whole in pairs if not whole]
 
 
 def _read_floats(graph: Any, count: int) -> frozenset[int]:

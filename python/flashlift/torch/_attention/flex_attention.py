@@ -76,7 +76,7 @@ def flex_attention(
     if kernel_options:
         checks.check_options(kernel_options)
     checks.check_aux(return_lse, return_aux)
-    trace_of_blocks = None
+    of_blocks = trace_of_blocks = None
     if block_mask is not None:
         of_blocks, trace_of_blocks = mask_mod_of(block_mask, query, key)
         mask_mod = _both(of_blocks, mask_mod)
@@ -84,6 +84,7 @@ def flex_attention(
         mask_mod = _both(mask_mod_of_sequences(query, key, cu_seqlens), mask_mod)
     seed = _seed(dropout_p, dropout_seed)
     aux = return_aux or AuxRequest(lse=return_lse)
+    max_scores: torch.Tensor | None
     if torch.compiler.is_dynamo_compiling():
         # Imported late: it imports TorchDynamo, which takes seconds.
         from flashlift.torch._attention.dynamo import flex_attention_in_graph
@@ -100,8 +101,8 @@ def flex_attention(
         score_mod, scale = _with_scale(query, value, score_mod, scale)
         programs = [] if score_mod is None else [traced(score_mod, "score_mod")]
         if mask_mod is not None:
-            is_of_blocks = trace_of_blocks is not None and mask_mod is of_blocks
-            programs.append(trace_of_blocks if is_of_blocks else traced(mask_mod, "mask_mod"))
+            known = trace_of_blocks if mask_mod is of_blocks else None
+            programs.append(known or traced(mask_mod, "mask_mod"))
         request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
         out, lse, max_scores = attend(request, programs)
     out = out.to(dtype)

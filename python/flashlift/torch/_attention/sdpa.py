@@ -1,6 +1,7 @@
 """scaled_dot_product_attention in PyTorch's signature."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         score_mod, mask_mod = _mods_of(attn_mask, (*lead, query.size(-2), key.size(-2)), is_causal)
     drops_all = dropout_p == 1.0
-    out = flex_attention(
+    out: Any = flex_attention(
         _flattened(query, batch, heads),
         _flattened(key, batch, kv_heads),
         _flattened(value, batch, kv_heads),
@@ -63,12 +64,14 @@ def _mods_of(attn_mask: torch.Tensor, full: tuple[int, ...], is_causal: bool) ->
     mask = mask.reshape(math.prod(full[:-3]), heads, *full[-2:])
     if mask.dtype == torch.bool:
 
-        def mask_mod(b, h, q, kv):  # noqa: ANN001, ANN202
+        def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             return mask[b, h, q, kv] & (q >= kv) if is_causal else mask[b, h, q, kv]
 
         return None, mask_mod
 
-    def score_mod(score, b, h, q, kv):  # noqa: ANN001, ANN202
+    def score_mod(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+    ) -> torch.Tensor:
         return score + mask[b, h, q, kv]
 
     return score_mod, _causal if is_causal else None
@@ -98,7 +101,7 @@ def _broadcast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], int]:
     """The dimensions before the last two, broadcast, and how many heads the kernel gets keys and values of."""
-    of_query, of_key, of_value = (one.shape[:-2] for one in (query, key, value))
+    of_query, of_key, of_value = (tuple(one.shape[:-2]) for one in (query, key, value))
     kv_heads = 1
     if enable_gqa:
         if not of_query or not of_key or not of_value or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:

@@ -31,7 +31,7 @@ def attend_unfused(
     if score_mod is not None:
         scores = _over_plane(score_mod, (0,), (scores, *indices)).to(scores.dtype)
     if mask_mod is not None:
-        scores = torch.where(_over_plane(mask_mod, (), indices), scores, -math.inf)
+        scores = torch.where(_over_plane(mask_mod, (), tuple(indices)), scores, -math.inf)
     maximum = scores.detach().amax(-1) if scores.size(-1) else scores.new_full(scores.shape[:-1], -math.inf)
     if sinks is not None:
         extra = sinks.to(scores.dtype).reshape(1, query.size(1), 1, -1)

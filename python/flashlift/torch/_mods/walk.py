@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -64,7 +64,7 @@ class Walk:
             if self._in_fixed or not may_be_argument(value):
                 return (kind, repr(value))
             self.numbers.append(value)
-            return kind
+            return cast(Hashable, kind)
         if kind in EXACT:
             return (kind, value)
         if isinstance(value, torch.Tensor):
@@ -137,19 +137,19 @@ class Walk:
             return code
         names = names_in(code)
         self.met |= names
-        cells = []
+        cells: list[Hashable] = []
         for cell in function.__closure__ or ():
             try:
                 cells.append(self.of(cell.cell_contents, names))
             except ValueError:  # not assigned yet
                 cells.append("empty")
         globals_ = function.__globals__
-        read = tuple([(name, self.of(globals_[name], names)) for name in globals_read(function)])
-        read += tuple([self.of(one, names) for one in modules_read(function)])
+        read: list[Hashable] = [(name, self.of(globals_[name], names)) for name in globals_read(function)]
+        read += [self.of(one, names) for one in modules_read(function)]
         if not names.isdisjoint(_UNSEEN):
-            read += (_Identity(object()),)
+            read.append(_Identity(object()))
         defaults = function.__defaults__, function.__kwdefaults__
-        return (code, *cells, read, *(None if one is None else self.of(one, names) for one in defaults))
+        return (code, *cells, tuple(read), *(None if one is None else self.of(one, names) for one in defaults))
 
     def _names_for_object(self, names: frozenset[str]) -> frozenset[str]:
         names |= self._names
@@ -177,7 +177,7 @@ class Walk:
         names = self._names_for_object(names)
         kind = type(value)
         call = getattr(kind, "__call__", None)  # noqa: B004 - its code, not whether there is one
-        parts: list[Hashable] = [kind]
+        parts: list[Hashable] = [cast(Hashable, kind)]
         if isinstance(call, types.FunctionType) and not isinstance(value, torch.nn.Module):
             parts.append(self._fixed(call, names, self._function))
             names = names | names_in(call.__code__)

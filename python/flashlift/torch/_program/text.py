@@ -69,4 +69,4 @@ def _print_constant(node: Node) -> str:
     if node.type == "i32":
         return str(node.payload)
     value = torch.tensor(node.payload, dtype=torch.float64, device="cpu").to(torch.float32)
-    return f"0x{value.view(torch.int32).item() & 0xFFFFFFFF:08x}:f32"
+    return f"0x{int(value.view(torch.int32).item()) & 0xFFFFFFFF:08x}:f32"

@@ -26,13 +26,14 @@ class Call(NamedTuple):
 
     @staticmethod
     def of_flat(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> "Call":
-        return Call(query, key, value, rest[FLAT_CAPTURES - 3 :], *rest[: FLAT_CAPTURES - 3])
+        others, captures = rest[: FLAT_CAPTURES - 3], rest[FLAT_CAPTURES - 3 :]
+        return Call._make((query, key, value, captures, *others))
 
     @staticmethod
     def of_backward(*given: Any) -> "Call":
         """From all but the last two arguments, and the output: the call whose gradients are taken."""
         *arguments, out = given
-        return Call(*arguments, False, out.dtype != arguments[0].dtype)
+        return Call._make((*arguments, False, out.dtype != arguments[0].dtype))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

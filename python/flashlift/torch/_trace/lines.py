@@ -2,6 +2,7 @@
 
 import linecache
 import sys
+import types
 
 import torch
 
@@ -12,9 +13,12 @@ class TraceError(UnsupportedError):
     """A mod does what a score program cannot say. The message names the operation and the line."""
 
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
 def where() -> str:
     """The line of the mod that runs, as " at FILE:LINE: SOURCE"."""
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         name = frame.f_code.co_filename
         module = frame.f_globals.get("__name__", "")
@@ -27,9 +31,9 @@ def where() -> str:
 
 def running_autograd_function() -> str | None:
     """The name of the torch.autograd.Function whose forward function runs, if any."""
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is torch.autograd.Function.apply.__func__.__code__:
+        if frame.f_code is _APPLY:
             return frame.f_locals["cls"].__name__
         frame = frame.f_back
     return None

@@ -4,7 +4,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,6 +27,12 @@ class Size(int):
     """The size of a dimension of what is captured. It is that of the traced call; another call's may be another."""
 
     source: "SizeOf"
+
+    @staticmethod
+    def of(size: int, source: "SizeOf") -> "Size":
+        made = Size(size)
+        made.source = source
+        return made
 
 
 @dataclass(frozen=True)
@@ -134,14 +140,14 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return copy
 
 
-def as_tensor(number: int | float) -> torch.Tensor:
+def as_tensor(number: Any) -> torch.Tensor:
     """A number in Python's own precision."""
     if isinstance(number, torch.SymInt):
-        return torch.full((), number, dtype=torch.int64, device=CPU)
+        return torch.full((), cast(int, number), dtype=torch.int64, device=CPU)
     if isinstance(
         number, torch.SymFloat
     ):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
-        return torch.ones((), dtype=torch.float64, device=CPU) * number
+        return torch.ones((), dtype=torch.float64, device=CPU) * cast(float, number)
     if isinstance(number, torch.Tensor):
         return number
     return torch.tensor(number, dtype=torch.float64 if type(number) is float else None, device=CPU)

@@ -118,9 +118,7 @@ class Recording:
         type_ = type_of(dtype)
         shape: list[int] = list(tensor.shape)
         if isinstance(source, Slot):
-            for dim, size in enumerate(shape):
-                shape[dim] = Size(size)
-                shape[dim].source = SizeOf(source.number, dim)
+            shape = [Size.of(size, SizeOf(source.number, dim)) for dim, size in enumerate(shape)]
         return Value(dtype, tuple(shape), lambda index: self.builder.node("load", type_, tuple(index), number))
 
     def size(self, size: int) -> Node:

@@ -50,9 +50,8 @@ def _count(x: Tensor, dim: Dims) -> int:
 
 
 def _mean_of(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
-    dim = list(range(x.dim())) if dim is None or dim == [] else dim
-    total = x.sum(dim, keepdim)
-    return total / _count(x, dim)
+    dims: Any = list(range(x.dim())) if dim is None or dim == [] else dim
+    return x.sum(dims, keepdim) / _count(x, dims)
 
 
 def _var_mean(

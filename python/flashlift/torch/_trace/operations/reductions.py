@@ -54,11 +54,12 @@ def _reduce(
 
     def at(index: Index) -> Node:
         outer = dict(zip(kept, [index[i] for i in kept] if keepdim else index, strict=True))
-        total = None
+        total: Node | None = None
         for inner in itertools.product(*(range(value.shape[one]) for one in dims)):
             inside = {i: builder.constant(one, "i64") for i, one in zip(dims, inner, strict=True)}
             element = builder.convert(value.at(tuple((outer | inside)[i] for i in range(rank))), type_of(dtype))
             total = element if total is None else builder.emit(_REDUCERS[name], total, element)
+        assert total is not None, "there is one element at least"
         return builder.narrow(total, dtype)
 
     return made(recording, dtype, shape, at)

@@ -18,7 +18,9 @@ def infer(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     if any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
         func = func.overloadpacket  # the overload that was called takes a tensor in place of the number
-        args, kwargs = tree_map_only(Symbol, lambda one: type(one).__base__(one), (args, kwargs))
+        args, kwargs = tree_map_only(
+            Symbol, lambda one: float(one) if isinstance(one, float) else int(one), (args, kwargs)
+        )
     if any(one.dim() for one in tensors):
         args, kwargs = tree_map_only(
             torch.Tensor, lambda one: one if one.dim() == 0 else one.to("meta"), (args, kwargs)

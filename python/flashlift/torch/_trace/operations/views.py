@@ -99,7 +99,7 @@ def _cat(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Te
 
     def at(index: Index) -> Node:
         place = builder.convert(index[dim], "i64")
-        result = None
+        result: Node | None = None
         for value, start, end in reversed(list(zip(values, starts, starts[1:], strict=False))):
             if place.op == "constant" and not start <= place.payload < end:
                 continue
@@ -107,6 +107,7 @@ def _cat(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Te
             part = value.at((*index[:dim], here, *index[dim + 1 :]))
             before_end = builder.emit("lt", place, builder.constant(end, "i64"))
             result = part if result is None else builder.emit("select", before_end, part, result)
+        assert result is not None, "every index is in one part"
         return result
 
     return made(recording, inferred.dtype, tuple(inferred.shape), at)
