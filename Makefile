@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-aarch64 soak bench bench-peers build format lint asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build format lint lint-changed asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -25,9 +25,12 @@ demo: build ## find attention in a sentence encoder, run it fused, compare
 
 test: build ## build everything and run all tests
 	@echo "==> C++ tests"
-	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -LE every_kernel
 	@echo "==> Python tests"
 	@$(VENV)/bin/python -m pytest -q tests/python
+
+test-kernels: build ## compile the CUDA kernels of every configuration; make test compiles a third of them
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel
 
 SOAK_COUNT ?= 10000
 soak: build ## draw SOAK_COUNT (10000) problems each way for each instruction set, compare with the oracle (hours)
@@ -77,11 +80,15 @@ fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 	@cmake --build build-fuzz --target fuzzers -- $(NINJA_FLAGS)
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
 
-format: lint-system ## format the C++ sources
+format: lint-system $(SETUP)/python-lint ## format the C++ and Python sources
 	@scripts/format.sh
+	@$(VENV)/bin/python -m ruff format --quiet .
 
-lint: lint-system build ## check format, layer order and clang-tidy
+lint: lint-system $(SETUP)/python-lint build ## check format, layer order, Python (ruff, mypy) and clang-tidy
 	@scripts/lint.sh $(BUILD)
+
+lint-changed: lint-system $(SETUP)/python-lint build ## the same, with clang-tidy over what this branch changes
+	@scripts/lint.sh --changed $(BUILD)
 
 clean: ## remove the builds, but keep the Python environment
 	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv ! -name setup -exec rm -rf {} +
@@ -103,6 +110,11 @@ lint-system: system
 
 $(SETUP)/python: scripts/setup_python.sh $(wildcard scripts/requirements*.txt) | system
 	@scripts/setup_python.sh $(VENV)
+	@touch $@
+
+$(SETUP)/python-lint: scripts/requirements-lint.txt $(SETUP)/python
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $< >>$(SETUP_LOG) 2>&1 || \
+	  { echo "error: pip install -r $< failed; see $(SETUP_LOG)"; exit 1; }
 	@touch $@
 
 # CMake runs itself again when a CMakeLists.txt has changed; this is for the first time only.
