@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build format lint lint-changed asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build words format lint lint-changed asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -79,6 +79,9 @@ fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 	@scripts/configure.sh fuzz build-fuzz $(VENV)
 	@cmake --build build-fuzz --target fuzzers -- $(NINJA_FLAGS)
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
+
+words: build ## write docs/problem.md's tables and the fuzzer's dictionary, which are made from the tables of words
+	@$(BUILD)/bin/write_words . --write
 
 format: lint-system $(SETUP)/python-lint ## format the C++ and Python sources
 	@scripts/format.sh

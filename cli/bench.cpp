@@ -63,7 +63,7 @@ void add_bench(CLI::App& app, Outcome& outcome) {
   options->data.add_backward_to(*command);
   add_seconds(*command, options->seconds, "How long to time each");
   command->add_flag("--json", options->json, "Print one JSON object");
-  command->footer(kProblemFooter);
+  command->footer(problem_footer());
   command->callback([options, &outcome] { outcome = run_bench(*options); });
 }
 

@@ -57,7 +57,7 @@ void add_draw(CLI::App& app, Outcome& outcome) {
       ->check(CLI::Range(1, 1 << 30))
       ->option_text("INT [128]");
   add_seed(*command, options->seed, "Of the captured tensors");
-  command->footer(kProblemFooter);
+  command->footer(problem_footer());
   command->callback([options, &outcome] { outcome = run_draw(*options); });
 }
 

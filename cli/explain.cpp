@@ -139,7 +139,7 @@ void add_explain(CLI::App& app, Outcome& outcome) {
   options->device.add_to(*command);
   add_seed(*command, options->seed, "Of the captured tensors");
   command->add_flag("--json", options->json, "Print one JSON object");
-  command->footer(kProblemFooter);
+  command->footer(problem_footer());
   command->callback([options, &outcome] {
     outcome = is_problem(options->subject) ? explain_problem(*options)
                                            : explain_module(options->subject, options->code, options->json);

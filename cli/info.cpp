@@ -1,5 +1,6 @@
 // flashlift info: what this build is and what it sees of the machine.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <fstream>
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/output.h"
+#include "problem/word_texts.h"
 #include "score/operation.h"
 #include "support/environment.h"
 #include "support/version.h"
@@ -191,6 +193,32 @@ Outcome print_operations(bool as_json) {
   return kSuccess;
 }
 
+// Without Markdown's quotes.
+std::string meaning_of(const problem::WordText& text) {
+  std::string meaning = text.doc;
+  if (!text.without.empty()) {
+    meaning += (text.without == "required" ? "; " : "; without it: ") + text.without;
+  }
+  std::erase(meaning, '`');
+  return meaning;
+}
+
+Outcome print_words(bool as_json) {
+  if (as_json) {
+    fmt::print("{}", problem::words_as_json());
+    return kSuccess;
+  }
+  Table words({"word", "meaning"});
+  for (const problem::WordText& text : problem::word_texts()) {
+    words.add({fmt::format("{}", fmt::join(text.forms, " | ")), meaning_of(text)});
+    for (const std::string& capture : text.captures) {
+      words.add({"", "  captured " + capture});
+    }
+  }
+  fmt::print("{}", words.text());
+  return kSuccess;
+}
+
 }  // namespace
 
 void add_info(CLI::App& app, Outcome& outcome) {
@@ -199,7 +227,11 @@ void add_info(CLI::App& app, Outcome& outcome) {
   command->add_flag("--json", *as_json, "Print one JSON object");
   auto operations = std::make_shared<bool>(false);
   command->add_flag("--ops", *operations, "List the operations of score programs instead");
-  command->callback([=, &outcome] { outcome = *operations ? print_operations(*as_json) : run_info(*as_json); });
+  auto words = std::make_shared<bool>(false);
+  command->add_flag("--words", *words, "List the words of problems instead")->excludes("--ops");
+  command->callback([=, &outcome] {
+    outcome = *operations ? print_operations(*as_json) : *words ? print_words(*as_json) : run_info(*as_json);
+  });
 }
 
 }  // namespace flashlift::cli

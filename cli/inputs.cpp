@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "problem/features.h"
 #include "problem/verify_tensor.h"
 #include "support/error.h"
 #include "support/half.h"
@@ -155,8 +156,11 @@ void Inputs::add_captures(const Problem& problem, uint64_t seed) {
   uint64_t stream = 0x100;  // so that a tensor's numbers do not depend on which others are drawn
   for (const Capture& capture : problem.captures) {
     arguments_.captures.push_back(allocate(capture.dtype, shape_of(capture, problem)));
-    if (capture.name == "cu_seqlens_q" || capture.name == "cu_seqlens_kv") {
-      fill_cumulative(arguments_.captures.back(), capture.name == "cu_seqlens_q" ? problem.q_len : problem.kv_len);
+    const problem::FeatureTensor* of_feature = problem::feature_tensor(capture);
+    const problem::Holds holds = of_feature == nullptr ? problem::Holds::kAnything : of_feature->holds;
+    if (holds == problem::Holds::kQueryStarts || holds == problem::Holds::kKeyStarts) {
+      fill_cumulative(arguments_.captures.back(),
+                      holds == problem::Holds::kQueryStarts ? problem.q_len : problem.kv_len);
     } else {
       fill(arguments_.captures.back(), problem, Random(seed, stream));
     }

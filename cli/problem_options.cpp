@@ -1,9 +1,13 @@
 #include "cli/problem_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <system_error>
+#include <vector>
+
+#include "problem/word_texts.h"
 
 namespace flashlift::cli {
 namespace {
@@ -18,18 +22,48 @@ bool reads_all(const std::string& text, Number& number) {
 
 const char* const kProblemHelp = "The problem, in one line; see below";
 
-const char* const kProblemFooter =
-    "A problem is one argument, in quotes:\n"
-    "  \"attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30\"\n"
-    "  b<N>                    batch                      f32 | bf16 | f16   dtype; out=<dtype> of the output\n"
-    "  h<N> | hq<N> hkv<N>     heads                      causal | causal=bottom_right\n"
-    "  s<N> | sq<N> skv<N>     lengths                    window=<left>[,<right>]   prefix=<N>   documents=<N>\n"
-    "  d<N> | dqk<N> dv<N>     head dimensions            softcap=<x>   alibi   sinks=<N>   scale=<x>\n"
-    "  lse   row_max   unnormalized   dropout=<p>   page_size=<N>   logits=bf16|f16   empty_rows=zero|uniform|nan\n"
-    "  segment_ids   key_lengths   cu_seqlens   mask=bool|i32   bias=<dtype>   score_mod(...) {...}   mask_mod(...) "
-    "{...}\n"
-    "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs of\n"
-    "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
+namespace {
+
+constexpr size_t kHelpWidth = 110;
+
+// The forms of a group's words, in as many lines as they take, behind the group's name.
+std::string lines_of(std::string_view group, const std::vector<problem::WordText>& words) {
+  std::string lines;
+  std::string line = fmt::format("  {:<10}", group);
+  for (const problem::WordText& word : words) {
+    if (word.group != group) {
+      continue;
+    }
+    const std::string forms = fmt::format("{}", fmt::join(word.forms, " | "));
+    if (line.size() + 3 + forms.size() > kHelpWidth) {
+      lines += line + "\n";
+      line = std::string(12, ' ');
+    }
+    line += (line.ends_with("  ") ? "" : "   ") + forms;
+  }
+  return lines + line + "\n";
+}
+
+}  // namespace
+
+std::string problem_footer() {
+  std::string text =
+      "A problem is one argument, in quotes:\n"
+      "  \"attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30\"\n";
+  const std::vector<problem::WordText> words = problem::word_texts();
+  std::vector<std::string_view> groups;
+  for (const problem::WordText& word : words) {
+    if (groups.empty() || groups.back() != word.group) {
+      groups.emplace_back(word.group);
+      text += lines_of(word.group, words);
+    }
+  }
+  return text +
+         "`flashlift info --words` says what each means.\n"
+         "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs "
+         "of\n"
+         "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
+}
 
 CLI::Option* add_seconds(CLI::App& command, double& seconds, const char* meaning) {
   static constexpr double kMost = 3600;

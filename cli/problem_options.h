@@ -36,6 +36,6 @@ CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const char* meaning);
 // What PROBLEM is, for --help.
 extern const char* const kProblemHelp;
 // More about problems, for the end of --help.
-extern const char* const kProblemFooter;
+std::string problem_footer();
 
 }  // namespace flashlift::cli

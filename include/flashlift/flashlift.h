@@ -36,10 +36,14 @@ extern "C" {
 int32_t flashlift_api_version(void);
 /* The release, such as "0.1.0". Static. */
 const char* flashlift_version(void);
-// The operations that score programs are made of, as a JSON array of objects: name, operands (-1: any number), kind,
-// computes, stablehlo (the operation that it is, or ""), aten (names of torch functions that it is, separated by
-// spaces). The text lives as long as the process.
+/* The operations that score programs are made of, as a JSON array of objects: name, operands (-1: any number), kind,
+ * computes, stablehlo (the operation that it is, or ""), aten (names of torch functions that it is, separated by
+ * spaces). The text lives as long as the process. */
 const char* flashlift_operations(void);
+/* The words of a problem's text, as a JSON array of objects: name, group (sizes, masks, scores, options or programs),
+ * forms, examples, meaning, without, captures (what the tensors are that a call must bring). The text lives as long as
+ * the process. */
+const char* flashlift_problem_words(void);
 
 /* ---- Errors ---- */
 

@@ -97,31 +97,8 @@ Result<std::vector<Capture>> collect_captures(const std::optional<Program>& scor
 
 // The one-line text form, used alike by the command line, tests, benchmarks and bug reports:
 //   attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30
-// Required: heads, lengths and a head dimension. The rest has defaults.
-//   b<N>                         batch (1)
-//   h<N> | hq<N> hkv<N>          heads, or query and key-value heads
-//   s<N> | sq<N> skv<N>          lengths
-//   d<N> | dqk<N> dv<N>          head dimension, or those of q, k and of v
-//   f32 | bf16 | f16             dtype (f32); out=<dtype> of the output (the same)
-//   scale=<x>                    (1 / sqrt(head dimension))
-//   causal | causal=bottom_right kv <= q, aligned at the top left or the bottom right corner
-//   window=<L> | window=<L>,<R>  q - L <= kv <= q + R; one number is both; aligned as causal is
-//   prefix=<N>                   keys below N are always kept (with causal: prefix-LM)
-//   documents=<N>                N documents of equal length, which do not see each other
-//   segment_ids                  captured q_segments and kv_segments, i32 [batch, length]: equal ones see each other
-//   key_lengths                  captured key_lengths, i32 [batch]: bottom_right then counts from each length
-//   cu_seqlens                   captured cu_seqlens_q and cu_seqlens_kv, i32 [n]: sequences packed one after the
-//   other,
-//                                each with its own causal, window, prefix and alibi
-//   mask=bool | mask=i32         captured mask [batch, q_heads, q_len, kv_len], each size that or 1; 0 masks
-//   bias=f32 | bf16 | f16        captured bias, likewise, added to the score
-//   logits=bf16 | f16            scale * <q, k> is rounded
-//   softcap=<x>                  x * tanh(score / x)
-//   alibi                        score + slope(h) * (kv - q), slopes as in the ALiBi paper
-//   sinks=<N>   lse   row_max   unnormalized   empty_rows=zero|uniform|nan
-//   dropout=<p>                  0 <= p < 1; the seed is an argument of the call
-//   page_size=<N>                k and v lie in pages of N keys
-//   score_mod(...) {...}   mask_mod(...) {...}   programs in their text form, after the named features
+// docs/problem.md lists the words. Named features become programs; programs in their text form stand at the end.
+// Errors: kInvalidArgument for a word that is unknown, given twice or has another value than it takes.
 Result<Problem> parse_problem(std::string_view text);
 // Prints every field, the named features as the programs they became; parse_problem(print(p)) is p.
 std::string print(const Problem& problem);

@@ -2,185 +2,111 @@
 
 #include <bit>
 
-#include "flashlift/builder.h"
-#include "score/compose.h"
-#include "score/simplify.h"
-#include "support/error.h"
-
 namespace flashlift::problem {
 namespace {
 
-Status add_score_mod(Problem& problem, Result<Program> inner) {
-  FLASHLIFT_ASSIGN_OR_RETURN(Program program, std::move(inner));
-  if (problem.score_mod) {
-    FLASHLIFT_ASSIGN_OR_RETURN(program, score::compose(*problem.score_mod, program));
-  }
-  problem.score_mod = score::simplify(program);
-  return {};
-}
-
-Status add_mask_mod(Problem& problem, Result<Program> mask) {
-  FLASHLIFT_ASSIGN_OR_RETURN(Program program, std::move(mask));
-  if (problem.mask_mod) {
-    FLASHLIFT_ASSIGN_OR_RETURN(program, score::conjunction(program, *problem.mask_mod));
-  }
-  problem.mask_mod = score::simplify(program);
-  return {};
-}
-
-Result<Program> softcap_program(float cap) {
-  return trace_score_mod([&](Expr score, Expr, Expr, Expr, Expr) { return cap * tanh(score / cap); });
-}
-
-// The packed sequence that query q is in. A query behind all of them is in one without keys.
-struct Sequence {
-  explicit Sequence(Expr q)
-      : next(of_queries.search(q)),
-        q_begin(of_queries(next - 1)),
-        q_end(of_queries(next)),
-        kv_begin(of_keys(next - 1)),
-        kv_end(of_keys(next)) {}
-
-  Captured of_queries{"cu_seqlens_q", DType::kI32, {kSameSize}};
-  Captured of_keys{"cu_seqlens_kv", DType::kI32, {kSameSize}};
-  Expr next;
-  Expr q_begin, q_end, kv_begin, kv_end;
-};
+// A size of 1 broadcasts: indices are clamped.
+constexpr int64_t kBatch = or_one(kBatchSize);
+constexpr std::array<int64_t, 4> kPlane = {kBatch, or_one(kHeadsSize), or_one(kQLenSize), or_one(kKvLenSize)};
 
 // Slopes of the ALiBi paper: 2^(-8 (h + 1) / n) for a power of two n; for other head counts the rest are taken from
 // between the slopes of twice as many heads.
-Result<Program> alibi_program(int64_t heads, bool packed) {
+Expr alibi_slope(Expr h, int64_t heads) {
   const int power = static_cast<int>(std::bit_floor(static_cast<uint64_t>(heads)));
-  return trace_score_mod([&](Expr score, Expr, Expr h, Expr q, Expr kv) {
-    const Expr first = (h + 1) * (-8.0f / static_cast<float>(power));
-    const Expr rest = ((h - power) * 2 + 1) * (-4.0f / static_cast<float>(power));
-    const Expr exponent = power == heads ? first : select(h < power, first, rest);
-    Expr distance = kv - q;
-    if (packed) {
-      const Sequence sequence(q);
-      distance = (kv - sequence.kv_begin) - (q - sequence.q_begin);
-    }
-    return score + exp2(exponent) * distance;
-  });
+  const Expr first = (h + 1) * (-8.0f / static_cast<float>(power));
+  const Expr rest = ((h - power) * 2 + 1) * (-4.0f / static_cast<float>(power));
+  return exp2(power == heads ? first : select(h < power, first, rest));
 }
 
-// A size of 1 broadcasts: indices are clamped.
-Captured key_lengths_tensor() { return Captured("key_lengths", DType::kI32, {or_one(kBatchSize)}); }
+int as_int(int64_t whole) { return static_cast<int>(whole); }
 
-Result<Program> key_lengths_program() {
-  return trace_mask_mod([&](Expr b, Expr, Expr, Expr kv) { return kv < key_lengths_tensor()(b); });
-}
-
-Result<Program> segments_program() {
-  const Captured q_segments("q_segments", DType::kI32, {or_one(kBatchSize), kQLenSize});
-  const Captured kv_segments("kv_segments", DType::kI32, {or_one(kBatchSize), kKvLenSize});
-  return trace_mask_mod([&](Expr b, Expr, Expr q, Expr kv) { return q_segments(b, q) == kv_segments(b, kv); });
-}
-
-Result<Program> packed_program() {
-  return trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) {
-    const Sequence sequence(q);
-    return kv >= sequence.kv_begin && kv < sequence.kv_end;
-  });
-}
-
-Captured plane(const char* name, DType dtype) {
-  return Captured(name, dtype, {or_one(kBatchSize), or_one(kHeadsSize), or_one(kQLenSize), or_one(kKvLenSize)});
-}
-
-Result<Program> attention_mask_program(DType dtype) {
-  return trace_mask_mod([&](Expr b, Expr h, Expr q, Expr kv) {
-    const Expr value = plane("mask", dtype)(b, h, q, kv);
-    return value.type() == Type::kI1 ? value : value != 0;
-  });
-}
-
-Result<Program> bias_program(DType dtype) {
-  return trace_score_mod(
-      [&](Expr score, Expr b, Expr h, Expr q, Expr kv) { return score + plane("bias", dtype)(b, h, q, kv); });
-}
-
-Result<Program> logits_program(DType dtype) {
-  ProgramBuilder builder(ProgramKind::kScoreMod);
-  const Op round = dtype == DType::kBF16 ? Op::k_round_bf16 : Op::k_round_f16;
-  return builder.finish(builder.apply(round, {builder.input(Op::k_score)}));
-}
-
-Result<Program> band_program(const Features& features) {
-  return trace_mask_mod([&](Expr b, Expr, Expr q, Expr kv) {
-    // With lengths of their own, sequences end where those say.
-    const Captured lengths = key_lengths_tensor();
-    Expr position = q;
-    Expr first = 0;
-    if (features.cu_seqlens) {
-      const Sequence sequence(q);
-      first = sequence.kv_begin;
-      position = features.bottom_right ? q - sequence.q_end + sequence.kv_end : q - sequence.q_begin + first;
-    } else if (features.bottom_right) {
-      position = q + ((features.key_lengths ? lengths(b) : kv_len()) - q_len());
-    }
-    Expr keep = true;
-    if (features.causal) {
-      keep = keep && kv <= position;
-    }
-    if (features.window_left) {
-      keep = keep && kv >= position - static_cast<int>(*features.window_left);
-    }
-    if (features.window_right) {
-      keep = keep && kv <= position + static_cast<int>(*features.window_right);
-    }
-    if (features.prefix) {
-      keep = keep || kv < first + static_cast<int>(*features.prefix);
-    }
-    return keep;
-  });
-}
-
-Result<Program> documents_program(int64_t documents, int64_t length) {
-  const int size = static_cast<int>((length + documents - 1) / documents);
-  return trace_mask_mod([&](Expr, Expr, Expr q, Expr kv) { return floor_div(q, size) == floor_div(kv, size); });
-}
+// One row each, in the order of the documentation. To add a feature, add its row.
+constexpr Feature kFeatures[] = {
+    {.word = {.name = "causal",
+              .value = perhaps("bottom_right"),
+              .doc = "keep `kv <= q`, counted from the top left or the bottom right corner"},
+     .mask = [](const Place& at, const GivenFeature&) { return at.kv <= at.diagonal; },
+     .drawn = {.once_in = 3}},
+    {.word = {.name = "window",
+              .value = one_or_two_numbers("<left>[,<right>]"),
+              .examples = "128 128,0",
+              .doc = "keep `q - left <= kv <= q + right`, counted as `causal` counts; one number is for both sides"},
+     .mask =
+         [](const Place& at, const GivenFeature& given) {
+           return at.kv >= at.diagonal - as_int(given.value.whole) && at.kv <= at.diagonal + as_int(given.value.second);
+         },
+     .drawn = {.once_in = 5, .high = 100}},
+    {.word = {.name = "prefix",
+              .value = whole_number(0),
+              .examples = "16",
+              .doc = "keep the first N keys whatever the words above say"},
+     .mask = [](const Place& at,
+                const GivenFeature& given) { return at.kv < at.first_key + as_int(given.value.whole); },
+     .overrules = true,
+     .drawn = {.once_in = 6, .high = 40}},
+    {.word = {.name = "documents",
+              .value = whole_number(1),
+              .examples = "4",
+              .doc = "N documents of equal length that do not see each other"},
+     .mask =
+         [](const Place& at, const GivenFeature& given) {
+           const int size = as_int((at.problem.kv_len + given.value.whole - 1) / given.value.whole);
+           return floor_div(at.q, size) == floor_div(at.kv, size);
+         },
+     .drawn = {.once_in = 8, .low = 1, .high = 5}},
+    {.word = {.name = "cu_seqlens", .doc = "sequences packed one after the other (docs/problem.md, Packed sequences)"},
+     .mask = [](const Place& at, const GivenFeature&) { return at.kv >= at.first_key && at.kv < at.key_end; },
+     .tensors = {{{.name = "cu_seqlens_q", .dtype = DType::kI32, .shape = {kSameSize}, .holds = Holds::kQueryStarts},
+                  {.name = "cu_seqlens_kv", .dtype = DType::kI32, .shape = {kSameSize}, .holds = Holds::kKeyStarts}}},
+     .drawn = {.once_in = 3}},
+    {.word = {.name = "key_lengths",
+              .doc = "keep `kv < key_lengths[b]`; `bottom_right` then counts from each sequence's own end"},
+     .mask = [](const Place& at, const GivenFeature& given) { return at.kv < given.tensor("key_lengths")(at.b); },
+     .tensors = {{{.name = "key_lengths", .dtype = DType::kI32, .shape = {kBatch}, .holds = Holds::kKeyCounts}}},
+     .not_with = "cu_seqlens",
+     .not_with_because = "key_lengths are those of each batch, and cu_seqlens packs sequences within one: let "
+                         "cu_seqlens_kv name the keys that count",
+     .drawn = {.once_in = 3}},
+    {.word = {.name = "segment_ids", .doc = "queries see the keys of their own segment"},
+     .mask =
+         [](const Place& at, const GivenFeature& given) {
+           return given.tensor("q_segments")(at.b, at.q) == given.tensor("kv_segments")(at.b, at.kv);
+         },
+     .tensors = {{{.name = "q_segments", .dtype = DType::kI32, .shape = {kBatch, kQLenSize}, .holds = Holds::kIds},
+                  {.name = "kv_segments", .dtype = DType::kI32, .shape = {kBatch, kKvLenSize}, .holds = Holds::kIds}}},
+     .drawn = {.once_in = 4}},
+    {.word = {.name = "mask", .value = one_of("bool|i32"), .doc = "keep the keys where `mask[b, h, q, kv]` is not 0"},
+     .mask =
+         [](const Place& at, const GivenFeature& given) {
+           const Expr value = given.tensor("mask")(at.b, at.h, at.q, at.kv);
+           return value.type() == Type::kI1 ? value : value != 0;
+         },
+     .tensors = {{{.name = "mask", .shape = kPlane}}},
+     .drawn = {.once_in = 4}},
+    {.word = {.name = "logits", .value = one_of("bf16|f16"), .doc = "round scale · ⟨q, k⟩ (scores are f32 without it)"},
+     .score =
+         [](const Place&, Expr score, const GivenFeature& given) {
+           return given.value.dtype() == DType::kBF16 ? round_bf16(score) : round_f16(score);
+         },
+     // In f32, a score that rounds the other way is all of the error there is.
+     .drawn = {.once_in = 5, .in_16_bits_only = true}},
+    {.word = {.name = "softcap", .value = positive_number(), .examples = "30", .doc = "`x * tanh(score / x)`"},
+     .score = [](const Place&, Expr score,
+                 const GivenFeature& given) { return given.value.real * tanh(score / given.value.real); },
+     .drawn = {.once_in = 6, .low = 2, .high = 40}},
+    {.word = {.name = "alibi", .doc = "`score + slope(h) * (kv - q)`, slopes as in the ALiBi paper"},
+     .score = [](const Place& at, Expr score,
+                 const GivenFeature&) { return score + alibi_slope(at.h, at.problem.q_heads) * (at.kv - at.top_left); },
+     .drawn = {.once_in = 6}},
+    {.word = {.name = "bias", .value = one_of("f32|bf16|f16"), .doc = "`score + bias[b, h, q, kv]`"},
+     .score = [](const Place& at, Expr score,
+                 const GivenFeature& given) { return score + given.tensor("bias")(at.b, at.h, at.q, at.kv); },
+     .tensors = {{{.name = "bias", .shape = kPlane}}},
+     .drawn = {.once_in = 4}},
+};
 
 }  // namespace
 
-Status apply_features(const Features& features, Problem& problem) {
-  if (features.bias) {
-    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, bias_program(*features.bias)));
-  }
-  if (features.alibi) {
-    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, alibi_program(problem.q_heads, features.cu_seqlens)));
-  }
-  if (features.softcap) {
-    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, softcap_program(*features.softcap)));
-  }
-  if (features.logits) {
-    FLASHLIFT_RETURN_IF_ERROR(add_score_mod(problem, logits_program(*features.logits)));
-  }
-  if (features.mask) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, attention_mask_program(*features.mask)));
-  }
-  if (features.segment_ids) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, segments_program()));
-  }
-  if (features.cu_seqlens && features.key_lengths) {
-    return unsupported(
-        "key_lengths are those of each batch, and cu_seqlens packs sequences within one: let cu_seqlens_kv name the "
-        "keys that count");
-  }
-  if (features.cu_seqlens) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, packed_program()));
-  }
-  if (features.key_lengths) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, key_lengths_program()));
-  }
-  if (features.documents) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, documents_program(*features.documents, problem.kv_len)));
-  }
-  if (features.causal || features.window_left || features.window_right || features.prefix) {
-    FLASHLIFT_RETURN_IF_ERROR(add_mask_mod(problem, band_program(features)));
-  }
-  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
-  return {};
-}
+std::span<const Feature> features() { return kFeatures; }
 
 }  // namespace flashlift::problem

@@ -1,31 +1,24 @@
 #include <fmt/format.h>
 
 #include "flashlift/problem.h"
+#include "problem/options.h"
+#include "problem/sizes.h"
 
 namespace flashlift {
 
 std::string print(const Problem& problem) {
-  std::string text =
-      fmt::format("attn b{} hq{} hkv{} sq{} skv{} dqk{} dv{} {}", problem.batch, problem.q_heads, problem.kv_heads,
-                  problem.q_len, problem.kv_len, problem.head_dim, problem.value_dim, to_string(problem.dtype));
-  if (problem.out_dtype != problem.dtype) {
-    text += fmt::format(" out={}", to_string(problem.out_dtype));
+  std::string text = "attn";
+  for (const problem::Size& size : problem::sizes()) {
+    text += fmt::format(" {}{}", size.first == nullptr ? size.name : size.first, problem.*size.of_first);
+    if (size.second != nullptr) {
+      text += fmt::format(" {}{}", size.second, problem.*size.of_second);
+    }
   }
-  text += fmt::format(" scale={}", problem.scale);
-  if (problem.sinks > 0) {
-    text += fmt::format(" sinks={}", problem.sinks);
-  }
-  if (problem.empty_rows != EmptyRows::kZero) {
-    text += fmt::format(" empty_rows={}", to_string(problem.empty_rows));
-  }
-  text += problem.want_lse ? " lse" : "";
-  text += problem.want_row_max ? " row_max" : "";
-  text += problem.normalize ? "" : " unnormalized";
-  if (problem.dropout > 0) {
-    text += fmt::format(" dropout={}", problem.dropout);
-  }
-  if (problem.page_size > 0) {
-    text += fmt::format(" page_size={}", problem.page_size);
+  text += fmt::format(" {}", to_string(problem.dtype));
+  for (const problem::Option& option : problem::options()) {
+    if (const std::optional<std::string> value = option.value_in(problem)) {
+      text += fmt::format(" {}{}{}", option.word.name, value->empty() ? "" : "=", *value);
+    }
   }
   for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
     if (program->has_value()) {

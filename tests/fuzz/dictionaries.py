@@ -2,7 +2,7 @@
 
     dictionaries.py [--write]
 
-The words are taken from the readers' tables and sources. Exit code 1, and a list, where some are missing; --write adds
+The words are taken from the readers' tables and sources. (tests/problem/write_words.cpp makes problem.dict.) Exit code 1, and a list, where some are missing; --write adds
 them.
 """
 
@@ -24,10 +24,6 @@ def found(path: str, *patterns: str) -> list[str]:
     return words
 
 
-def quoted(texts: list[str]) -> list[str]:
-    return [word for text in texts for word in re.findall(r'"([^"]+)"', text)]
-
-
 def dtypes() -> list[str]:
     return found("src/support/dtype.cpp", r'\{DType::\w+, "(\w+)"')
 
@@ -39,22 +35,6 @@ def program_words() -> list[str]:
         *found(
             "src/score/reader.cpp", r'(?:accept|expect)\("(\w+)"\)', r'text == "([^"]+)"', r'starts_with\("(\w+)"\)'
         ),
-        *dtypes(),
-    ]
-
-
-def problem_words() -> list[str]:
-    reader = "src/problem/reader.cpp"
-    return [
-        *found(
-            reader,
-            r'name == "(\w+)"',
-            r'features_.bottom_right = value == "(\w+)"',
-            r'next_word\(\) != "(\w+)"',
-            r'starts_with\("(\w+)"\)',
-        ),
-        *quoted(found(reader, r"kNames = \{([^}]*)\}")),
-        *found("src/problem/problem.cpp", r'case EmptyRows::\w+:\s+return "(\w+)"'),
         *dtypes(),
     ]
 
@@ -72,7 +52,7 @@ def missing(name: str, words: list[str]) -> list[str]:
 
 def main() -> int:
     lacking = False
-    for name, words in {"program": program_words(), "problem": problem_words(), "module": module_words()}.items():
+    for name, words in {"program": program_words(), "module": module_words()}.items():
         absent = missing(name, words)
         if absent and "--write" in sys.argv[1:]:
             with (ROOT / f"tests/fuzz/{name}.dict").open("a") as file:

@@ -423,3 +423,18 @@ def test_info_lists_the_operations_of_programs(flashlift):
     }  # fmt: skip
     assert rows["load"]["operands"] == -1
     assert "error function" in flashlift("info", "--ops").stdout
+
+
+def test_info_lists_the_words_of_problems(flashlift):
+    rows = {row["name"]: row for row in json.loads(flashlift("info", "--words", "--json").stdout)}
+    assert rows["window"]["forms"] == ["window=<left>[,<right>]"]
+    assert rows["segment_ids"]["captures"] == ["q_segments: i32[1|batch,q_len]", "kv_segments: i32[1|batch,kv_len]"]
+    text, help_text = flashlift("info", "--words").stdout, flashlift("run", "--help").stdout
+    for row in rows.values():
+        for form in row["forms"]:
+            assert form in text and form in help_text
+    assert_bad_input(flashlift("info", "--words", "--ops"), "--ops")
+
+
+def test_a_slip_is_answered_with_the_word_that_was_meant(flashlift):
+    assert_bad_input(flashlift("run", "attn h2 s8 d8 causall"), "unknown word `causall`", "did you mean `causal`?")

@@ -334,36 +334,41 @@ void expect_ok(const Status& status) {
   }
 }
 
+std::string draw_value(const problem::Feature& row, Random& random) {
+  const problem::Value& value = row.word.value;
+  const auto number = [&] { return std::to_string(draw(random, row.drawn.low, row.drawn.high)); };
+  switch (value.kind) {
+    case problem::Value::Kind::kNone:
+      return "";
+    case problem::Value::Kind::kChoice: {
+      std::vector<std::string_view> words = problem::choices(value);
+      if (value.is_optional) {
+        words.emplace_back("");
+      }
+      return std::string(words[static_cast<size_t>(draw(random, 0, static_cast<int64_t>(words.size()) - 1))]);
+    }
+    case problem::Value::Kind::kWhole:
+    case problem::Value::Kind::kReal:
+      return number();
+    case problem::Value::Kind::kPair: {
+      const std::string left = number();
+      return left + "," + number();
+    }
+  }
+  return "";
+}
+
 // The named features, any of them together, before the problem's own programs.
 void draw_features(Problem& p, Random& random) {
-  const auto once_in = [&](int64_t n) { return draw(random, 0, n - 1) == 0; };
-  problem::Features features;
-  features.causal = once_in(3);
-  features.bottom_right = features.causal && once_in(2);
-  if (once_in(5)) {
-    features.window_left = draw(random, 0, 100);
-    features.window_right = draw(random, 0, 100);
+  problem::GivenFeatures features;
+  for (const problem::Feature& row : problem::features()) {
+    if (draw(random, 0, row.drawn.once_in - 1) == 0 && !(row.drawn.in_16_bits_only && p.dtype == DType::kF32)) {
+      problem::GivenFeatures more = features;
+      expect_ok(more.add(row, draw_value(row, random)));
+      features = more.verify().ok() ? more : features;
+    }
   }
-  if (once_in(6)) {
-    features.prefix = draw(random, 0, 40);
-  }
-  if (once_in(6)) {
-    features.softcap = static_cast<float>(draw(random, 2, 40));
-  }
-  features.alibi = once_in(6);
-  features.segment_ids = once_in(4);
-  features.cu_seqlens = once_in(3);
-  features.key_lengths = !features.cu_seqlens && once_in(3);
-  if (once_in(4)) {
-    features.mask = one_of(random, {DType::kBool, DType::kI32});
-  }
-  if (once_in(4)) {
-    features.bias = one_of(random, {DType::kF32, DType::kBF16, DType::kF16});
-  }
-  if (p.dtype != DType::kF32 && once_in(5)) {  // in f32, a score that rounds the other way is all of the error there is
-    features.logits = one_of(random, {DType::kBF16, DType::kF16});
-  }
-  expect_ok(problem::apply_features(features, p));
+  expect_ok(features.apply(p));
 }
 
 // Blocks of a size of their own; which of them are skipped, partial or full is drawn with the other tensors.

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "problem/elements.h"
+#include "problem/features.h"
 #include "problem/verify_tensor.h"
 #include "support/half.h"
 
@@ -80,6 +81,21 @@ void draw_cumulative(const TensorView& view, int64_t length, Random& random) {
   }
 }
 
+void draw_contents(const TensorView& view, problem::Holds holds, const Problem& p, Random& random) {
+  switch (holds) {
+    case problem::Holds::kAnything:
+      return;  // as make() left it
+    case problem::Holds::kQueryStarts:
+      return draw_cumulative(view, p.q_len, random);
+    case problem::Holds::kKeyStarts:
+      return draw_cumulative(view, p.kv_len, random);
+    case problem::Holds::kKeyCounts:
+      return draw_integers<int32_t>(view, 0, p.kv_len + 1, random);
+    case problem::Holds::kIds:
+      return draw_integers<int32_t>(view, 0, 2, random);
+  }
+}
+
 using MakeTensor = std::function<TensorView(DType, const std::vector<int64_t>&, bool)>;
 
 // A few more pages than the tables name. The tables' random entries are clamped into what there is, as negative ones
@@ -101,16 +117,13 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
   }
   views.out = make(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}, false);
   for (const Capture& capture : p.captures) {
-    const bool cumulative = capture.name.starts_with("cu_seqlens");
+    const problem::FeatureTensor* of_feature = problem::feature_tensor(capture);
+    const problem::Holds holds = of_feature == nullptr ? problem::Holds::kAnything : of_feature->holds;
+    const bool may_overlap = holds != problem::Holds::kQueryStarts && holds != problem::Holds::kKeyStarts;
     views.captures.push_back(
-        make(capture.dtype, problem::capture_shape(capture, p, kAnySizeDrawn, kPackedSequences + 1), !cumulative));
-    if (cumulative) {
-      draw_cumulative(views.captures.back(), capture.name == "cu_seqlens_q" ? p.q_len : p.kv_len, random);
-    } else if (capture.name == "key_lengths") {
-      draw_integers<int32_t>(views.captures.back(), 0, p.kv_len + 1, random);
-    } else if (capture.name == "q_segments" || capture.name == "kv_segments") {
-      draw_integers<int32_t>(views.captures.back(), 0, 2, random);
-    } else if (capture.name == "block_kinds") {
+        make(capture.dtype, problem::capture_shape(capture, p, kAnySizeDrawn, kPackedSequences + 1), may_overlap));
+    draw_contents(views.captures.back(), holds, p, random);
+    if (capture.name == "block_kinds") {
       draw_integers<uint8_t>(views.captures.back(), 0, 2, random);
     }
   }

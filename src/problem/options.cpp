@@ -1,0 +1,77 @@
+#include "problem/options.h"
+
+#include <fmt/format.h>
+
+namespace flashlift::problem {
+namespace {
+
+using Text = std::optional<std::string>;
+
+// The value of a word that has none.
+Text flag(bool given) { return given ? Text("") : std::nullopt; }
+
+Text number_unless_zero(auto number) { return number > 0 ? Text(fmt::format("{}", number)) : std::nullopt; }
+
+// In the order of print() and of the documentation.
+constexpr Option kOptions[] = {
+    {.word =
+         {.name = "out", .value = one_of("f32|bf16|f16"), .doc = "dtype of the output", .without = "that of q, k, v"},
+     .set = [](Problem& p, const Given& given) { p.out_dtype = given.dtype(); },
+     .value_in = [](const Problem& p) { return p.out_dtype == p.dtype ? Text() : Text(to_string(p.out_dtype)); }},
+    {.word = {.name = "scale",
+              .value = finite_number(),
+              .examples = "0.125",
+              .doc = "what ⟨q, k⟩ is multiplied by",
+              .without = "1/√head dimension"},
+     .set = [](Problem& p, const Given& given) { p.scale = given.real; },
+     .value_in = [](const Problem& p) { return Text(fmt::format("{}", p.scale)); }},
+    {.word = {.name = "sinks",
+              .value = whole_number(0),
+              .examples = "1",
+              .doc = "sink logits of each head: a tensor f32 [q_heads, N], or [N] for all heads",
+              .without = "none"},
+     .set = [](Problem& p, const Given& given) { p.sinks = given.whole; },
+     .value_in = [](const Problem& p) { return number_unless_zero(p.sinks); }},
+    {.word = {.name = "empty_rows",
+              .value = one_of("zero|uniform|nan"),
+              .doc = "what a query gives that has no key left",
+              .without = "`zero`"},
+     .set =
+         [](Problem& p, const Given& given) {
+           constexpr EmptyRows kRows[] = {EmptyRows::kZero, EmptyRows::kUniform, EmptyRows::kNan};
+           p.empty_rows = kRows[given.choice];
+         },
+     .value_in =
+         [](const Problem& p) { return p.empty_rows == EmptyRows::kZero ? Text() : Text(to_string(p.empty_rows)); }},
+    {.word = {.name = "lse",
+              .doc = "also return the logarithm of each row's sum of exponentials: f32 [batch, q_heads, q_len]"},
+     .set = [](Problem& p, const Given&) { p.want_lse = true; },
+     .value_in = [](const Problem& p) { return flag(p.want_lse); }},
+    {.word = {.name = "row_max",
+              .doc = "also return each row's largest score, sinks aside: f32 [batch, q_heads, q_len]"},
+     .set = [](Problem& p, const Given&) { p.want_row_max = true; },
+     .value_in = [](const Problem& p) { return flag(p.want_row_max); }},
+    {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},
+     .set = [](Problem& p, const Given&) { p.normalize = false; },
+     .value_in = [](const Problem& p) { return flag(!p.normalize); }},
+    {.word = {.name = "dropout",
+              .value = probability(),
+              .examples = "0.1",
+              .doc = "leave each key out of a row with probability p, and divide the others by 1 − p (docs/problem.md, "
+                     "Dropout)",
+              .without = "0"},
+     .set = [](Problem& p, const Given& given) { p.dropout = given.real; },
+     .value_in = [](const Problem& p) { return number_unless_zero(p.dropout); }},
+    {.word = {.name = "page_size",
+              .value = whole_number(1),
+              .examples = "16",
+              .doc = "k and v lie in pages of N keys (docs/problem.md, Pages)"},
+     .set = [](Problem& p, const Given& given) { p.page_size = given.whole; },
+     .value_in = [](const Problem& p) { return number_unless_zero(p.page_size); }},
+};
+
+}  // namespace
+
+std::span<const Option> options() { return kOptions; }
+
+}  // namespace flashlift::problem
