@@ -36,6 +36,15 @@ constexpr Feature kFeatures[] = {
            return at.kv >= at.diagonal - as_int(given.value.whole) && at.kv <= at.diagonal + as_int(given.value.second);
          },
      .drawn = {.once_in = 5, .high = 100}},
+    {.word = {.name = "dilated",
+              .value = whole_number(1),
+              .examples = "4",
+              .doc =
+                  "keep keys whose distance from the query is a multiple of N, counted as `causal` counts; a `window` "
+                  "stays as wide as it is, and keeps one key in N"},
+     .mask = [](const Place& at,
+                const GivenFeature& given) { return mod(at.kv - at.diagonal, as_int(given.value.whole)) == 0; },
+     .drawn = {.once_in = 6, .low = 1, .high = 9}},
     {.word = {.name = "prefix",
               .value = whole_number(0),
               .examples = "16",

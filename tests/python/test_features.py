@@ -30,6 +30,22 @@ def test_key_lengths():
     check("key_lengths", {"key_lengths": lengths}, mask=(lengths[:, None] > COLUMNS)[:, None, None])
 
 
+@pytest.mark.parametrize(
+    ("features", "diagonal", "keeps"),
+    [
+        ("dilated=3", 0, lambda distance: distance % 3 == 0),
+        ("dilated=4 causal", 0, lambda distance: (distance % 4 == 0) & (distance <= 0)),
+        ("dilated=4 causal=bottom_right", 16, lambda distance: (distance % 4 == 0) & (distance <= 0)),
+        ("dilated=2 window=6,5", 0, lambda distance: (distance % 2 == 0) & (distance >= -6) & (distance <= 5)),
+        ("dilated=5 prefix=2", 0, lambda distance: (distance % 5 == 0) | (COLUMNS < 2)),
+        ("dilated=1", 0, lambda distance: distance == distance),
+        ("dilated=1000", 0, lambda distance: distance == 0),
+    ],
+)
+def test_dilated(features, diagonal, keeps):
+    check(features, {}, mask=keeps(COLUMNS - (ROWS + diagonal)))
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 24, 40), (1, 1, 24, 40), (2, 1, 1, 40)])
 def test_mask_and_bias_broadcast(shape):
     mask = RNG.random(shape) < 0.7
