@@ -54,7 +54,7 @@ def test_mask_and_bias_broadcast(shape):
     check("mask=bool bias=f32", {"mask": mask, "bias": bias}, mask=mask, bias=bias)
 
 
-@pytest.mark.parametrize("alignment", ["", "causal", "causal=bottom_right"])
+@pytest.mark.parametrize("alignment", ["", "causal", "causal=bottom_right", "dilated=3 window=7 prefix=1"])
 def test_cumulative_lengths_are_the_sequences_alone(alignment):
     """Packed sequences give what each gives by itself."""
     cu_q, cu_kv = np.int32([0, 5, 5, 24]), np.int32([0, 12, 13, 40])
