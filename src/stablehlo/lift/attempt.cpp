@@ -35,8 +35,8 @@ std::vector<Affine> operand_indices(const std::vector<int64_t>& batch, const std
 }  // namespace
 
 bool is_product(mlir::Operation* op) {
-  return op != nullptr && kind(op) == OpKind::kDotGeneral && static_tensor(op->getResult(0)) &&
-         static_tensor(op->getOperand(0)) && static_tensor(op->getOperand(1));
+  return op != nullptr && (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) &&
+         static_tensor(op->getResult(0)) && static_tensor(op->getOperand(0)) && static_tensor(op->getOperand(1));
 }
 
 OperandDims operand_dims(mlir::Operation* product, unsigned side) {

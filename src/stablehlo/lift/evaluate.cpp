@@ -463,8 +463,10 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
 SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   if (op != nullptr && depends_on_score_(op)) {
-    return fail(fmt::format("`{}` at {} stands between the two products and is not understood there",
-                            op->getName().getStringRef().str(), describe(op->getLoc())));
+    const auto call = custom_call(op);
+    return fail(fmt::format("`{}{}` at {} stands between the two products and is not understood there",
+                            op->getName().getStringRef().str(), call ? fmt::format(" @{}", call->target) : "",
+                            describe(op->getLoc())));
   }
   const auto type = element_dtype(value);
   if (!static_tensor(value) || !type || indices.size() > static_cast<size_t>(kMaxRank)) {

@@ -17,13 +17,35 @@ constexpr int64_t kPartsAStep = 4;  // of formulas
 constexpr const char* kTooMuchWork =
     "looking for attention in this module takes too long; split the module, or give it with fewer operations";
 
+bool is_of_products(mlir::Operation* op) { return kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot; }
+
 int64_t summed_elements(mlir::Operation* product) {
   int64_t count = 1;
+  if (!is_product(product)) {
+    return count;
+  }
   const auto dims = *dot_dims(product);
   for (const int64_t d : dims.lhs_contract) {
     count *= shape(product->getOperand(0))[static_cast<size_t>(d)];
   }
   return count;
+}
+
+// Whether an operation sums what it reads: a reduction, a running sum, or a product with a constant of equal elements.
+bool sums(mlir::Operation* op) {
+  switch (kind(op)) {
+    case OpKind::kReduce: {
+      const auto how = reduction(op);
+      return how && how->reducer == Reducer::kAdd;
+    }
+    case OpKind::kReduceWindow:
+      return reducer(block(op)) == Reducer::kAdd;
+    case OpKind::kDot:
+    case OpKind::kDotGeneral:
+      return splat(op->getOperand(0)) || splat(op->getOperand(1));
+    default:
+      return false;
+  }
 }
 
 // Whether the exponential is summed somewhere before the next product: a softmax does, an activation (erf, softplus)
@@ -35,16 +57,22 @@ bool is_summed(mlir::Operation* exponential) {
   while (!stack.empty() && seen.size() < kFarthest) {
     mlir::Operation* op = stack.back();
     stack.pop_back();
-    if (!seen.insert(op).second || is_product(op)) {
+    if (!seen.insert(op).second) {
       continue;
     }
-    const auto how = reduction(op);
-    if (how && how->reducer == Reducer::kAdd) {
+    if (sums(op)) {
       return true;
     }
-    stack.insert(stack.end(), op->user_begin(), op->user_end());
+    if (!is_of_products(op)) {
+      stack.insert(stack.end(), op->user_begin(), op->user_end());
+    }
   }
   return false;
+}
+
+bool is_fused_attention(mlir::Operation* op) {
+  const auto call = custom_call(op);
+  return call && call->target.starts_with("flashlift.");
 }
 
 // What a value is computed from, up to the products before it.
@@ -53,28 +81,40 @@ struct Chain {
   bool has_softmax = false;  // or what may be one: a summed exponential
 };
 
+// Goes into regions by what they return, so that a product in a branch or a loop is found. No formula goes through
+// one: such a chain is only looked at in order to say why it stays.
 Chain chain_behind(mlir::Value value, Work& work) {
   constexpr int64_t kOperationsAStep = 8;
   Chain chain;
   llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
+  std::vector<mlir::Value> stack{value};
   while (!stack.empty() && seen.size() < kLongestChain) {
-    mlir::Operation* op = stack.back();
+    const auto result = llvm::dyn_cast<mlir::OpResult>(stack.back());
     stack.pop_back();
-    if (op == nullptr || !seen.insert(op).second) {
+    if (!result) {
       continue;
     }
-    if (is_product(op)) {
+    mlir::Operation* op = result.getOwner();
+    const bool has_branches = kind(op) == OpKind::kCase || kind(op) == OpKind::kIf;
+    for (unsigned i = 0; i < op->getNumRegions() && (has_branches || kind(op) == OpKind::kWhile); ++i) {
+      mlir::Block& body = block(op, i);
+      mlir::Operation* const end = body.empty() ? nullptr : &body.back();
+      if (end != nullptr && kind(end) == OpKind::kReturn && result.getResultNumber() < end->getNumOperands()) {
+        stack.push_back(end->getOperand(result.getResultNumber()));
+      }
+    }
+    if (!seen.insert(op).second) {
+      continue;
+    }
+    if (is_of_products(op)) {
       chain.products.push_back(op);
       continue;
     }
-    if (kind(op) == OpKind::kCustomCall) {
-      continue;  // an attention that was fused before, as a rule; no formula goes through it
+    if (is_fused_attention(op)) {
+      continue;
     }
     chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op));
-    for (const mlir::Value operand : op->getOperands()) {
-      stack.push_back(operand.getDefiningOp());
-    }
+    stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
   // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
@@ -82,6 +122,29 @@ Chain chain_behind(mlir::Value value, Work& work) {
                    [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
   chain.products.resize(std::min(chain.products.size(), kMostFirstProducts));
   return chain;
+}
+
+// Why two products are no pair that could be fused, whatever stands between them.
+Status check_pair(mlir::Operation* first, mlir::Operation* second) {
+  for (mlir::Operation* product : {first, second}) {
+    if (!is_product(product)) {
+      return unsupported(
+          "the product at {} has sizes that are known at run time only; export the module with fixed batch and "
+          "lengths",
+          describe(product->getLoc()));
+    }
+  }
+  if (first->getBlock() != second->getBlock()) {
+    mlir::Operation* const other = first->getBlock()->getParentOp();
+    const bool encloses = other->isProperAncestor(second);
+    mlir::Operation* const wall = encloses ? second->getBlock()->getParentOp() : other;
+    return unsupported(
+        "the product of queries and keys at {} stands {} a `{}` that the product with the values is {}; move both to "
+        "one side of it",
+        describe(first->getLoc()), encloses ? "outside of" : "in", wall->getName().getStringRef().str(),
+        encloses ? "in" : "outside of");
+  }
+  return {};
 }
 
 // Tries with finer and finer digits until nothing asks for a split.
@@ -171,9 +234,6 @@ std::vector<const ResultView*> results_of(const LiftedAttention& found) {
 }
 
 Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work) {
-  if (!is_product(second_product)) {
-    return not_found("not a matrix product of static shapes");
-  }
   if (work.is_spent()) {
     return unsupported("{}", kTooMuchWork);
   }
@@ -184,7 +244,8 @@ Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gra
       continue;
     }
     for (mlir::Operation* first : chain.products) {
-      if (first->getBlock() != second_product->getBlock()) {
+      if (const Status status = check_pair(first, second_product); !status.ok()) {
+        reason = reason ? reason : status.error();
         continue;
       }
       auto lifted = lift_in_any_way(first, second_product, side, gradients, work);

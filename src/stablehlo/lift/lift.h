@@ -14,7 +14,7 @@
 namespace flashlift::stablehlo {
 
 // Looks at a product as the second one of an attention. Errors are kUnsupported, with the reason for a person.
-// kNotFound: it does not look like attention at all (no exponential, or no product before it) and is not worth a word.
+// kNotFound: it does not look like attention at all (no summed exponential, or no product before it).
 // gradients: where the module holds the attention's backward pass too, that is lifted with it. `work` is for all
 // products of a module: once it is spent, an error says so.
 Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);

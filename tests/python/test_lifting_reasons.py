@@ -1,0 +1,111 @@
+"""Each pair of matrix products with a softmax between them is a candidate of the report, with a reason where it stays."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import flashlift.stablehlo
+
+HEAD = "%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>"
+SCORES = """
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %s = stablehlo.dot_general %q, %k, contracting_dims = [1] x [1] : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x8xf32>
+"""
+SOFTMAX = """
+  %e = stablehlo.exponential {scores} : tensor<8x8xf32>
+  %l = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [1] : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+  %w = stablehlo.broadcast_in_dim %l, dims = [0] : (tensor<8xf32>) -> tensor<8x8xf32>
+  %p = stablehlo.divide %e, %w : tensor<8x8xf32>
+"""
+OUTPUT = """
+  %o = stablehlo.dot_general {weights}, %v, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>
+"""
+
+
+def module(*parts, head=HEAD):
+    return f"func.func public @main({head}) -> tensor<8x16xf32> {{{''.join(parts)}  return %o : tensor<8x16xf32>\n}}\n"
+
+
+def softmax(scores="%s"):
+    return SOFTMAX.format(scores=scores)
+
+
+def output(weights="%p"):
+    return OUTPUT.format(weights=weights)
+
+
+def call(target, operand):
+    return f"\n  %c = stablehlo.custom_call @{target}({operand}) : (tensor<8x8xf32>) -> tensor<8x8xf32>\n"
+
+
+def case(name, product, operands, type):
+    """A product in both branches of a `case`, as jax.export writes it for several platforms."""
+    branch = f"""{{
+    {name}0 = stablehlo.dot_general {product} : {operands} -> {type}
+    stablehlo.return {name}0 : {type}
+  }}"""
+    return f"""
+  %i = stablehlo.constant dense<0> : tensor<i32>
+  {name} = "stablehlo.case"(%i) ({branch}, {branch}) : (tensor<i32>) -> {type}
+"""
+
+
+SCORES_IN_CASE = case(
+    "%s", "%q, %k, contracting_dims = [1] x [1]", "(tensor<8x16xf32>, tensor<8x16xf32>)", "tensor<8x8xf32>"
+)
+OUTPUT_IN_CASE = case(
+    "%o", "%p, %v, contracting_dims = [1] x [0]", "(tensor<8x8xf32>, tensor<8x16xf32>)", "tensor<8x16xf32>"
+)
+
+ZERO = "\n  %zero = stablehlo.constant dense<0.0> : tensor<f32>\n"
+
+ONES = """
+  %e = stablehlo.exponential %s : tensor<8x8xf32>
+  %ones = stablehlo.constant dense<1.0> : tensor<8x8xf32>
+  %w = stablehlo.dot_general %e, %ones, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %p = stablehlo.divide %e, %w : tensor<8x8xf32>
+"""
+
+MODULES = {
+    "custom call on the scores": (module(SCORES, call("another_library", "%s"), softmax("%c"), output()), "another_library"),
+    "custom call on the probabilities": (module(SCORES, softmax(), call("another_library", "%p"), output("%c")), "another_library"),
+    "scores in branches": (
+        module(ZERO, SCORES_IN_CASE, softmax(), output()),
+        "in a `stablehlo.case`",
+    ),
+    "values in branches": (
+        module(SCORES, softmax(), OUTPUT_IN_CASE),
+        "outside of a `stablehlo.case`",
+    ),
+    "sum by a product with ones": (module(SCORES, ONES, output()), ""),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_says_why_a_softmax_between_products_stays(name):
+    text, words = MODULES[name]
+    result = flashlift.stablehlo.fuse(text)
+    assert result.candidates, "no candidate"
+    for candidate in result.candidates:
+        assert candidate.fused or words in candidate.reason, candidate.reason
+
+
+def exported(function, *shapes, **options):
+    return jax.export.export(jax.jit(function), **options)(*shapes).mlir_module()
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.mT / 4) @ v
+
+
+def test_an_export_with_symbolic_sizes_says_so():
+    q = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, n, 16"), jnp.float32)
+    result = flashlift.stablehlo.fuse(exported(attention, q, q, q))
+    assert [c.fused for c in result.candidates] == [False]
+    assert "known at run time" in result.candidates[0].reason
+
+
+@pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.softplus, jax.nn.silu, jax.nn.elu, jnp.tanh])
+def test_an_activation_between_products_is_no_candidate(activation):
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    assert not flashlift.stablehlo.fuse(exported(lambda a, b, c: activation(a @ b) @ c, x, x, x)).candidates
