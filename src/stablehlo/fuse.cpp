@@ -7,6 +7,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Builders.h"
+#include "stablehlo/bytecode/read.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
@@ -153,7 +154,7 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
 }
 
 Result<FuseResult> fuse_on_this_stack(std::string_view module_text, const FuseOptions& options) {
-  FLASHLIFT_ASSIGN_OR_RETURN(Module module, Module::parse(module_text, options.name));
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(module_text, options.name));
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "stablehlo/bytecode/read.h"
 #include "stablehlo/reader/normalize.h"
 #include "support/error.h"
 #include "support/files.h"
@@ -32,7 +33,7 @@ Result<std::string> run(int argc, char** argv) {
     return invalid_argument("usage: print_module FILE [PASS]...");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(argv[1]));
-  FLASHLIFT_ASSIGN_OR_RETURN(Module module, Module::parse(text, argv[1]));
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(text, argv[1]));
   for (int i = 2; i < argc; ++i) {
     FLASHLIFT_RETURN_IF_ERROR(apply(module, argv[i]));
   }

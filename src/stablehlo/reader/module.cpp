@@ -19,37 +19,6 @@
 namespace flashlift::stablehlo {
 namespace {
 
-std::shared_ptr<mlir::MLIRContext> make_context() {
-  mlir::DialectRegistry registry;
-  register_dialects(registry);
-  // MLIR's own thread pool would start a thread a core for every module.
-  auto context = std::make_shared<mlir::MLIRContext>(registry, mlir::MLIRContext::Threading::DISABLED);
-  context->allowUnregisteredDialects();
-  // Errors come with a place in the text; the operation itself may be very large once its aliases are written out.
-  context->printOpOnDiagnostic(false);
-  return context;
-}
-
-// Collects the first error; the following ones are mostly its consequences.
-class ErrorCollector {
- public:
-  explicit ErrorCollector(mlir::MLIRContext* context)
-      : handler_(context, [this](mlir::Diagnostic& diagnostic) {
-          if (diagnostic.getSeverity() == mlir::DiagnosticSeverity::Error && message_.empty()) {
-            message_ = describe(diagnostic.getLocation()) + ": " + diagnostic.str();
-          }
-          return mlir::success();  // handled: nothing is printed
-        }) {}
-
-  Error error(std::string_view name) const {
-    return invalid_argument("{}", message_.empty() ? std::string(name) + ": not a valid module" : message_);
-  }
-
- private:
-  std::string message_;
-  mlir::ScopedDiagnosticHandler handler_;
-};
-
 // Sorts an operation's attributes into its own (properties) and discardable ones, so that it is the same operation
 // whether it was written pretty, generic, or generic as before properties existed.
 void sort_attributes(mlir::Operation* op, const OpInfo& info) {
@@ -105,6 +74,12 @@ Result<Module> Module::parse(std::string_view text, std::string_view name) {
   if (!op) {
     return errors.error(name);
   }
+  return adopt(context, std::move(op), text.find("loc(") != std::string_view::npos, name);
+}
+
+Result<Module> Module::adopt(const std::shared_ptr<mlir::MLIRContext>& context, mlir::OwningOpRef<mlir::ModuleOp> op,
+                             bool has_locations, std::string_view name) {
+  const ErrorCollector errors(context.get());
   FLASHLIFT_RETURN_IF_ERROR(check_attributes(*op));
   if (mlir::failed(mlir::verify(*op))) {
     return errors.error(name);
@@ -116,7 +91,30 @@ Result<Module> Module::parse(std::string_view text, std::string_view name) {
     }
   });
   FLASHLIFT_RETURN_IF_ERROR(verify(*op));
-  return Module(std::move(context), std::move(op), text.find("loc(") != std::string_view::npos);
+  return Module(context, std::move(op), has_locations);
+}
+
+std::shared_ptr<mlir::MLIRContext> Module::make_context() {
+  mlir::DialectRegistry registry;
+  register_dialects(registry);
+  // MLIR's own thread pool would start a thread a core for every module.
+  auto context = std::make_shared<mlir::MLIRContext>(registry, mlir::MLIRContext::Threading::DISABLED);
+  context->allowUnregisteredDialects();
+  // Errors come with a place in the text; the operation itself may be very large once its aliases are written out.
+  context->printOpOnDiagnostic(false);
+  return context;
+}
+
+ErrorCollector::ErrorCollector(mlir::MLIRContext* context)
+    : handler_(context, [this](mlir::Diagnostic& diagnostic) {
+        if (diagnostic.getSeverity() == mlir::DiagnosticSeverity::Error && message_.empty()) {
+          message_ = describe(diagnostic.getLocation()) + ": " + diagnostic.str();
+        }
+        return mlir::success();  // handled: nothing is printed
+      }) {}
+
+Error ErrorCollector::error(std::string_view name) const {
+  return invalid_argument("{}", message_.empty() ? std::string(name) + ": not a valid module" : message_);
 }
 
 Module Module::clone() const { return Module(context_, op().clone(), has_locations_); }

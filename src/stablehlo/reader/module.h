@@ -14,6 +14,7 @@
 
 #include "flashlift/result.h"
 #include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/Diagnostics.h"
 #include "mlir/IR/OwningOpRef.h"
 
 namespace mlir {
@@ -25,8 +26,14 @@ namespace flashlift::stablehlo {
 class Module {
  public:
   // Reads StableHLO's pretty form and MLIR's generic form, mixed as one likes. Errors: kInvalidArgument with
-  // "name:line:column: ..." for text that is no valid module; kUnsupported for bytecode.
+  // "name:line:column: ..." for text that is no valid module; kUnsupported for bytecode (see bytecode/read.h).
   static Result<Module> parse(std::string_view text, std::string_view name = "<module>");
+
+  // For readers of other forms: a context with the dialects, and the module that was read into it. The module is
+  // verified as one of text is; errors as of parse().
+  static std::shared_ptr<mlir::MLIRContext> make_context();
+  static Result<Module> adopt(const std::shared_ptr<mlir::MLIRContext>& context, mlir::OwningOpRef<mlir::ModuleOp> op,
+                              bool has_locations, std::string_view name);
 
   Module(Module&&) noexcept;
   Module& operator=(Module&&) noexcept;
@@ -53,5 +60,18 @@ class Module {
 
 // "model.mlir:12:5", or the names and files of a location that the text carried.
 std::string describe(mlir::Location location);
+
+// Collects the first error that MLIR reports in its lifetime; the following ones are mostly its consequences.
+class ErrorCollector {
+ public:
+  explicit ErrorCollector(mlir::MLIRContext* context);
+
+  bool has_error() const { return !message_.empty(); }
+  Error error(std::string_view name) const;
+
+ private:
+  std::string message_;
+  mlir::ScopedDiagnosticHandler handler_;
+};
 
 }  // namespace flashlift::stablehlo

@@ -1,0 +1,35 @@
+// StableHLO's attributes as text, beside those of reader/attributes.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace flashlift::stablehlo::bytecode {
+
+struct ConvDims {
+  int64_t input_batch = 0, input_feature = 0;
+  std::vector<int64_t> input_spatial;
+  int64_t kernel_input = 0, kernel_output = 0;
+  std::vector<int64_t> kernel_spatial;
+  int64_t output_batch = 0, output_feature = 0;
+  std::vector<int64_t> output_spatial;
+};
+
+struct ScatterDims {
+  std::vector<int64_t> update_window, inserted_window, input_batching, indices_batching, scatter_to_operand;
+  int64_t index_vector_dim = 0;
+};
+
+struct DotAlgorithm {
+  std::string lhs, rhs, accumulation;  // types
+  int64_t lhs_components = 1, rhs_components = 1, operations = 1;
+  bool is_imprecise = false;
+};
+
+// Empty for numbers that do not name each dimension once.
+std::string spell_conv(const ConvDims& dims);
+std::string spell_scatter(const ScatterDims& dims);
+std::string spell_algorithm(const DotAlgorithm& algorithm);
+
+}  // namespace flashlift::stablehlo::bytecode
