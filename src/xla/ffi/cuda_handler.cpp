@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "xla/ffi/convert.h"
+#include "xla/ffi/handlers.h"
+#include "xla/ffi/runtime_state.h"
 
 namespace flashlift::xla {
 namespace {
@@ -19,8 +21,6 @@ namespace {
 template <typename Call>
 class CudaCallState {
  public:
-  static ffi::TypeId id;
-
   static Result<std::unique_ptr<CudaCallState>> create(Attributes attributes) {
     auto state = std::make_unique<CudaCallState>();
     state->attributes_ = std::move(attributes);
@@ -45,20 +45,18 @@ class CudaCallState {
   std::mutex mutex_;
   std::map<int, Call> calls_;  // a map: its elements stay where they are
 };
-template <typename Call>
-ffi::TypeId CudaCallState<Call>::id = {};
 
 template <typename Call>
-ffi::ErrorOr<std::unique_ptr<CudaCallState<Call>>> instantiate(ffi::Dictionary dictionary) {
+NewState<CudaCallState<Call>> instantiate(ffi::Dictionary dictionary) {
   Result<Attributes> attributes = to_attributes(dictionary);
   if (!attributes) {
-    return ffi::Unexpected(to_ffi(attributes.error()));
+    return {ffi::Unexpected(to_ffi(attributes.error()))};
   }
   Result<std::unique_ptr<CudaCallState<Call>>> state = CudaCallState<Call>::create(*std::move(attributes));
   if (!state) {
-    return ffi::Unexpected(to_ffi(state.error()));
+    return {ffi::Unexpected(to_ffi(state.error()))};
   }
-  return *std::move(state);
+  return {*std::move(state)};
 }
 
 template <typename Call>
@@ -76,20 +74,10 @@ ffi::Error execute(CudaCallState<Call>* state, int32_t ordinal, void* stream, ff
   return status ? ffi::Error::Success() : to_ffi(status.error());
 }
 
-// As in host_handler.cpp.
-template <typename Call>
-XLA_FFI_Error* register_state_type(const XLA_FFI_Api* api, const char* name) {
-  static std::once_flag once;
-  static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<CudaCallState<Call>>();
-  XLA_FFI_Error* error = nullptr;
-  std::call_once(once, [&] { error = ffi::Ffi::RegisterTypeId(api, name, &CudaCallState<Call>::id, &info); });
-  return error;
-}
-
 template <typename Call>
 auto bind_execute() {
   return ffi::Ffi::Bind()
-      .Ctx<ffi::State<CudaCallState<Call>>>()
+      .Ctx<StateOf<CudaCallState<Call>>>()
       .template Ctx<ffi::DeviceOrdinal>()
       .template Ctx<ffi::PlatformStream<void*>>()
       .Attrs()
@@ -106,24 +94,21 @@ XLA_FFI_DEFINE_HANDLER(kExecuteBackward, execute<BackwardCall>, bind_execute<Bac
 }  // namespace
 }  // namespace flashlift::xla
 
-#define FLASHLIFT_EXPORT extern "C" __attribute__((visibility("default")))
-
-FLASHLIFT_EXPORT XLA_FFI_Error* flashlift_xla_attention_cuda_instantiate(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* flashlift_xla_attention_cuda_instantiate(XLA_FFI_CallFrame* frame) {
   using namespace flashlift::xla;
-  XLA_FFI_Error* error = register_state_type<AttentionCall>(frame->api, "flashlift.attention.cuda");
-  return error != nullptr ? error : kInstantiate(frame);
+  return call_instantiate<CudaCallState<AttentionCall>>(frame, "flashlift.attention.cuda", kInstantiate);
 }
 
-FLASHLIFT_EXPORT XLA_FFI_Error* flashlift_xla_attention_cuda_execute(XLA_FFI_CallFrame* frame) {
-  return flashlift::xla::kExecute(frame);
+XLA_FFI_Error* flashlift_xla_attention_cuda_execute(XLA_FFI_CallFrame* frame) {
+  return flashlift::xla::call_handler(frame, flashlift::xla::kExecute);
 }
 
-FLASHLIFT_EXPORT XLA_FFI_Error* flashlift_xla_attention_backward_cuda_instantiate(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* flashlift_xla_attention_backward_cuda_instantiate(XLA_FFI_CallFrame* frame) {
   using namespace flashlift::xla;
-  XLA_FFI_Error* error = register_state_type<BackwardCall>(frame->api, "flashlift.attention_backward.cuda");
-  return error != nullptr ? error : kInstantiateBackward(frame);
+  return call_instantiate<CudaCallState<BackwardCall>>(frame, "flashlift.attention_backward.cuda",
+                                                       kInstantiateBackward);
 }
 
-FLASHLIFT_EXPORT XLA_FFI_Error* flashlift_xla_attention_backward_cuda_execute(XLA_FFI_CallFrame* frame) {
-  return flashlift::xla::kExecuteBackward(frame);
+XLA_FFI_Error* flashlift_xla_attention_backward_cuda_execute(XLA_FFI_CallFrame* frame) {
+  return flashlift::xla::call_handler(frame, flashlift::xla::kExecuteBackward);
 }

@@ -1,0 +1,132 @@
+// What is used here of PJRT's C interface, and no more: no package that the build needs carries its header. The
+// functions have kept their places since version 0.57; tests/python/test_pjrt.py compares all with the table of another
+// project.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashlift::pjrt {
+
+struct Error;  // a plugin's own
+
+struct Extension {
+  size_t struct_size;
+  int32_t type;
+  Extension* next;
+};
+
+struct Version {
+  size_t struct_size;
+  Extension* extensions;
+  int32_t major_version;
+  int32_t minor_version;
+};
+
+inline constexpr int kMajorVersion = 0;
+inline constexpr int kOldestMinorVersion = 57;
+
+using Function = Error* (*)(void* args);  // all but the first two, which return nothing
+
+enum Slot : size_t {
+  kErrorDestroy = 0,
+  kErrorMessage = 1,
+  kErrorGetCode = 2,
+  kPluginInitialize = 3,
+  kClientPlatformName = 12,
+  kClientPlatformVersion = 14,
+  kClientCompile = 20,
+  kTopologyPlatformName = 84,
+  kTopologyPlatformVersion = 85,
+  kCompile = 89,
+};
+
+struct Api {
+  size_t struct_size;
+  Extension* extensions;
+  Version version;
+  Function functions[1];  // as many as struct_size says
+};
+inline constexpr size_t kFunctionsOffset = 40;
+static_assert(offsetof(Api, functions) == kFunctionsOffset);
+
+// Every structure of arguments begins with these two.
+struct Args {
+  size_t struct_size;
+  Extension* extensions;
+};
+
+struct ErrorDestroyArgs : Args {
+  Error* error;
+};
+
+struct ErrorMessageArgs : Args {
+  const Error* error;
+  const char* message;  // out, not closed by a zero
+  size_t message_size;  // out
+};
+
+struct ErrorGetCodeArgs : Args {
+  const Error* error;
+  int32_t code;  // out
+};
+inline constexpr int32_t kFailedPrecondition = 9;
+
+// Of a client and of a topology, name and version.
+struct PlatformArgs : Args {
+  void* object;
+  const char* text;  // out, not closed by a zero, lives as long as the object
+  size_t size;       // out
+};
+
+struct Program : Args {
+  const char* code;
+  size_t code_size;
+  const char* format;
+  size_t format_size;
+};
+
+struct ClientCompileArgs : Args {
+  void* client;
+  const Program* program;
+  const char* options;  // a CompileOptionsProto
+  size_t options_size;
+  void* executable;  // out
+};
+
+struct CompileArgs : Args {
+  const void* topology;
+  const Program* program;
+  const char* options;
+  size_t options_size;
+  void* client;
+  void* executable;  // out
+};
+
+// The extension that takes handlers of XLA's FFI. An older one lacks the last field.
+inline constexpr int32_t kFfiExtension = 5;
+
+struct FfiRegisterHandlerArgs {
+  size_t struct_size;  // without the padding behind the last field
+  const char* target;
+  size_t target_size;
+  void* handler;
+  const char* platform;
+  size_t platform_size;
+  uint32_t traits;
+};
+inline constexpr size_t kFfiRegisterHandlerArgsSize = offsetof(FfiRegisterHandlerArgs, traits) + sizeof(uint32_t);
+
+struct FfiExtension {
+  Extension base;
+  void* type_register;
+  void* user_data_add;
+  Error* (*register_handler)(FfiRegisterHandlerArgs* args);
+};
+
+// Whether the structure that the plugin handed out reaches this far.
+inline bool has(const Api& api, Slot slot) {
+  return api.struct_size >= kFunctionsOffset + (slot + 1) * sizeof(Function);
+}
+
+}  // namespace flashlift::pjrt
