@@ -19,6 +19,10 @@ constexpr EnvironmentEntry kTable[] = {
      "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},
     {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC",
      "absolute path of libnvrtc.so (default: the loader's search path)"},
+    {EnvironmentVariable::kPjrtPlugin, "FLASHLIFT_PJRT_PLUGIN",
+     "absolute path of the PJRT plugin that libflashlift_pjrt wraps (default: one beside it or in its site-packages)"},
+    {EnvironmentVariable::kPjrtReport, "FLASHLIFT_PJRT_REPORT",
+     "file to which libflashlift_pjrt appends a line of JSON for each module that it is given (default: none)"},
 };
 
 }  // namespace

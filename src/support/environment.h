@@ -9,7 +9,7 @@
 
 namespace flashlift {
 
-enum class EnvironmentVariable { kLog, kIsa, kThreads, kCacheDir, kNvrtc };
+enum class EnvironmentVariable { kLog, kIsa, kThreads, kCacheDir, kNvrtc, kPjrtPlugin, kPjrtReport };
 
 struct EnvironmentEntry {
   EnvironmentVariable variable;

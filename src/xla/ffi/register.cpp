@@ -70,7 +70,7 @@ XLA_FFI_Error* bootstrap(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-std::string take_pjrt_message(const pjrt::Api& api, pjrt::Error* error) {
+std::string take_pjrt_message(const pjrt::Api& api, pjrt::PluginError* error) {
   pjrt::ErrorMessageArgs get = {{sizeof(pjrt::ErrorMessageArgs), nullptr}, error, "", 0};
   api.functions[pjrt::kErrorMessage](&get);
   std::string message(get.message, get.message_size);
@@ -119,7 +119,7 @@ Status register_with(const pjrt::Api& api) {
                                        kPlatform.data(),
                                        kPlatform.size(),
                                        0};
-  pjrt::Error* error = extension->register_handler(&args);
+  pjrt::PluginError* error = extension->register_handler(&args);
   bootstrap_status = nullptr;
   if (error != nullptr) {
     return internal_error("the plugin refuses handlers: {}", take_pjrt_message(api, error));

@@ -8,7 +8,7 @@
 
 namespace flashlift::pjrt {
 
-struct Error;  // a plugin's own
+struct PluginError;  // a plugin's own
 
 struct Extension {
   size_t struct_size;
@@ -26,7 +26,7 @@ struct Version {
 inline constexpr int kMajorVersion = 0;
 inline constexpr int kOldestMinorVersion = 57;
 
-using Function = Error* (*)(void* args);  // all but the first two, which return nothing
+using Function = PluginError* (*)(void* args);  // all but the first two, which return nothing
 
 enum Slot : size_t {
   kErrorDestroy = 0,
@@ -57,17 +57,17 @@ struct Args {
 };
 
 struct ErrorDestroyArgs : Args {
-  Error* error;
+  PluginError* error;
 };
 
 struct ErrorMessageArgs : Args {
-  const Error* error;
+  const PluginError* error;
   const char* message;  // out, not closed by a zero
   size_t message_size;  // out
 };
 
 struct ErrorGetCodeArgs : Args {
-  const Error* error;
+  const PluginError* error;
   int32_t code;  // out
 };
 inline constexpr int32_t kFailedPrecondition = 9;
@@ -121,7 +121,7 @@ struct FfiExtension {
   Extension base;
   void* type_register;
   void* user_data_add;
-  Error* (*register_handler)(FfiRegisterHandlerArgs* args);
+  PluginError* (*register_handler)(FfiRegisterHandlerArgs* args);
 };
 
 // Whether the structure that the plugin handed out reaches this far.

@@ -1,0 +1,201 @@
+// libflashlift_pjrt: a PJRT plugin that is another one in all but this: what it is asked to compile it fuses first.
+//
+// GetPjrtApi() hands out a copy of the wrapped plugin's table of functions with five of them replaced. All objects are
+// the wrapped plugin's own, and so is every other function.
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "support/error.h"
+#include "support/log.h"
+#include "support/version.h"
+#include "xla/pjrt/failing_api.h"
+#include "xla/pjrt/libraries.h"
+#include "xla/pjrt/rewrite.h"
+
+namespace flashlift::pjrt {
+namespace {
+
+// Set once, before anyone has the table of functions.
+const Api* wrapped = nullptr;
+
+// Runs what must not keep a program from being compiled.
+template <typename Work>
+void guarded(const Work& work) noexcept {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    log_message(LogLevel::kError, "pjrt: memory ran out, or a defect of Flashlift; the plugin goes on without");
+  }
+}
+
+// The error is gone then.
+std::string take_message(PluginError* error) {
+  ErrorMessageArgs get = {{sizeof(ErrorMessageArgs), nullptr}, error, "", 0};
+  wrapped->functions[kErrorMessage](&get);
+  std::string message;
+  guarded([&] { message.assign(get.message, get.message_size); });
+  ErrorDestroyArgs destroy = {{sizeof(ErrorDestroyArgs), nullptr}, error};
+  wrapped->functions[kErrorDestroy](&destroy);
+  return message;
+}
+
+std::string platform_name(Slot slot, const void* object) {
+  PlatformArgs args = {{sizeof(PlatformArgs), nullptr}, const_cast<void*>(object), "", 0};
+  if (PluginError* error = wrapped->functions[slot](&args); error != nullptr) {
+    return take_message(error);
+  }
+  return {args.text, args.size};
+}
+
+// A program as its client made it, whose structure may have more fields than are known here, with other code.
+class ProgramCopy {
+ public:
+  ProgramCopy(const Program& original, const std::string& code) : bytes_(original.struct_size) {
+    std::memcpy(bytes_.data(), &original, original.struct_size);
+    get()->code = code.data();
+    get()->code_size = code.size();
+  }
+  Program* get() { return reinterpret_cast<Program*>(bytes_.data()); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+template <typename Args>
+bool is_readable(const Args& args) {
+  constexpr size_t kMostBytes = 4096;
+  const Program* program = args.program;
+  return args.struct_size >= sizeof(Args) && program != nullptr && program->struct_size >= sizeof(Program) &&
+         program->struct_size <= kMostBytes && program->code != nullptr && program->format != nullptr &&
+         (args.options != nullptr || args.options_size == 0);
+}
+
+// Whatever goes wrong on our side, memory that runs out included, the client's program is compiled, once.
+template <typename Args>
+PluginError* compile(Slot slot, Args& args, Slot platform_slot, const void* platform_of) {
+  if (!is_readable(args)) {
+    return wrapped->functions[slot](&args);
+  }
+  Rewritten rewritten;
+  std::optional<ProgramCopy> ours;
+  guarded([&] {
+    rewritten = rewrite(*args.program, {args.options, args.options_size}, platform_name(platform_slot, platform_of));
+    if (!rewritten.code.empty()) {
+      ours.emplace(*args.program, rewritten.code);
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  PluginError* error = nullptr;
+  bool is_compiled = false;
+  if (ours) {
+    // In place: what stands behind the fields of `args` that are known here travels along, and results come back.
+    const Program* const theirs = args.program;
+    args.program = ours->get();
+    error = wrapped->functions[slot](&args);
+    args.program = theirs;
+    is_compiled = error == nullptr;
+  }
+  if (!is_compiled) {
+    if (error != nullptr) {
+      const std::string message = take_message(error);
+      guarded([&] { rewritten.report.reason = "fused, it does not compile: " + message; });
+      rewritten.report.fused = 0;
+    }
+    error = wrapped->functions[slot](&args);
+  }
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  rewritten.report.compile_ms = took.count();
+  rewritten.report.failed = error != nullptr;
+  guarded([&] { publish(rewritten.report); });
+  return error;
+}
+
+PluginError* client_compile(void* args) {
+  auto* compile_args = static_cast<ClientCompileArgs*>(args);
+  return compile(kClientCompile, *compile_args, kClientPlatformName, compile_args->client);
+}
+
+PluginError* topology_compile(void* args) {
+  auto* compile_args = static_cast<CompileArgs*>(args);
+  return compile(kCompile, *compile_args, kTopologyPlatformName, compile_args->topology);
+}
+
+// A client's cache of executables knows them by the program that it sent and by this version: those made here must not
+// be taken for others, which would run unfused, nor others for these, which run only where the handlers are registered.
+template <Slot kSlot>
+PluginError* platform_version(void* args) {
+  auto* version = static_cast<PlatformArgs*>(args);
+  PluginError* error = wrapped->functions[kSlot](args);
+  if (error != nullptr) {
+    return error;
+  }
+  guarded([&] {
+    static std::mutex mutex;
+    static std::set<std::string> versions;  // they live as long as the process; there are few
+    const std::lock_guard lock(mutex);
+    const std::string_view theirs(version->text, version->size);
+    const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
+    version->text = text.data();
+    version->size = text.size();
+  });
+  return nullptr;
+}
+
+bool is_old_or_alien(const Version& version) {
+  return version.major_version != kMajorVersion || version.minor_version < kOldestMinorVersion;
+}
+
+const Api* wrap() {
+  const Result<WrappedPlugin> plugin = load_wrapped_plugin();
+  if (!plugin) {
+    log(LogLevel::kError, "pjrt: {}", plugin.error().message);
+    return make_failing_api("Flashlift's PJRT plugin: " + plugin.error().message);
+  }
+  const Api& api = *plugin->api;
+  if (is_old_or_alien(api.version)) {
+    log(LogLevel::kError,
+        "pjrt: {} has version {}.{} of PJRT's C interface; expected {}.{} or a later {}.x: nothing is fused",
+        plugin->path, api.version.major_version, api.version.minor_version, kMajorVersion, kOldestMinorVersion,
+        kMajorVersion);
+    return &api;
+  }
+  if (const Status registered = register_handlers(api); !registered) {
+    log(LogLevel::kError, "pjrt: {} takes no handlers: {}; nothing is fused", plugin->path, registered.error().message);
+    return &api;
+  }
+  // Its size, and not that of a version known here: a client sees as many functions as the wrapped plugin has.
+  auto* copy = static_cast<Api*>(operator new(api.struct_size));
+  std::memcpy(copy, &api, api.struct_size);
+  const auto replace = [&](Slot slot, Function function) {
+    if (has(api, slot) && api.functions[slot] != nullptr) {
+      copy->functions[slot] = function;
+    }
+  };
+  replace(kClientCompile, client_compile);
+  replace(kCompile, topology_compile);
+  replace(kClientPlatformVersion, platform_version<kClientPlatformVersion>);
+  replace(kTopologyPlatformVersion, platform_version<kTopologyPlatformVersion>);
+  wrapped = &api;
+  log(LogLevel::kInfo, "pjrt: wraps {}, PJRT {}.{}", plugin->path, api.version.major_version,
+      api.version.minor_version);
+  return copy;
+}
+
+}  // namespace
+}  // namespace flashlift::pjrt
+
+extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* GetPjrtApi() {
+  try {
+    static const flashlift::pjrt::Api* const api = flashlift::pjrt::wrap();
+    return api;
+  } catch (const std::exception& error) {
+    flashlift::log(flashlift::LogLevel::kError, "pjrt: {}", error.what());
+    return nullptr;
+  }
+}

@@ -1,0 +1,125 @@
+#include "xla/pjrt/rewrite.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "support/environment.h"
+#include "support/error.h"
+#include "support/log.h"
+#include "xla/pjrt/libraries.h"
+#include "xla/pjrt/screen.h"
+
+namespace flashlift::pjrt {
+namespace {
+
+// Status is an error where the program is to go down as it came.
+Status fuse(std::string_view module, Rewritten& rewritten) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Fuser* fuser, load_fuser());
+  FlashliftFuseOptions options = {};
+  options.struct_size = sizeof(options);
+  options.as = FLASHLIFT_CUSTOM_CALL;
+  options.gradients = 1;
+  FlashliftFused* fused = nullptr;
+  if (FlashliftError* error = fuser->fuse(module.data(), module.size(), &options, &fused); error != nullptr) {
+    const std::unique_ptr<FlashliftError, decltype(fuser->error_destroy)> owner(error, fuser->error_destroy);
+    return unsupported("{}", fuser->error_message(error));
+  }
+  const std::unique_ptr<FlashliftFused, decltype(fuser->destroy)> owner(fused, fuser->destroy);
+  Report& report = rewritten.report;
+  report.fused = fuser->count(fused);
+  report.candidates = fuser->report(fused);
+  if (report.fused == 0) {
+    return unsupported("{}", report.candidates == "[]" ? "no attention was found" : "no candidate could be fused");
+  }
+  size_t size = 0;
+  const char* code = fuser->module(fused, &size);
+  rewritten.code.assign(code, size);
+  return {};
+}
+
+Status try_to_rewrite(const Program& program, std::string_view options, Rewritten& rewritten) {
+  Report& report = rewritten.report;
+  const std::string_view module(program.code, program.code_size);
+  const std::string_view format(program.format, program.format_size);
+  report.form = format == "mlir" ? form_of(module) : std::string(format);
+  report.bytes = module.size();
+  report.module = name_of(module);
+  if (format != "mlir") {
+    return unsupported("programs in this format are not read");
+  }
+  if (report.platform != "cpu" && report.platform != "cuda") {
+    return unsupported("Flashlift has no kernels for platform '{}'", report.platform);
+  }
+  if (!may_hold_attention(module)) {
+    return unsupported("no attention was found");
+  }
+  const int64_t partitions = partition_count(options, module);
+  if (partitions == 0) {
+    return unsupported("its compile options cannot be read, which would say whether it is partitioned");
+  }
+  if (partitions > 1) {
+    return unsupported("it is partitioned in {}, and XLA cannot split a custom call", partitions);
+  }
+  return fuse(module, rewritten);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+nlohmann::json to_json(const Report& report) {
+  nlohmann::json json = {{"module", report.module},         {"form", report.form},
+                         {"bytes", report.bytes},           {"platform", report.platform},
+                         {"fused", report.fused},           {"reason", report.reason},
+                         {"fuse_ms", report.fuse_ms},       {"failed", report.failed},
+                         {"compile_ms", report.compile_ms}, {"candidates", nlohmann::json::array()}};
+  if (!report.candidates.empty()) {
+    json["candidates"] = nlohmann::json::parse(report.candidates, nullptr, /*allow_exceptions=*/false);
+  }
+  return json;
+}
+
+// One write, so that lines of several processes do not mix.
+void append_line(const std::string& path, std::string line) {
+  line += '\n';
+  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0 || write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    log(LogLevel::kWarning, "FLASHLIFT_PJRT_REPORT: {} cannot be written: {}", path, strerror(errno));
+  }
+  if (file >= 0) {
+    close(file);
+  }
+}
+
+}  // namespace
+
+Rewritten rewrite(const Program& program, std::string_view options, std::string_view platform) {
+  const auto begin = std::chrono::steady_clock::now();
+  Rewritten rewritten;
+  rewritten.report.platform = platform;
+  if (const Status status = try_to_rewrite(program, options, rewritten); !status) {
+    rewritten.report.reason = status.error().message;
+  }
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  rewritten.report.fuse_ms = took.count();
+  return rewritten;
+}
+
+void publish(const Report& report) {
+  if (log_enabled(LogLevel::kInfo)) {
+    log(LogLevel::kInfo, "pjrt: module {} ({} bytes of {}, for {}): {}; fusing {:.1f} ms, compiling {:.1f} ms{}",
+        report.module.empty() ? "?" : report.module, report.bytes, report.form, report.platform,
+        report.reason.empty() ? fmt::format("{} attention{} fused", report.fused, report.fused == 1 ? "" : "s")
+                              : "left as it came: " + first_line(report.reason),
+        report.fuse_ms, report.compile_ms, report.failed ? ", which failed" : "");
+  }
+  if (const auto path = environment_value(EnvironmentVariable::kPjrtReport)) {
+    using Json = nlohmann::json;
+    append_line(std::string(*path), to_json(report).dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+}
+
+}  // namespace flashlift::pjrt

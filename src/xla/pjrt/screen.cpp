@@ -1,0 +1,178 @@
+#include "xla/pjrt/screen.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+namespace flashlift::pjrt {
+namespace {
+
+constexpr std::string_view kBytecode = "ML\xefR";
+
+bool is_bytecode(std::string_view module) { return module.starts_with(kBytecode); }
+
+bool contains(std::string_view text, std::string_view what) {
+  return memmem(text.data(), text.size(), what.data(), what.size()) != nullptr;
+}
+
+// std::string_view's own search is ten times slower.
+size_t position(std::string_view text, std::string_view what, size_t from) {
+  const void* at =
+      from > text.size() ? nullptr : memmem(text.data() + from, text.size() - from, what.data(), what.size());
+  return at == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(at) - text.data());
+}
+
+bool has_exponential(std::string_view module) {
+  constexpr std::string_view kName = "exponential";
+  for (size_t at = position(module, kName, 0); at != std::string_view::npos;
+       at = position(module, kName, at + kName.size())) {
+    if (!module.substr(at + kName.size()).starts_with("_minus_one")) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool has_product(std::string_view module) {
+  using namespace std::literals;
+  return contains(module, "dot_general") || contains(module, "stablehlo.dot") || contains(module, "dot_v1") ||
+         contains(module, "\0dot\0"sv);
+}
+
+// Protocol buffers, as far as it takes to skip what is not looked for.
+class MessageReader {
+ public:
+  explicit MessageReader(std::string_view bytes) : bytes_(bytes) {}
+
+  bool at_end() const { return bytes_.empty(); }
+
+  struct Field {
+    uint64_t number = 0;
+    uint64_t value = 0;      // of a varint
+    std::string_view bytes;  // of what has a length
+  };
+  std::optional<Field> next() {
+    const auto key = varint();
+    if (!key) {
+      return std::nullopt;
+    }
+    Field field{.number = *key >> 3};
+    switch (*key & 7) {
+      case 0: {
+        const auto value = varint();
+        field.value = value.value_or(0);
+        return value ? std::optional(field) : std::nullopt;
+      }
+      case 1:
+        return take(8, field);
+      case 2: {
+        const auto size = varint();
+        return size ? take(*size, field) : std::nullopt;
+      }
+      case 5:
+        return take(4, field);
+      default:
+        return std::nullopt;
+    }
+  }
+
+ private:
+  std::optional<uint64_t> varint() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64 && !bytes_.empty(); shift += 7) {
+      const auto byte = static_cast<unsigned char>(bytes_.front());
+      bytes_.remove_prefix(1);
+      value |= uint64_t{byte & 0x7fU} << shift;
+      if (byte < 0x80) {
+        return value;
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Field> take(uint64_t size, Field field) {
+    if (size > bytes_.size()) {
+      return std::nullopt;
+    }
+    field.bytes = bytes_.substr(0, size);
+    bytes_.remove_prefix(size);
+    return field;
+  }
+
+  std::string_view bytes_;
+};
+
+// The value of a field of a message; `missing` where it does not occur, nothing where the message is none.
+std::optional<MessageReader::Field> find_field(std::string_view message, uint64_t number,
+                                               const MessageReader::Field& missing) {
+  MessageReader reader(message);
+  MessageReader::Field found = missing;
+  while (!reader.at_end()) {
+    const auto field = reader.next();
+    if (!field) {
+      return std::nullopt;
+    }
+    if (field->number == number) {
+      found = *field;
+    }
+  }
+  return found;
+}
+
+int64_t partitions_in_options(std::string_view options) {
+  constexpr uint64_t kExecutableBuildOptions = 3;
+  constexpr uint64_t kNumPartitions = 5;
+  const auto build_options = find_field(options, kExecutableBuildOptions, {});
+  const auto partitions = build_options ? find_field(build_options->bytes, kNumPartitions, {.value = 1}) : std::nullopt;
+  return partitions ? std::max<int64_t>(static_cast<int64_t>(std::min<uint64_t>(partitions->value, INT32_MAX)), 1) : 0;
+}
+
+int64_t partitions_in_text(std::string_view module) {
+  constexpr std::string_view kAttribute = "mhlo.num_partitions = ";
+  int64_t count = 1;
+  if (const size_t at = position(module, kAttribute, 0); at != std::string_view::npos) {
+    std::from_chars(module.data() + at + kAttribute.size(), module.data() + module.size(), count);
+  }
+  return count;
+}
+
+}  // namespace
+
+std::string form_of(std::string_view module) {
+  if (!is_bytecode(module)) {
+    return "text";
+  }
+  // After the first four bytes: a number, of one byte while it is below 128, and the producer, closed by a zero.
+  const std::string_view producer = module.substr(std::min<size_t>(5, module.size()), 64);
+  constexpr std::string_view kArtifact = "StableHLO_v";
+  if (!producer.starts_with(kArtifact)) {
+    return "bytecode";
+  }
+  const std::string_view version = producer.substr(kArtifact.size());
+  return "VHLO " +
+         std::string(version.substr(0, std::min(version.find('\0'), version.find_first_not_of("0123456789."))));
+}
+
+std::string name_of(std::string_view module) {
+  constexpr std::string_view kBefore = "module @";
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$.-";
+  const std::string_view head = module.substr(0, 4096);
+  const size_t at = is_bytecode(module) ? std::string_view::npos : head.find(kBefore);
+  if (at == std::string_view::npos) {
+    return "";
+  }
+  const std::string_view name = head.substr(at + kBefore.size());
+  return std::string(name.substr(0, name.find_first_not_of(kPlain)));
+}
+
+bool may_hold_attention(std::string_view module) {
+  return (has_exponential(module) && has_product(module)) || contains(module, "__cudnn$fmha");
+}
+
+int64_t partition_count(std::string_view options, std::string_view module) {
+  const int64_t in_options = partitions_in_options(options);
+  return in_options == 1 && !is_bytecode(module) ? partitions_in_text(module) : in_options;
+}
+
+}  // namespace flashlift::pjrt
