@@ -1,0 +1,339 @@
+"""libflashlift_pjrt around a fake plugin: bad plugins, bad programs, many threads.
+
+    pjrt_test.py BUILD WORK FAKE_PLUGIN
+
+Needs nothing but Python. Each case has a process of its own, since a wrapper wraps one plugin for good.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+P, Size = ctypes.c_void_p, ctypes.c_size_t
+ERROR_MESSAGE, CLIENT_CREATE, CLIENT_VERSION, CLIENT_COMPILE, TOPOLOGY_VERSION, COMPILE = 1, 10, 14, 20, 85, 89
+
+ATTENTION = """
+module @jit_attention {
+  func.func public @main(%q: tensor<1x4x8x16xf32> {tf.aliasing_output = 0 : i32}, %k: tensor<1x4x8x16xf32>,
+                         %v: tensor<1x4x8x16xf32>) -> (tensor<1x4x8x16xf32> {jax.result_info = "out"}) {
+    %0 = stablehlo.dot_general %q, %k, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [3]
+      : (tensor<1x4x8x16xf32>, tensor<1x4x8x16xf32>) -> tensor<1x4x8x8xf32>
+    %1 = stablehlo.exponential %0 : tensor<1x4x8x8xf32>
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %2 = stablehlo.reduce(%1 init: %zero) applies stablehlo.add across dimensions = [3]
+      : (tensor<1x4x8x8xf32>, tensor<f32>) -> tensor<1x4x8xf32>
+    %3 = stablehlo.broadcast_in_dim %2, dims = [0, 1, 2] : (tensor<1x4x8xf32>) -> tensor<1x4x8x8xf32>
+    %4 = stablehlo.divide %1, %3 : tensor<1x4x8x8xf32>
+    %5 = stablehlo.dot_general %4, %v, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [2]
+      : (tensor<1x4x8x8xf32>, tensor<1x4x8x16xf32>) -> tensor<1x4x8x16xf32>
+    return %5 : tensor<1x4x8x16xf32>
+  }
+}
+"""
+ONE_PARTITION, TWO_PARTITIONS = b"\x1a\x04\x20\x01\x28\x01", b"\x1a\x04\x20\x01\x28\x02"
+
+
+class Program(ctypes.Structure):
+    _fields_ = [("struct_size", Size), ("extensions", P), ("code", P), ("code_size", Size),
+                ("format", ctypes.c_char_p), ("format_size", Size), ("behind", ctypes.c_int64)]
+
+
+class CompileArgs(ctypes.Structure):
+    _fields_ = [("struct_size", Size), ("extensions", P), ("client", P), ("program", ctypes.POINTER(Program)),
+                ("options", ctypes.c_char_p), ("options_size", Size), ("executable", ctypes.c_char_p)]
+
+
+class TopologyCompileArgs(ctypes.Structure):
+    _fields_ = CompileArgs._fields_[:-1] + [("on_client", P), ("executable", ctypes.c_char_p)]
+
+
+class TextArgs(ctypes.Structure):  # of a platform's name and version, and of an error's message
+    _fields_ = [("struct_size", Size), ("extensions", P), ("object", P), ("text", P), ("size", Size)]
+
+
+class Plugin:
+    """What a client does with a plugin; runs in a process of its own."""
+
+    def __init__(self, path):
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        library.GetPjrtApi.restype = P
+        self.api = library.GetPjrtApi()
+        assert self.api and library.GetPjrtApi() == self.api
+
+    def call(self, slot, args):
+        """The error's text, or None."""
+        function = ctypes.cast(self.api + 40 + 8 * slot, ctypes.POINTER(P))[0]
+        error = ctypes.CFUNCTYPE(P, P)(function)(ctypes.byref(args))
+        return None if error is None else self.text(ERROR_MESSAGE, error)
+
+    def text(self, slot, of=None):
+        args = TextArgs(ctypes.sizeof(TextArgs), None, of, None, 0)
+        function = ctypes.cast(self.api + 40 + 8 * slot, ctypes.POINTER(P))[0]
+        ctypes.CFUNCTYPE(P, P)(function)(ctypes.byref(args))
+        return ctypes.string_at(args.text, args.size).decode()
+
+    def compile(self, code, format="mlir", options=ONE_PARTITION, behind=None, topology=False):
+        code, format = code.encode() if isinstance(code, str) else code, format.encode()
+        size = 48 if behind is None else 56
+        address = ctypes.cast(ctypes.c_char_p(code), P).value
+        program = Program(size, None, address, len(code), format, len(format), behind or 0)
+        pointer = ctypes.pointer(program)
+        kind = TopologyCompileArgs if topology else CompileArgs
+        args = kind(ctypes.sizeof(kind), None, None, pointer, options, len(options or b""))
+        error = self.call(COMPILE if topology else CLIENT_COMPILE, args)
+        assert ctypes.addressof(args.program.contents) == ctypes.addressof(program), "the client's pointer was changed"
+        assert program.code == address and program.code_size == len(code), "the client's program was changed"
+        return f"error: {error}" if error else args.executable.decode(errors="replace")
+
+
+def in_a_process(test, plugin, behaviour="", wrapper=None, wraps=None, log="off"):
+    """Runs the function `test` of this file there. Returns what it printed, the log, and the reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.jsonl"
+        environment = {**os.environ, "FAKE_PJRT": behaviour, "FLASHLIFT_PJRT_REPORT": str(report), "FLASHLIFT_LOG": log}
+        environment.pop("FLASHLIFT_PJRT_PLUGIN", None)
+        if plugin is not None:
+            environment["FLASHLIFT_PJRT_PLUGIN"] = str(plugin)
+        ran = subprocess.run([sys.executable, __file__, "--run", test.__name__, str(wrapper or WRAPPER)],
+                             env=environment, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, f"{test.__name__} exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
+        lines = report.read_text().splitlines() if report.exists() else []
+        return ran.stdout, ran.stderr, [json.loads(line) for line in lines]
+
+
+# --- what runs in these processes ---
+
+
+def create_client(plugin):
+    print(plugin.call(CLIENT_CREATE, TextArgs(ctypes.sizeof(TextArgs))))
+
+
+def compile_attention(plugin):
+    print(plugin.compile(ATTENTION))
+
+
+def compile_others(plugin):
+    """Each program, and what of it came down."""
+    cases = {
+        "bytecode": (b"ML\xefR\x0dStableHLO_v1.16.1\x00 exponential dot_general", "mlir", ONE_PARTITION),
+        "no attention": (ATTENTION.replace("exponential", "sine"), "mlir", ONE_PARTITION),
+        "hlo": (b"exponential dot_general", "hlo", ONE_PARTITION),
+        "partitioned": (ATTENTION, "mlir", TWO_PARTITIONS),
+        "partitioned by attribute": (ATTENTION.replace("jit_attention", "jit_attention attributes {mhlo.num_partitions "
+                                                       "= 2 : i32}"), "mlir", ONE_PARTITION),
+        "no options": (ATTENTION, "mlir", b"\xff\xff"),
+        "broken": (ATTENTION[:-20], "mlir", ONE_PARTITION),
+        "empty": (b"", "mlir", ONE_PARTITION),
+        "four bytes": (b"ML\xefR", "mlir", ONE_PARTITION),
+    }
+    for name, (code, format, options) in cases.items():
+        came = plugin.compile(code, format, options)
+        expected = (code if isinstance(code, str) else code.split(b"\0")[0].decode(errors="replace"))
+        print(name, "as it came" if came == expected else f"changed: {came}")
+
+
+def compile_ways(plugin):
+    print("fused" if '"flashlift.attention"' in plugin.compile(ATTENTION, behind=4711) else "unfused")
+    print(plugin.compile(ATTENTION, behind=4711).splitlines()[0])
+    print("fused" if '"flashlift.attention"' in plugin.compile(ATTENTION, topology=True) else "unfused")
+    print("fused" if '"flashlift.attention"' in plugin.compile(ATTENTION, options=None) else "unfused")
+
+
+def compile_in_threads(plugin):
+    def work(number):
+        for _ in range(5):
+            name = f"jit_{number}"
+            code = plugin.compile(ATTENTION.replace("jit_attention", name))
+            found.append(f"module @{name} " in code and '"flashlift.attention"' in code)
+
+    found = []
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(len(found), all(found))
+
+
+def versions(plugin):
+    print(repr(plugin.text(CLIENT_VERSION)), repr(plugin.text(TOPOLOGY_VERSION)))
+
+
+def load_and_unload(plugin):
+    handle = ctypes.CDLL(WRAPPER)
+    for _ in range(3):
+        ctypes.CDLL(None).dlclose(P(handle._handle))
+    print('"flashlift.attention"' in plugin.compile(ATTENTION))
+
+
+# --- the tests ---
+
+
+class BadPlugins(unittest.TestCase):
+    def assert_says(self, plugin, *words, **how):
+        out, _, reports = in_a_process(create_client, plugin, **how)
+        for word in (*words, "FLASHLIFT_PJRT_PLUGIN"):
+            self.assertIn(word, out)
+        self.assertEqual(reports, [])
+
+    def test_no_library(self):
+        folder = WORK / "no_library"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        text = folder / "text.so"
+        text.write_text("no library\n" * 100)
+        thirty_two = folder / "thirty_two.so"
+        content = bytearray(Path(FAKE).read_bytes())
+        content[4] = 1  # ELFCLASS32
+        thirty_two.write_bytes(content)
+        fifo = folder / "fifo.so"
+        os.mkfifo(fifo)
+        self.assert_says("/nowhere/plugin.so", "/nowhere/plugin.so", "no such file")
+        self.assert_says("plugin.so", "absolute path")
+        self.assert_says(folder, "no such file")
+        self.assert_says(fifo, "no such file")
+        self.assert_says(text, "invalid ELF header")
+        self.assert_says(thirty_two, "ELFCLASS32")
+        self.assert_says(BUILD / "libflashlift_xla.so", "GetPjrtApi is missing")
+
+    def test_nothing_named(self):
+        self.assert_says(None, "no PJRT plugin to wrap was found")
+
+    def test_itself(self):
+        folder = WORK / "itself"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        link = folder / "link.so"
+        link.symlink_to(WRAPPER)
+        copy = Path(shutil.copy(WRAPPER, folder / "copy.so"))
+        self.assert_says(WRAPPER, "this library itself")
+        self.assert_says(link, "this library itself")
+        self.assert_says(copy, "this library under another name")
+
+    def test_no_plugin(self):
+        self.assert_says(FAKE, "returned NULL", behaviour="null")
+        self.assert_says(FAKE, "struct_size of 0 bytes", behaviour="empty")
+        self.assert_says(FAKE, "it is no PJRT plugin", behaviour="garbage")
+
+    def test_found_beside(self):
+        folder = WORK / "beside"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        wrapper = folder / "pjrt_c_api_flashlift-cpu_plugin.so"
+        wrapper.symlink_to(WRAPPER)
+        (folder / "pjrt_c_api_cpu_plugin.so").symlink_to(FAKE)
+        out, _, _ = in_a_process(compile_attention, None, wrapper=wrapper)
+        self.assertIn('"flashlift.attention"', out)
+        # A name that says CUDA finds no plugin for CPUs.
+        cuda = folder / "pjrt_c_api_flashlift-cuda_plugin.so"
+        cuda.symlink_to(WRAPPER)
+        self.assert_says(None, "no PJRT plugin to wrap", wrapper=cuda)
+
+    def test_untouched(self):
+        """Plugins that cannot be told what to fuse work as they would by themselves; the log says why."""
+        for behaviour, why in {
+            "old": "version 0.56", "major": "version 1.106", "no_ffi": "no PJRT extension", "small_ffi": "40 bytes",
+            "ffi_0.2": "this runtime has 0.2", "refuses_handlers": "the fake takes no handlers",
+            "asks_nothing": "did not ask",
+        }.items():
+            with self.subTest(behaviour):
+                out, log, reports = in_a_process(compile_attention, FAKE, behaviour, log="error")
+                self.assertEqual(out, ATTENTION + "\n")
+                self.assertIn(why, log)
+                self.assertIn("nothing is fused", log)
+                self.assertEqual(reports, [])
+
+    def test_short_table(self):
+        """One that ends before the last function that is replaced."""
+        out, _, _ = in_a_process(compile_attention, FAKE, "short")
+        self.assertIn('"flashlift.attention"', out)
+
+
+class Programs(unittest.TestCase):
+    def test_fused(self):
+        out, log, reports = in_a_process(compile_attention, FAKE, "prints", log="info")
+        self.assertIn("custom_call", out)
+        self.assertIn("tf.aliasing_output = 0 : i32", out)
+        self.assertIn('jax.result_info = "out"', out)
+        for handler in ("attention Host", "attention_backward Host", "attention CUDA", "attention_backward CUDA"):
+            self.assertIn("flashlift." + handler, out)
+        self.assertIn("module jit_attention", log)
+        self.assertIn("1 attention fused", log)
+        (report,) = reports
+        self.assertEqual((report["module"], report["form"], report["fused"], report["reason"], report["failed"]),
+                         ("jit_attention", "text", 1, "", False))
+        self.assertEqual(report["bytes"], len(ATTENTION))
+        self.assertTrue(report["candidates"][0]["problem"].startswith("attn b1 hq4 hkv4 sq8 skv8 dqk16 dv16 f32"))
+
+    def test_ways(self):
+        out, _, _ = in_a_process(compile_ways, FAKE)
+        self.assertEqual(out.splitlines(), ["fused", "behind: 4711", "fused", "fused"])
+
+    def test_left_as_they_came(self):
+        out, _, reports = in_a_process(compile_others, FAKE)
+        self.assertNotIn("changed", out)
+        self.assertEqual(len(reports), len(out.splitlines()))
+        self.assertTrue(all(report["reason"] and report["fused"] == 0 for report in reports))
+        reasons = [report["reason"] for report in reports]
+        self.assertIn("it is partitioned in 2", reasons[3])
+        self.assertIn("it is partitioned in 2", reasons[4])
+        self.assertIn("compile options", reasons[5])
+
+    def test_fused_does_not_compile(self):
+        out, _, reports = in_a_process(compile_attention, FAKE, "refuses_fused")
+        self.assertEqual(out, ATTENTION + "\n")
+        self.assertIn("the fake refuses fused modules", reports[0]["reason"])
+        self.assertEqual(reports[0]["fused"], 0)
+
+    def test_nothing_compiles(self):
+        """The client is told what is wrong with its own program, and not with ours."""
+        out, _, reports = in_a_process(compile_attention, FAKE, "refuses_all")
+        self.assertEqual(out, "error: the fake refuses all modules\n")
+        self.assertTrue(reports[0]["failed"])
+
+    def test_other_platform(self):
+        out, _, reports = in_a_process(compile_attention, FAKE, "tpu")
+        self.assertEqual(out, ATTENTION + "\n")
+        self.assertIn("platform 'tpu'", reports[0]["reason"])
+
+    def test_without_mlir(self):
+        """A folder that lacks libflashlift_stablehlo, as where MLIR is missing."""
+        folder = WORK / "without_mlir"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name in (WRAPPER.name, "libflashlift_xla.so"):
+            shutil.copy(BUILD / name, folder / name)
+        out, _, reports = in_a_process(compile_attention, FAKE, wrapper=folder / WRAPPER.name)
+        self.assertEqual(out, ATTENTION + "\n")
+        self.assertIn("libflashlift_stablehlo.so", reports[0]["reason"])
+
+    def test_threads(self):
+        out, _, reports = in_a_process(compile_in_threads, FAKE)
+        self.assertEqual(out, "40 True\n")
+        self.assertEqual(len(reports), 40)
+
+    def test_versions(self):
+        out, _, _ = in_a_process(versions, FAKE)
+        self.assertEqual(out.count(r"'fake 1.2\nflashlift "), 2)
+
+    def test_unload(self):
+        out, _, _ = in_a_process(load_and_unload, FAKE)
+        self.assertEqual(out, "True\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--run":
+        WRAPPER = sys.argv[3]
+        globals()[sys.argv[2]](Plugin(WRAPPER))
+    else:
+        BUILD, WORK, FAKE = (Path(argument).resolve() for argument in sys.argv[1:4])
+        WRAPPER = BUILD / "libflashlift_pjrt.so"
+        WORK.mkdir(parents=True, exist_ok=True)
+        unittest.main(argv=sys.argv[:1] + sys.argv[4:])
