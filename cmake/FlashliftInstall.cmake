@@ -38,6 +38,13 @@ if(stablehlo_folders)
   flashlift_shared_library(stablehlo flashlift_stablehlo ${stablehlo_folders})
 endif()
 
+if(FLASHLIFT_XLA)
+  install(TARGETS flashlift_xla flashlift_pjrt LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  foreach(platform cpu cuda)  # frameworks read the platform from a plugin's file name
+    install(FILES $<TARGET_FILE:flashlift_pjrt> DESTINATION ${CMAKE_INSTALL_LIBDIR}
+      RENAME pjrt_c_api_flashlift-${platform}_plugin.so)
+  endforeach()
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashlift DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(FLASHLIFT_CLI)
