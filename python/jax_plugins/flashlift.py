@@ -27,6 +27,9 @@ def initialize() -> None:
     platforms = (xla_bridge.config.jax_platforms.value or "").split(",")
     if NAME not in (platform.strip() for platform in platforms):
         return
+    named = os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS", "")
+    if any(entry.startswith(NAME + ":") for entry in named.split(",")):
+        return  # the user names a library of this name, which JAX registers next
     # What is wrapped is the library's to find, which fails with a reason; only it does not know Python's other folders.
     wrapped = os.environ.get(_VARIABLE) or _find_plugin()
     if wrapped:
