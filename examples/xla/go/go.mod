@@ -1,0 +1,3 @@
+module flashlift/examples/xla
+
+go 1.19
