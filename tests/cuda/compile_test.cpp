@@ -126,7 +126,7 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
     wants_gradient.push_back(is_float(capture.dtype));
   }
   // Two accumulators and two tiles of scores do not leave enough: tiles of 64 queries spill some and are faster than
-  // those of 32, which do not (docs/lessons.md). An accumulator itself would not fit in so little.
+  // those of 32, which do not (docs/lessons). An accumulator itself would not fit in so little.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
     const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, true);

@@ -62,6 +62,11 @@ def test_commands_run(root, flashlift, tmp_path, document):
         "docs/python.md",
         "docs/c.md",
         "docs/security.md",
+        "docs/stability.md",
+        "docs/custom_call.md",
+        "docs/lessons/README.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
     ],
 )
 def test_links_lead_somewhere(root, document):

@@ -65,7 +65,7 @@ Status choose_tiles(std::span<const Tiles> choices, int64_t available, ForwardCo
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
 }
 
-// In the order of preference, as measured on an H100 (docs/lessons.md).
+// In the order of preference, as measured on an H100 (docs/lessons).
 constexpr Tiles kQueryTiles[] = {{64, 64, 2}, {64, 32, 2}, {64, 32, 1}, {32, 32, 2},
                                  {32, 32, 1}, {32, 16, 1}, {16, 16, 1}};
 constexpr Tiles kNarrowKeyTiles[] = {{64, 64, 2}, {64, 32, 2}, {32, 32, 2}, {32, 16, 1}, {16, 16, 1}};

@@ -104,7 +104,7 @@ bool has_short_rows(LengthClass length) { return length <= LengthClass::kUpTo204
 
 int widest_row(const ForwardConfig& config) { return std::max(config.head_dim_padded, config.value_dim_padded); }
 
-// Tiles measured on an H200; docs/lessons.md has the figures. More consumer warpgroups hide more latency, and read each
+// Tiles measured on an H200; docs/lessons has the figures. More consumer warpgroups hide more latency, and read each
 // key for more queries, where their registers suffice; otherwise there are two, with as many keys at a time as
 // registers and shared memory allow. Of a short sequence, or under a mask, many rows compute much that is not there.
 void choose_hopper_tiles(const Problem& problem, LengthClass length, ForwardConfig& config) {

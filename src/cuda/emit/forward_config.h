@@ -56,7 +56,7 @@ struct ForwardConfig {
   // How far, in powers of two, a row's running maximum may stay behind the true one before the accumulator is rescaled.
   // Where it may, the largest probability is rounded to 16 bits too, which otherwise is 1: of rows that are nearly all
   // one key this is the only error there is. On Hopper it is allowed, since most tiles then need no rescaling, which is
-  // 2 to 9 % of the time (docs/lessons.md); elsewhere rescaling is cheap.
+  // 2 to 9 % of the time (docs/lessons); elsewhere rescaling is cheap.
   int maximum_lag = 0;
   bool normalize = true;
   EmptyRows empty_rows = EmptyRows::kZero;

@@ -34,7 +34,7 @@ struct Linear {
 std::vector<std::optional<Linear>> linear_values(const Program& program);
 
 // A load of one float for each key, the same for all heads: a mask of 0 and -inf, as a rule. (Of biases that heads have
-// for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.md.)
+// for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.)
 bool is_mask_load(const Program& program, const Motion& motion, const Node& node);
 
 // Does it read nothing that changes with the key but masks, and do nothing with them but add them? Where they are zeros

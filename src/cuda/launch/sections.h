@@ -17,7 +17,7 @@ struct HeadGroups {
 // multiprocessors idle at the end. Heads that share keys stay together. Sections begin with their longest tiles, so
 // that they end together, and with what comes from memory all at once: no more than fits the L2 cache, and under a mask
 // only as many as occupy all multiprocessors once. Where no tile is longer than another, one head after the other is
-// better. (Neither was seen for narrow heads: docs/lessons.md.)
+// better. (Neither was seen for narrow heads: docs/lessons.)
 int64_t groups_per_section(const HeadGroups& heads, const ForwardConfig& config, const Device& device);
 
 }  // namespace flashlift::cuda

@@ -1,7 +1,7 @@
 // Infinities and NaN in V.
 //
 // A masked key's value takes no part, whatever it is, but its product with a probability of 0 is NaN if the value is
-// infinite or NaN. To look at V before each product costs 7 % (docs/lessons.md). To look at the output costs nothing,
+// infinite or NaN. To look at V before each product costs 7 % (docs/lessons). To look at the output costs nothing,
 // since nothing makes an accumulator finite again: once after the tiles that the mask cuts through, which come first. If
 // it is not finite, which is rare, these tiles are multiplied again with care. FL_REDO_ALL is for problems whose other
 // tiles mask too, by score_mod or dropout: there it is all tiles, after the last one.

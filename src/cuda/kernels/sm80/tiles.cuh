@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_tile(InputElement* tile, const AddressOf& a
 }
 
 // A whole tile of keys or values whose rows have kColumns columns. Each thread has one column of rows that are a constant
-// apart: an address costs one addition, where load_tile's cost more time than the copies (docs/lessons.md).
+// apart: an address costs one addition, where load_tile's cost more time than the copies (docs/lessons).
 template <int kColumns, int kRowElements>
 struct WholeTile {
   static constexpr int kChunks = kColumns / kChunk;

@@ -1,7 +1,7 @@
 // The forward kernel for few queries and many keys where bulk copies can read them: from sm_90 on, 16-bit tensors.
 //
 // A warp beside those that multiply keeps the copies running ahead of them. To issue a tile's copies 16 bytes at a time
-// took the multiplying warps longer than the memory takes to bring it (docs/lessons.md).
+// took the multiplying warps longer than the memory takes to bring it (docs/lessons).
 #include "bounds.cuh"
 #include "cuda/kernels/sm80/decode.cuh"
 #include "cuda/kernels/sm90/copies.cuh"

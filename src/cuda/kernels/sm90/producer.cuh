@@ -42,7 +42,7 @@ __device__ __forceinline__ void prefetch_q(const ForwardParams& params, const Qu
 }
 
 // One query tile ahead of the producer, and only when that has few loads left: a tile claimed early is missing where
-// another block is idle, and waits behind a long one (docs/lessons.md: 12 % of causal work).
+// another block is idle, and waits behind a long one (docs/lessons: 12 % of causal work).
 struct Scout {
   const ForwardParams& params;
   const SharedLayout& shared;
