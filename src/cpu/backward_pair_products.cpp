@@ -82,7 +82,7 @@ void PairProducts::multiply_keys(const Bf16* a, const ScorePart& part, int64_t d
   for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
     const int64_t width = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
     pairs_.multiply(part.rows, static_cast<int>(width / kernels_.lanes), depth, a + part.row * depth, depth, panels,
-                    width, c + first, layout_.s_stride, accumulate, upcoming);
+                    width, c + first, layout_.s_stride, accumulate, prefetches);
     panels += width * depth;
   }
 }
@@ -115,7 +115,7 @@ void PairProducts::add_transposed(const Bf16* a, int64_t a_rows, const ScorePart
   for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
     const int64_t width = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
     pairs_.multiply(a_rows, static_cast<int>(width / kernels_.lanes), depth, a + part.row, layout_.rows_stride, panel,
-                    width, c + part.key + first, layout_.keys_stride, true, upcoming);
+                    width, c + part.key + first, layout_.keys_stride, true, prefetches);
     panel += width * depth;
   }
 }
@@ -185,7 +185,7 @@ void PairProducts::add_to_queries(const ScorePart& part, const float* ds, float*
     const int64_t width = d_panels_[i].vectors * kernels_.lanes;
     const Bf16* panel = at<Bf16>(layout_.k) + d_panels_[i].begin * padded(keys_) + part.key * width;
     pairs_.multiply(part.rows, d_panels_[i].vectors, depth, rows, depth, panel, width, to + d_panels_[i].begin,
-                    call_.d_stride, true, upcoming);
+                    call_.d_stride, true, prefetches);
   }
 }
 

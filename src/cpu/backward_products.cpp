@@ -114,7 +114,7 @@ void F32Products::multiply_keys(const Operand& a, const ScorePart& part, int64_t
   for (int64_t first = 0; first < part.columns; first += kernels_.panel_width) {
     const int64_t padded = round_up(std::min<int64_t>(kernels_.panel_width, part.columns - first), kernels_.lanes);
     kernels_.multiply(part.rows, static_cast<int>(padded / kernels_.lanes), depth, a.rows + part.row * a.stride,
-                      a.stride, panels, padded, c + first, layout_.s_stride, false, upcoming);
+                      a.stride, panels, padded, c + first, layout_.s_stride, false, prefetches);
     panels += padded * depth;
   }
 }
@@ -133,7 +133,7 @@ void F32Products::add_transposed(const float* coefficients, const ScorePart& par
     float* to = c + part.key * c_stride + panels[i].begin;
     if (b.finite) {
       kernels_.multiply_transposed(part.columns, panels[i].vectors, part.rows, coefficients, layout_.s_stride, panel,
-                                   width, to, c_stride, upcoming);
+                                   width, to, c_stride, prefetches);
       continue;
     }
     for (int64_t r = 0; r < part.rows; ++r) {
@@ -162,7 +162,7 @@ void F32Products::add_to_queries(const ScorePart& part, const float* ds, float* 
     float* to = dq + part.row * call_.d_stride + d_panels_[i].begin;
     if (keys_finite_[part.key / kv_tile_]) {
       kernels_.multiply(part.rows, d_panels_[i].vectors, part.columns, ds, layout_.s_stride, panel, width, to,
-                        call_.d_stride, true, upcoming);
+                        call_.d_stride, true, prefetches);
       continue;
     }
     for (int64_t r = 0; r < part.rows; ++r) {

@@ -49,7 +49,7 @@ class BackwardProducts {
   int64_t columns_of(int64_t block) const { return std::min(kv_tile_, keys_ - block * kv_tile_); }
   const TileKernels& kernels() const { return kernels_; }
 
-  Upcoming upcoming;  // what the products bring near
+  PrefetchQueue prefetches;  // what the products bring near
 
  protected:
   template <typename T>

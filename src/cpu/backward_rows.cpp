@@ -161,14 +161,14 @@ class RowFinder {
   void multiply(const float* rows, const TensorView& keys, int64_t kv_begin, int64_t columns, float* to) {
     const TileKernels& kernels = call_.kernels();
     const int64_t depth = keys.sizes[3];
-    Upcoming upcoming;
+    PrefetchQueue prefetches;
     for (int64_t c = 0; c < columns; c += kernels.panel_width) {
       const int64_t count = std::min<int64_t>(kernels.panel_width, columns - c);
       const int64_t padded = round_up(count, kernels.lanes);
       kernels.pack_transposed(head_rows(keys, b_, h_ / call_.sizes.group(), kv_begin + c), count, depth, 1.0f,
                               at<float>(layout_.k), padded);
       kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), depth, rows, depth, at<float>(layout_.k),
-                       padded, to + c, layout_.s_stride, false, upcoming);
+                       padded, to + c, layout_.s_stride, false, prefetches);
     }
   }
 

@@ -8,8 +8,8 @@
 #include "cpu/backward_products.h"
 #include "cpu/dropout.h"
 #include "cpu/forward_tile.h"
+#include "cpu/prefetch_queue.h"
 #include "cpu/trim.h"
-#include "cpu/upcoming.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -173,17 +173,17 @@ void ChunkRunner::wait_for_turn(int64_t position) {
 void ChunkRunner::expect_tile(int64_t b, int64_t h, int64_t tile, int64_t visited) {
   const int64_t q_begin = tile * config_.q_tile;
   const int64_t rows = std::min(call_.sizes.q_len - q_begin, config_.q_tile);
-  products_.upcoming = {};
+  products_.prefetches = {};
   if (rows <= 0) {
     return;
   }
-  expect(products_.upcoming, head_rows(call_.forward().q, b, h, q_begin), rows, problem_.head_dim);
-  expect(products_.upcoming, head_rows(call_.arguments.d_out, b, h, q_begin), rows, problem_.value_dim);
+  push(products_.prefetches, head_rows(call_.forward().q, b, h, q_begin), rows, problem_.head_dim);
+  push(products_.prefetches, head_rows(call_.arguments.d_out, b, h, q_begin), rows, problem_.value_dim);
   if (call_.dq != nullptr) {
     const float* dq = call_.dq + call_.row_index(b, h, q_begin) * call_.d_stride;
-    expect(products_.upcoming, {dq, DType::kF32, call_.d_stride, 1}, rows, call_.d_stride);
+    push(products_.prefetches, {dq, DType::kF32, call_.d_stride, 1}, rows, call_.d_stride);
   }
-  set_pace(products_.upcoming, kProducts * visited * upcoming_steps(rows, config_.kv_tile));
+  set_rate(products_.prefetches, kProducts * visited * prefetch_steps(rows, config_.kv_tile));
 }
 
 void ChunkRunner::run_tile(int64_t b, int64_t h, int64_t tile, int64_t position, const visits::TileKind* kinds) {
@@ -343,7 +343,7 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
   const int64_t tiles = divide_up(call_.sizes.q_len, config_.q_tile);
   for (int64_t tile = 0; tile < tiles;) {
     visits::TileKind kinds[kMaxBlocks];
-    int64_t upcoming = tiles;  // the next tile that some block visits
+    int64_t prefetches = tiles;  // the next tile that some block visits
     for (int64_t block = 0; block < products_.blocks(); ++block) {
       const std::vector<visits::TileRun>& runs = visits[block].runs;
       while (next[block] < runs.size() && runs[next[block]].end <= tile) {
@@ -352,16 +352,16 @@ void ChunkRunner::run_head(int64_t b, int64_t h, int64_t first_position) {
       const bool any = next[block] < runs.size();
       const bool visited = any && runs[next[block]].begin <= tile;
       kinds[block] = visited ? runs[next[block]].kind : visits::TileKind::kSkipped;
-      upcoming = any ? std::min(upcoming, std::max(runs[next[block]].begin, tile)) : upcoming;
+      prefetches = any ? std::min(prefetches, std::max(runs[next[block]].begin, tile)) : prefetches;
     }
     std::atomic<int64_t>& own = progress_.chunks[chunk_ * progress_.stride];
-    own.store(first_position + upcoming, std::memory_order_release);
+    own.store(first_position + prefetches, std::memory_order_release);
     own.notify_all();
-    if (upcoming == tile) {
+    if (prefetches == tile) {
       run_tile(b, h, tile, first_position + tile, kinds);
-      upcoming = tile + 1;
+      prefetches = tile + 1;
     }
-    tile = upcoming;
+    tile = prefetches;
   }
 }
 

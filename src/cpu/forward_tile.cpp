@@ -9,8 +9,8 @@
 
 #include "cpu/forward_finish.h"
 #include "cpu/forward_parts.h"
+#include "cpu/prefetch_queue.h"
 #include "cpu/tile/pairs.h"
-#include "cpu/upcoming.h"
 #include "cpu/views.h"
 #include "support/rounding.h"
 
@@ -98,7 +98,7 @@ class TaskRunner {
   int64_t packed_ = 0;  // keys of the packed block
   bool values_finite_ = true;
   std::bitset<kMaxVisitGroups> loaded_;  // the groups of rows whose queries are there
-  Upcoming upcoming_;
+  PrefetchQueue prefetches_;
 };
 
 // The task's queries as they lie, if products in f32 read them so: neither converted nor scaled.
@@ -262,10 +262,10 @@ void TaskRunner::multiply_values(const Part& part) {
     if (pairs_ != nullptr) {
       const Bf16* panel = as_pairs(v_) + panels_[i].begin * round_up(packed_, pairs_->depth_multiple) + first;
       pairs_->multiply(part.rows(), panels_[i].vectors, round_up(part.columns, pairs_->depth_multiple), as_pairs(s_),
-                       2 * kv_tile_, panel, width, out, layout_.o_stride, true, upcoming_);
+                       2 * kv_tile_, panel, width, out, layout_.o_stride, true, prefetches_);
     } else {
       kernels_.multiply(part.rows(), panels_[i].vectors, part.columns, s_, kv_tile_,
-                        values_ + panels_[i].begin * packed_ + first, width, out, layout_.o_stride, true, upcoming_);
+                        values_ + panels_[i].begin * packed_ + first, width, out, layout_.o_stride, true, prefetches_);
     }
   }
 }
@@ -325,10 +325,10 @@ void TaskRunner::multiply_keys(const Part& part) {
     float* out = s_ + key - part.column;
     if (pairs_ != nullptr) {
       pairs_->multiply(part.rows(), vectors, depth, as_pairs(q_) + part.row_begin * depth, depth,
-                       as_pairs(k_) + panel * depth + 2 * (key - panel), panel_keys, out, kv_tile_, false, upcoming_);
+                       as_pairs(k_) + panel * depth + 2 * (key - panel), panel_keys, out, kv_tile_, false, prefetches_);
     } else {
       kernels_.multiply(part.rows(), vectors, depth, queries_ + part.row_begin * depth, depth,
-                        k_ + panel * depth + key - panel, panel_keys, out, kv_tile_, false, upcoming_);
+                        k_ + panel * depth + key - panel, panel_keys, out, kv_tile_, false, prefetches_);
     }
     key += keys;
   }
@@ -438,14 +438,14 @@ void TaskRunner::expect_queries(int64_t group) {
   const int64_t row = group * kVisitRows;
   const int64_t q = row % task_.q_count;
   const int64_t rows = std::min({kVisitRows, task_.rows() - row, task_.q_count - q});
-  expect(upcoming_, head_rows(call_.arguments.q, task_.b, task_.h_begin + row / task_.q_count, task_.q_begin + q), rows,
-         problem_.head_dim);
+  push(prefetches_, head_rows(call_.arguments.q, task_.b, task_.h_begin + row / task_.q_count, task_.q_begin + q), rows,
+       problem_.head_dim);
 }
 
 // Lets the products of a block's parts bring near what is read after them: queries of rows that come for the first
 // time, and the next block's keys and values.
 void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> next) {
-  upcoming_ = {};
+  prefetches_ = {};
   std::bitset<kMaxVisitGroups> expected = loaded_;
   const auto expect_new = [&](const Part& part) {
     for (int64_t group = part.row_begin / kVisitRows; group * kVisitRows < part.row_end; ++group) {
@@ -458,19 +458,19 @@ void TaskRunner::expect_next(std::span<const Part> parts, std::span<const Part> 
   int64_t steps = 0;
   for (const Part& part : parts) {
     expect_new(part);
-    steps += upcoming_steps(part.rows(), layout_.q_stride) * divide_up(part.columns, kernels_.panel_width) +
-             upcoming_steps(part.rows(), part.columns) * panel_count_;
+    steps += prefetch_steps(part.rows(), layout_.q_stride) * divide_up(part.columns, kernels_.panel_width) +
+             prefetch_steps(part.rows(), part.columns) * panel_count_;
   }
   if (!next.empty() && problem_.page_size == 0) {
     const int64_t first = next[0].block * kv_tile_;
     const int64_t columns = std::min(kv_tile_, task_.kv_end - first);
-    expect(upcoming_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
-    expect(upcoming_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
+    push(prefetches_, head_rows(call_.arguments.k, task_.b, task_.g, first), columns, problem_.head_dim);
+    push(prefetches_, head_rows(call_.arguments.v, task_.b, task_.g, first), columns, problem_.value_dim);
   }
   for (const Part& part : next) {
     expect_new(part);
   }
-  set_pace(upcoming_, steps);
+  set_rate(prefetches_, steps);
 }
 
 void TaskRunner::visit_block(std::span<const Part> parts, std::span<const Part> next) {
@@ -484,7 +484,7 @@ void TaskRunner::visit_block(std::span<const Part> parts, std::span<const Part> 
     load_new_queries(part);
     run_part(part);
   }
-  bring_rest_near(kernels_, upcoming_);  // where products had no time for it
+  drain(kernels_, prefetches_);  // where products had no time for it
 }
 
 void TaskRunner::run() {

@@ -5,7 +5,8 @@
 
 namespace flashlift::runtime {
 
-// Programs simplified, and left out where they change nothing. The captured tensors stay: a call brings them all.
+// Simplifies both programs and drops those that change nothing. Unused captures stay, so that the signature of a call
+// is the same.
 Problem simplified(const Problem& problem);
 
 }  // namespace flashlift::runtime

@@ -99,9 +99,9 @@ TEST_P(Pairs, MultipliesPackedColumnsAndRowsOfAnySize) {
           std::vector<float> c(static_cast<size_t>(rows * (width + 16)), 3.0f);
           for (const bool accumulate : {true, false}) {
             std::vector<float> got = c;
-            Upcoming upcoming;
+            PrefetchQueue prefetches;
             pairs_.multiply(rows, static_cast<int>(width / kernels_.lanes), stride, rows_of_a.data(), stride,
-                            panel.data(), width, got.data(), width + 16, accumulate, upcoming);
+                            panel.data(), width, got.data(), width + 16, accumulate, prefetches);
             for (int64_t r = 0; r < rows; ++r) {
               for (int64_t j = 0; j < width + 16; ++j) {
                 double want = accumulate || j >= width ? 3.0 : 0.0;

@@ -6,8 +6,8 @@
 
 #include "compiled_program.h"
 #include "cpu/dropout.h"
+#include "cpu/prefetch_queue.h"
 #include "cpu/tile/kernels.h"
-#include "cpu/upcoming.h"
 #include "problem/dropout.h"
 #include "problem/elements.h"
 #include "support/half.h"
@@ -47,9 +47,9 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
         std::vector<float> c = random_floats(static_cast<size_t>(rows * (width + 5)), random_);
         for (const bool accumulate : {false, true}) {
           std::vector<float> got = c;
-          Upcoming upcoming;
+          PrefetchQueue prefetches;
           kernels_.multiply(rows, vectors, depth, a.data(), depth + 3, b.data(), b_stride, got.data(), width + 5,
-                            accumulate, upcoming);
+                            accumulate, prefetches);
           for (int64_t r = 0; r < rows; ++r) {
             for (int64_t j = 0; j < width + 5; ++j) {
               const size_t at = static_cast<size_t>(r * (width + 5) + j);
@@ -140,31 +140,31 @@ TEST_P(Tile, LogarithmsOfSumsAreThoseOfDoubles) {
 
 TEST_P(Tile, ProductsBringLinesNearAtTheirPace) {
   const std::vector<float> memory(4096);
-  Upcoming upcoming;
-  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 6, 33);     // six rows of 132 bytes: three lines each
-  expect(upcoming, {&memory[240], DType::kF32, 40, 1}, 4, 33);      // follows it
-  expect(upcoming, {&memory[1024], DType::kBF16, 1, 256}, 32, 10);  // columns of 64 bytes
-  expect(upcoming, {&memory[1024], DType::kF32, 16, 2}, 4, 4);      // scattered
-  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 0, 33);     // nothing
-  ASSERT_EQ(upcoming.count, 2);
-  EXPECT_EQ(upcoming.pieces[0].count, 10);
+  PrefetchQueue prefetches;
+  push(prefetches, {memory.data(), DType::kF32, 40, 1}, 6, 33);     // six rows of 132 bytes: three lines each
+  push(prefetches, {&memory[240], DType::kF32, 40, 1}, 4, 33);      // follows it
+  push(prefetches, {&memory[1024], DType::kBF16, 1, 256}, 32, 10);  // columns of 64 bytes
+  push(prefetches, {&memory[1024], DType::kF32, 16, 2}, 4, 4);      // scattered
+  push(prefetches, {memory.data(), DType::kF32, 40, 1}, 0, 33);     // nothing
+  ASSERT_EQ(prefetches.count, 2);
+  EXPECT_EQ(prefetches.pieces[0].count, 10);
   const int64_t rows = 48;
   const int64_t depth = 40;
-  set_pace(upcoming, 2 * upcoming_steps(rows, depth));
-  EXPECT_EQ(upcoming.pace, 1);  // 40 lines in 48 steps
+  set_rate(prefetches, 2 * prefetch_steps(rows, depth));
+  EXPECT_EQ(prefetches.rate, 1);  // 40 lines in 48 steps
   const int vectors = kernels_.panel_width / kernels_.lanes;
   const std::vector<float> a(static_cast<size_t>(rows * depth));
   const std::vector<float> b(static_cast<size_t>(depth * kernels_.panel_width));
   std::vector<float> c(static_cast<size_t>(rows * kernels_.panel_width));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_LT(upcoming.next, upcoming.count);
+    EXPECT_LT(prefetches.next, prefetches.count);
     kernels_.multiply(rows, vectors, depth, a.data(), depth, b.data(), kernels_.panel_width, c.data(),
-                      kernels_.panel_width, false, upcoming);
+                      kernels_.panel_width, false, prefetches);
   }
-  EXPECT_EQ(upcoming.next, upcoming.count);
-  expect(upcoming, {memory.data(), DType::kF32, 40, 1}, 4, 33);
-  bring_rest_near(kernels_, upcoming);
-  EXPECT_EQ(upcoming.count, 0);
+  EXPECT_EQ(prefetches.next, prefetches.count);
+  push(prefetches, {memory.data(), DType::kF32, 40, 1}, 4, 33);
+  drain(kernels_, prefetches);
+  EXPECT_EQ(prefetches.count, 0);
 }
 
 TEST_P(Tile, ExponentialsOfTheSoftmaxAreAccurate) {

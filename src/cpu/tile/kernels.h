@@ -62,11 +62,11 @@ struct RowGradient {
 // takes a processor some hundred cycles.
 inline constexpr float kLeastProbability = 1.65e-38f;
 
-// Memory that is read next. A product brings `pace` of its cache lines into the second-level cache beside each
-// kUpcomingSteps steps: more of them at once fill the processor's line buffers, and then the product waits for memory
+// Memory that is read next. A product brings `rate` of its cache lines into the second-level cache beside each
+// kPrefetchSteps steps: more of them at once fill the processor's line buffers, and then the product waits for memory
 // after all.
-inline constexpr int64_t kUpcomingSteps = 16;
-struct Upcoming {
+inline constexpr int64_t kPrefetchSteps = 16;
+struct PrefetchQueue {
   struct Piece {  // `count` stretches of `bytes`, `stride` bytes apart
     const char* data;
     int64_t count;
@@ -76,9 +76,9 @@ struct Upcoming {
   static constexpr int kMaxPieces = 8;
   Piece pieces[kMaxPieces];
   int count = 0;
-  int next = 0;    // the first piece of which lines are left
-  int64_t at = 0;  // the byte of that piece's first stretch that is next
-  int64_t pace = 0;
+  int next = 0;      // the first piece of which lines are left
+  int64_t at = 0;    // the byte of that piece's first stretch that is next
+  int64_t rate = 0;  // cache lines a step
 };
 
 struct PairKernels;  // pairs.h
@@ -109,8 +109,8 @@ struct TileKernels {
   void (*pack_transposed)(const MatrixView& src, int64_t rows, int64_t columns, float scale, float* dst,
                           int64_t dst_stride);
 
-  // Starts bringing the next `pace` lines into the second-level cache.
-  void (*bring_near)(Upcoming& upcoming);
+  // Starts bringing the next `rate` lines into the second-level cache.
+  void (*bring_near)(PrefetchQueue& prefetches);
 
   // Whether none of `count` floats, a multiple of lanes, is infinite or NaN.
   bool (*all_finite)(const float* x, int64_t count);
@@ -118,11 +118,11 @@ struct TileKernels {
   // C[rows x vectors * lanes] = A[rows x depth] B[depth x vectors * lanes], added to C when `accumulate`.
   // vectors <= panel_width / lanes.
   void (*multiply)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming);
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, PrefetchQueue& prefetches);
 
   // C += A^T B with A [depth x rows], a_stride between its rows of `rows` floats; otherwise as multiply().
   void (*multiply_transposed)(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride,
-                              const float* b, int64_t b_stride, float* c, int64_t c_stride, Upcoming& upcoming);
+                              const float* b, int64_t b_stride, float* c, int64_t c_stride, PrefetchQueue& prefetches);
   // For a few rows, where packing keys and values would cost more than it saves; their column stride is 1. `next`, of
   // their dtype, is what will be read after them, or has no data: beside each row read, one of its rows is brought into
   // the second-level cache, so that memory never waits for the arithmetic.

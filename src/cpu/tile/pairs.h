@@ -31,7 +31,7 @@ struct PairKernels {
   // depth is a multiple of depth_multiple, vectors <= panel_width / lanes.
   // b_stride counts pairs.
   void (*multiply)(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
-                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming);
+                   int64_t b_stride, float* c, int64_t c_stride, bool accumulate, PrefetchQueue& prefetches);
 
   // TileKernels::softmax, with the exponentials rounded to bf16 into the front half of each row of s and followed by
   // zeros up to depth_multiple. RowState::sum is that of the exponentials before rounding, `divisor` of the rounded.

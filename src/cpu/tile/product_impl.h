@@ -27,7 +27,7 @@ struct F32Product {
 template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a_stride,
                     const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                    Upcoming& upcoming) {
+                    PrefetchQueue& prefetches) {
   Float acc[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -37,8 +37,8 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
     }
   }
   for (int64_t k = 0; k < depth;) {
-    bring_lines_near(upcoming);
-    const int64_t end = depth - k < kUpcomingSteps * Product::kDepth ? depth : k + kUpcomingSteps * Product::kDepth;
+    bring_lines_near(prefetches);
+    const int64_t end = depth - k < kPrefetchSteps * Product::kDepth ? depth : k + kPrefetchSteps * Product::kDepth;
     for (; k < end; k += Product::kDepth) {
       typename Product::Operand column[kVectors];
 #pragma GCC unroll 4
@@ -69,14 +69,14 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
 template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
                    const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                   Upcoming& upcoming) {
+                   PrefetchQueue& prefetches) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
       multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
-                                                            upcoming);
+                                                            prefetches);
     } else {
       multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, b_stride, c, c_stride,
-                                                               accumulate, upcoming);
+                                                               accumulate, prefetches);
     }
   }
 }
@@ -84,7 +84,7 @@ void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element*
 template <typename Product, int kVectors, bool kTransposed>
 void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element* a, int64_t a_stride,
                     const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                    Upcoming& upcoming) {
+                    PrefetchQueue& prefetches) {
   // Narrow panels take more rows, so that enough independent sums hide the latency of the multiply-add.
   constexpr int kRows = Vector::kAccumulators / kVectors < 12 ? Vector::kAccumulators / kVectors : 12;
   const int64_t row_step = kTransposed ? 1 : a_stride;
@@ -94,19 +94,19 @@ void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element
   }
   for (; r + kRows <= rows; r += kRows) {
     multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, b_stride,
-                                                          c + r * c_stride, c_stride, accumulate, upcoming);
+                                                          c + r * c_stride, c_stride, accumulate, prefetches);
   }
   multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b, b_stride,
-                                                           c + r * c_stride, c_stride, accumulate, upcoming);
+                                                           c + r * c_stride, c_stride, accumulate, prefetches);
 }
 
 template <typename Product, bool kTransposed>
 void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Product::Element* a, int64_t a_stride,
                   const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
-                  Upcoming& upcoming) {
+                  PrefetchQueue& prefetches) {
   const auto multiply_vectors = [&]<int kVectors>() {
     multiply_panel<Product, kVectors, kTransposed>(rows, depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
-                                                   upcoming);
+                                                   prefetches);
   };
   if (vectors == 1) {
     multiply_vectors.template operator()<1>();
@@ -122,15 +122,15 @@ void multiply_any(int64_t rows, int vectors, int64_t depth, const typename Produ
 }
 
 void multiply(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
-              int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming) {
+              int64_t b_stride, float* c, int64_t c_stride, bool accumulate, PrefetchQueue& prefetches) {
   [[maybe_unused]] const Vector::FlushDenormals flush;
-  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, upcoming);
+  multiply_any<F32Product, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, prefetches);
 }
 
 void multiply_transposed(int64_t rows, int vectors, int64_t depth, const float* a, int64_t a_stride, const float* b,
-                         int64_t b_stride, float* c, int64_t c_stride, Upcoming& upcoming) {
+                         int64_t b_stride, float* c, int64_t c_stride, PrefetchQueue& prefetches) {
   [[maybe_unused]] const Vector::FlushDenormals flush;
-  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, true, upcoming);
+  multiply_any<F32Product, true>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, true, prefetches);
 }
 
 }  // namespace

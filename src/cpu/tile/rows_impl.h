@@ -140,24 +140,24 @@ void pack_transposed(const MatrixView& src, int64_t rows, int64_t columns, float
 }
 
 // Inlined, since a call in the middle of a product would write all sums to memory.
-[[gnu::always_inline]] inline void bring_lines_near(Upcoming& upcoming) {
-  int64_t lines = upcoming.pace;
-  while (lines > 0 && upcoming.next < upcoming.count) {
-    Upcoming::Piece& piece = upcoming.pieces[upcoming.next];
-    int64_t at = upcoming.at;
+[[gnu::always_inline]] inline void bring_lines_near(PrefetchQueue& prefetches) {
+  int64_t lines = prefetches.rate;
+  while (lines > 0 && prefetches.next < prefetches.count) {
+    PrefetchQueue::Piece& piece = prefetches.pieces[prefetches.next];
+    int64_t at = prefetches.at;
     for (; lines > 0 && at < piece.bytes; --lines, at += 64) {
       Vector::prefetch(piece.data + at);
     }
-    upcoming.at = at;
+    prefetches.at = at;
     if (at >= piece.bytes) {
-      upcoming.at = 0;
+      prefetches.at = 0;
       piece.data += piece.stride;
-      upcoming.next += --piece.count == 0 ? 1 : 0;
+      prefetches.next += --piece.count == 0 ? 1 : 0;
     }
   }
 }
 
-void bring_near(Upcoming& upcoming) { bring_lines_near(upcoming); }
+void bring_near(PrefetchQueue& prefetches) { bring_lines_near(prefetches); }
 
 bool all_finite(const float* x, int64_t count) {
   // 0 times an infinity or NaN is NaN, and stays.

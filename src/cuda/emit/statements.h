@@ -38,7 +38,7 @@ class Emitter {
 
   bool is_row_search(size_t i) const;
   bool is_column_search(size_t i) const;
-  // A load at a position that grows with the keys, step by step.
+  // A load whose index is affine in kv with coefficient 1.
   bool is_straight_load(size_t i) const;
   template <typename Predicate>
   std::vector<size_t> nodes_that(Predicate predicate) const {

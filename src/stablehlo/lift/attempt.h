@@ -1,5 +1,5 @@
-// A try to read one pair of products as attention. The steps are in the order of run(): what multiplies the values is
-// read (attempt.cpp), then what the call needs is derived from it (attempt_results.cpp).
+// Tries to match one (QKᵀ, PV) pair of products as attention. The steps are in the order of run(): what multiplies the
+// values is read (attempt.cpp), then what the call needs is derived from it (attempt_results.cpp).
 #pragma once
 
 #include <array>
@@ -62,7 +62,7 @@ struct AttemptOptions {
   Work* work = nullptr;  // that the attempt takes its steps from
 };
 
-// A try to read one pair of products as attention, with given digits for the dimensions of the probabilities.
+// Tries to match one pair of products as attention, with given digits for the dimensions of the probabilities.
 class Attempt {
  public:
   Attempt(mlir::Operation* first, mlir::Operation* second, unsigned side, const DigitSizes& digits,

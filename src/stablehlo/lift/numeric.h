@@ -14,7 +14,7 @@
 
 namespace flashlift::stablehlo {
 
-// A load of this leaf is 0, and what derivatives are taken by.
+// Differentiate with respect to this load, evaluated at 0.
 inline constexpr int64_t kShift = -2;
 
 // What a draw's tensors hold.

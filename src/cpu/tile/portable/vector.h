@@ -17,7 +17,8 @@ struct Vector {
     float lanes[kLanes];
   };
   static constexpr int kPanelVectors = 2;
-  static constexpr int kAccumulators = 12;  // as AVX2: what comes next is brought near at that pace (cpu/upcoming.h)
+  static constexpr int kAccumulators =
+      12;  // as AVX2: what comes next is prefetched at that rate (cpu/prefetch_queue.h)
 
   // Denormal numbers cost what they cost: how to flush them differs from processor to processor.
   struct FlushDenormals {

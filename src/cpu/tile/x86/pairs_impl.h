@@ -134,8 +134,8 @@ struct PairProduct {
 };
 
 void multiply_pairs(int64_t rows, int vectors, int64_t depth, const Bf16* a, int64_t a_stride, const Bf16* b,
-                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, Upcoming& upcoming) {
-  multiply_any<PairProduct, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, upcoming);
+                    int64_t b_stride, float* c, int64_t c_stride, bool accumulate, PrefetchQueue& prefetches) {
+  multiply_any<PairProduct, false>(rows, vectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate, prefetches);
 }
 
 // Where the softmax leaves its exponentials: see PairKernels::softmax. Writing runs behind reading in the same row. The

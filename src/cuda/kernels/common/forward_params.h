@@ -81,7 +81,7 @@ struct ForwardParams {
   unsigned dropout_threshold;
   float dropout_factor;  // 1 without dropout
 
-  int zero;  // which the compiler does not know
+  int zero;  // always 0; NVRTC cannot know that, and folds nothing with it
 
   int pages;  // that there are, if k and v are paged
 

@@ -27,11 +27,11 @@ __device__ __forceinline__ float score_factor(const ForwardParams& params) {
 template <int kCount>
 constexpr int kLastKey = 2 * kCount - 7;
 
-// Does a program go from key to key in a way that can be unrolled, in all of the warp's threads? `kv` is the thread's first
-// column, and `column` what the program knows of it.
+// True if every load index advances by a constant per key, in all of the warp's threads, so that keys can be unrolled.
+// `kv` is the thread's first column, and `column` what the program knows of it.
 template <typename Mod, int kCount>
-__device__ __forceinline__ bool goes_evenly(const ForwardParams& params, const Rows& rows,
-                                            const typename Mod::Column& column, int kv) {
+__device__ __forceinline__ bool has_unit_stride_loads(const ForwardParams& params, const Rows& rows,
+                                                      const typename Mod::Column& column, int kv) {
   bool even = true;
   if constexpr (Mod::kColumns) {
     even = agree(column, Mod::column(rows.b, kv + kLastKey<kCount>, params));
@@ -105,7 +105,7 @@ __device__ __forceinline__ void apply_score_mod(float (&s)[kCount], const Forwar
   const ScoreRow row[2] = {score_row(rows.b, rows.h[0], rows.q[0], params),
                            score_row(rows.b, rows.h[1], rows.q[1], params)};
   const ScoreColumn column = score_column(rows.b, kv, params);
-  if (!goes_evenly<ScoreMod, kCount>(params, rows, column, kv)) {
+  if (!has_unit_stride_loads<ScoreMod, kCount>(params, rows, column, kv)) {
     apply_score_mod_slowly(s, params, rows, row, kv);
     return;
   }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void apply_mask_mod(float (&s)[kCount], const Forward
   const MaskRow row[2] = {mask_row(rows.b, rows.h[0], rows.q[0], params),
                           mask_row(rows.b, rows.h[1], rows.q[1], params)};
   const MaskColumn column = mask_column(rows.b, kv, params);
-  if (!goes_evenly<MaskMod, kCount>(params, rows, column, kv)) {
+  if (!has_unit_stride_loads<MaskMod, kCount>(params, rows, column, kv)) {
     apply_mask_mod_slowly(s, params, rows, row, kv);
     return;
   }
