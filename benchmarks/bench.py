@@ -1,6 +1,7 @@
 """Flashlift beside its peers on this machine's CPU: speed and temporary memory, all in one process.
 
-`make bench`, or `python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md]`.
+`make bench`, or `python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md] [--record MACHINE]
+[--plot FILE.svg]`.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import hardware
 import jax
 import memory
 import numpy as np
+import recorded
 import torch
 from contenders import Case, Contender
 
@@ -109,7 +111,36 @@ def main() -> int:
         print(json.dumps({"hardware": asdict(limits), "rows": rows}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
+    record(options, limits, {"forward": plain, "mods": mods, "decode": decode, "backward": backward})
     return verdict.exit_code()
+
+
+TITLES = {
+    "forward": ("Forward pass", "GFLOP/s"),
+    "mods": ("Masks and score functions", "GFLOP/s"),
+    "decode": ("One query", "GB/s of keys and values"),
+    "backward": ("Backward pass, five products a score", "GFLOP/s"),
+}
+
+
+def record(options: argparse.Namespace, limits: hardware.Limits, parts: dict[str, list[Row]]) -> None:
+    """What --record and --plot ask for."""
+    run = recorded.Run()
+    for name, rows in parts.items():
+        for case, found in by_case(rows).items():
+            speeds = {one: row.key_value_gbs if name.endswith("decode") else row.gflops for one, row in found.items()}
+            run.table(name, *TITLES[name.removeprefix("peers-")]).add(
+                case, "", {one: round(speed, 1) for one, speed in speeds.items()}
+            )
+    run.finish(options, {"torch": torch.__version__, "jax": jax.__version__}, str(limits))
+
+
+def by_case(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """The rows by case and contender."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.case, {})[row.contender] = row
+    return found
 
 
 def parse_arguments(output: str) -> argparse.Namespace:
@@ -118,6 +149,7 @@ def parse_arguments(output: str) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to run each contender of a case [2]")
     parser.add_argument("--only", default="", metavar="WORD", help='only cases whose name holds WORD, such as "bf16"')
     parser.add_argument("--output", type=Path, default=BUILD / output, help=f"where the tables go [build/{output}]")
+    recorded.add_options(parser)
     return parser.parse_args()
 
 
@@ -201,12 +233,9 @@ def in_mib(count: int) -> str:
 
 
 def table(rows: list[Row], peers: list[str], speed: str = "gflops") -> list[str]:
-    by_case: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.case, {})[row.contender] = row
     header = ["", "Flashlift", *(part for peer in peers for part in (peer, "×")), "memory, MiB", "prepared in, ms"]
     lines = [as_line(header), as_line(["---"] * len(header))]
-    for name, found in by_case.items():
+    for name, found in by_case(rows).items():
         ours = found["Flashlift"]
         theirs = [found.get(peer) for peer in peers]
         cells = [name, f"{getattr(ours, speed):.0f}"]

@@ -222,6 +222,8 @@ def main() -> int:
         print(json.dumps({"hardware": asdict(limits), "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print(f"\n{text}\n\nAlso in {options.output}.")
+    parts = {"forward": tables[0][1], "decode": tables[1][1]}
+    bench.record(options, limits, {f"peers-{name}": part for name, part in parts.items()})
     return verdict.exit_code()
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 
 import golden
+import recorded
 import torch
 from flashlift.torch import flex_attention
 from flashlift.torch._mods import families
@@ -135,6 +136,7 @@ def main():
     for name, value in (("heads", 8), ("length", 2048), ("depth", 64), ("repeats", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", help="a file for the figures")
+    recorded.add_options(parser)
     options = parser.parse_args()
     rows, verdict = [], golden.Verdict()
     print(f"{'':14} {'dtype':9} {'flashlift':>10} {'torch':>10} {'ratio':>7}   first call: flashlift, torch")
@@ -156,7 +158,13 @@ def main():
         print(f"{name}: {value:.1f}")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "rows": rows, **found}, file, indent=1)
+            json.dump({"options": {**vars(options), "plot": str(options.plot)}, "rows": rows, **found}, file, indent=1)
+    run = recorded.Run()
+    what = f"flashlift.torch beside flex_attention, H{options.heads} S{options.length} D{options.depth}"
+    for row in rows:
+        times = {"Flashlift": round(row["flashlift_ms"], 2), "compiled flex_attention": round(row["torch_ms"], 2)}
+        run.table(f"flex-{options.device}", what, "ms", "lower").add(row["mod"], row["dtype"], times)
+    run.finish(options, {"torch": torch.__version__}, options.device)
     return verdict.exit_code()
 
 

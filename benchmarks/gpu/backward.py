@@ -1,6 +1,7 @@
 """Flashlift's backward pass on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
+        [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
 gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
@@ -16,7 +17,7 @@ import sys
 import flashlift
 import torch
 import torch.nn.functional as F
-from forward import BLOCK, first_result, golden, inputs, mod_cases, report
+from forward import BLOCK, first_result, golden, inputs, mod_cases, record, recorded, report
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -106,6 +107,7 @@ def main():
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
+    recorded.add_options(parser)
     arguments = parser.parse_args()
     rounds = 5 if arguments.quick else 15
     rows, verdict = [], golden.Verdict()
@@ -128,6 +130,7 @@ def main():
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)
+    record(rows, "Backward pass", arguments)
     return verdict.exit_code()
 
 

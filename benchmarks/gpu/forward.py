@@ -1,6 +1,7 @@
 """Flashlift's forward kernel on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
+        [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4
 is installed, FlexAttention with its Triton backend. Every kernel's output is judged first (benchmarks/golden.py): one
@@ -29,6 +30,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import golden
+import recorded
 
 try:
     from flash_attn.cute.interface import flash_attn_func
@@ -36,6 +38,7 @@ except ImportError:
     flash_attn_func = None
 
 BLOCK = 128
+UNITS = {"tflops": "TFLOP/s", "gbytes": "GB/s of keys and values"}
 
 
 def median_ms(kernels, rounds):
@@ -262,6 +265,19 @@ def decode_case(rows, verdict, b, kv, page, rounds):
     verdict.add(wrong)
 
 
+def record(rows, title, arguments):
+    """What --record and --plot ask for."""
+    run = recorded.Run()
+    for row in rows:
+        for rate, unit in UNITS.items():
+            if rate in row:
+                problem, _, last = row["case"].rpartition(" ")
+                problem, variant = (problem, last) if last in ("full", "causal") else (row["case"], "")
+                values = {name: round(one) for name, one in row[rate].items()}
+                run.table(f"{title.split()[0].lower()}-{rate}", f"{title}, bf16", unit).add(problem, variant, values)
+    run.finish(arguments, {"torch": torch.__version__}, torch.cuda.get_device_name())
+
+
 def overhead(rows):
     """Host time of a warmed call through ctypes (build/bin/host_call_benchmark has it without), and of first calls."""
     q, k, v = inputs(1, 8, 8, 128, 128, 64, 64)
@@ -310,6 +326,7 @@ def main():
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "decode", "overhead", "first-calls", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
+    recorded.add_options(parser)
     arguments = parser.parse_args()
     if arguments.suite == "first-calls":
         first_calls()
@@ -340,6 +357,7 @@ def main():
             json.dump(
                 {"device": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "rows": rows}, file, indent=1
             )
+    record(rows, "Forward pass", arguments)
     return verdict.exit_code()
 
 

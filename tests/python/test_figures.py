@@ -1,5 +1,6 @@
 """The tables and plots of the documents say what benchmarks/results say."""
 
+import argparse
 import json
 import re
 import sys
@@ -10,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import bars  # noqa: E402
+import recorded  # noqa: E402
 import report  # noqa: E402
 
 
@@ -53,3 +56,27 @@ def test_every_lesson_has_a_verdict(path):
     assert [title for title, _ in records] == titles
     for _, verdict in records:
         assert re.match(r"(kept|rejected|measured|open|note)\b", verdict), verdict
+
+
+def test_a_benchmark_records_what_reports_are_made_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "RESULTS", tmp_path)
+    monkeypatch.setattr(recorded, "_git", lambda *arguments: "abc1234" if arguments[0] == "rev-parse" else "")
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    options = argparse.Namespace(record="h200", plot=None)
+    for name in ("forward", "backward"):  # of one build, which share a file
+        run = recorded.Run()
+        run.table(name, "A pass", "TFLOP/s").add("D64", "full", {"Flashlift": 500, "cuDNN": 400})
+        run.table(name, "A pass", "TFLOP/s").add("D64", "causal", {"Flashlift": 450})
+        run.table("empty", "Nothing", "ms")
+        run.finish(options, {"torch": "2.13"}, "one NVIDIA H200")
+    (path,) = tmp_path.glob("*-h200-abc1234.json")
+    assert set(json.loads(path.read_text())["tables"]) == {"forward", "backward"}
+    lines = report.markdown(path.stem, "forward", []).splitlines()
+    assert lines[0] == "| A pass, TFLOP/s | Flashlift | cuDNN |"
+    assert lines[2] == "| D64, full · causal | 500 · 450 | 400 · – |"
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match="needs matplotlib: pip install matplotlib"):
+        bars.draw(tmp_path / "plot.svg", "title", "ms", ["Flashlift"], [bars.Group("causal", {"Flashlift": 1.0})])

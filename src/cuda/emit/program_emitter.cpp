@@ -244,11 +244,11 @@ std::string emit_programs(const Problem& problem) {
   std::string text = "#pragma once\n#include \"cuda/kernels/common/interval.cuh\"\n\n";
   text += "namespace flashlift::cuda {\n\n";
   if (problem.score_mod) {
-    text += fmt::format("#define FL_SCORE_UNIT {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));
+    text += fmt::format("#define FL_SCORE_FACTOR {}\n\n", float_text(last_factor(problem, *problem.score_mod).factor));
     text += emit_program(problem, *problem.score_mod, kScoreNames);
   } else {  // for a scale that cannot be folded into the softmax
     text += fmt::format(
-        "#define FL_SCORE_UNIT 1.0f\n#define FL_SCORE_COLUMNS 0\n#define FL_SCORE_STRAIGHT_LOADS 0\n"
+        "#define FL_SCORE_FACTOR 1.0f\n#define FL_SCORE_COLUMNS 0\n#define FL_SCORE_STRAIGHT_LOADS 0\n"
         "#define FL_SCORE_ZEROS 0\n"
         "struct ScoreRow {{}};\nstruct ScoreColumn {{}};\n"
         "{0} ScoreRow score_row(int, int, int, const ForwardParams&) {{ return {{}}; }}\n"

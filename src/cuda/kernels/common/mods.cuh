@@ -9,10 +9,10 @@
 namespace flashlift::cuda {
 
 // What the softmax's scores have to be multiplied by: a score_mod sees scaled scores and may leave a last constant factor
-// to the softmax (FL_SCORE_UNIT); without one, the scale is folded into the softmax.
+// to the softmax (FL_SCORE_FACTOR); without one, the scale is folded into the softmax.
 __device__ __forceinline__ float score_unit(const ForwardParams& params) {
 #if FL_HAS_SCORE_MOD
-  return FL_SCORE_UNIT;
+  return FL_SCORE_FACTOR;
 #else
   return params.scale;
 #endif
