@@ -63,6 +63,21 @@ FlashliftErrorCode flashlift_error_code(const FlashliftError* error);
 /* Takes NULL too. */
 void flashlift_error_destroy(FlashliftError* error);
 
+/* ---- Problems ---- */
+
+/* What a problem's text says, word by word. Immutable. */
+typedef struct FlashliftProblem FlashliftProblem;
+
+/* Reads a text. It may leave sizes out: what is missing, and what does not go together, compiling finds. Errors:
+ * INVALID_ARGUMENT for a word that is unknown, is given twice or has another value than it takes, or a malformed
+ * program. */
+FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem);
+/* Takes NULL too. */
+void flashlift_problem_destroy(FlashliftProblem* problem);
+/* A JSON object: sizes (of b, hq and so on), dtype or null, words (true, a number, two numbers or a text), score_mod and
+ * mask_mod (a program's text or null). Lives as long as the problem. */
+const char* flashlift_problem_json(const FlashliftProblem* problem);
+
 /* ---- Compiling ---- */
 
 /* An attention compiled for one class of problems and one device. Immutable. */

@@ -18,6 +18,7 @@ from flashlift._errors import (
     UnsupportedError,
 )
 from flashlift._library import version
+from flashlift._problem import Problem
 
 __version__ = version()
 
@@ -30,6 +31,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",
+    "Problem",
     "UnsupportedError",
     "compile",
     "__version__",

@@ -21,6 +21,7 @@ from flashlift._library import (
     check,
     core,
 )
+from flashlift._problem import Problem
 from flashlift._tensor import Tensor, numpy_type
 
 _DEVICES = {"cpu": 1, "cuda": 2}
@@ -48,7 +49,7 @@ class Attention:
     """
 
     def __init__(
-        self, problem: str, device: str = "cpu", implementation: str | None = None, *, lengths_known: bool = True
+        self, problem: str | Problem, device: str = "cpu", implementation: str | None = None, *, lengths_known: bool = True
     ) -> None:
         """As compile(). lengths_known=False: b, sq and skv of the problem only fill their places; kernels for a GPU are
         compiled by the first calls, for lengths like theirs."""
@@ -65,7 +66,9 @@ class Attention:
         )
         check(
             self._library,
-            self._library.flashlift_attention_compile(c_text(problem, "problem"), options, ctypes.byref(self._handle)),
+            self._library.flashlift_attention_compile(
+                c_text(str(problem), "problem"), options, ctypes.byref(self._handle)
+            ),
         )
         self._info = ProblemInfo(ctypes.sizeof(ProblemInfo))
         check(self._library, self._library.flashlift_attention_info(self._handle, self._info))
@@ -345,8 +348,8 @@ def _options(stream: int | None) -> RunOptions | None:
     return RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
 
 
-def compile(problem: str, *, device: str = "cpu", implementation: str | None = None) -> Attention:
-    """Compiles a problem given as one line of text, such as "attn b1 h8 s1024 d64 f32 causal".
+def compile(problem: str | Problem, *, device: str = "cpu", implementation: str | None = None) -> Attention:
+    """Compiles a problem given as one line of text, such as "attn b1 h8 s1024 d64 f32 causal", or as a Problem.
 
     device: "cpu", "cuda" or "cuda:N". implementation: None for the first that accepts the problem, or a name: then
     that one is used, or its reason why not is raised.

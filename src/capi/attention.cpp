@@ -9,7 +9,6 @@
 #include "capi/error.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
-#include "problem/word_texts.h"
 #include "score/operation.h"
 #include "support/error.h"
 #include "support/version.h"
@@ -302,11 +301,6 @@ const char* flashlift_version(void) { return flashlift::version(); }
 
 const char* flashlift_operations(void) {
   static const std::string text = flashlift::score::operations_as_json();
-  return text.c_str();
-}
-
-const char* flashlift_problem_words(void) {
-  static const std::string text = flashlift::problem::words_as_json();
   return text.c_str();
 }
 

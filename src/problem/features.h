@@ -82,7 +82,8 @@ class GivenFeatures {
  public:
   // Errors: the word does not take the value.
   Status add(const Feature& row, std::string_view value);
-  const GivenFeature* find(std::string_view word) const;  // null if it is not given
+  const GivenFeature* find(std::string_view word) const;        // null if it is not given
+  std::span<const GivenFeature> all() const { return given_; }  // in the order of the table
   // Errors: two that do not go together.
   Status verify() const;
 
@@ -94,7 +95,7 @@ class GivenFeatures {
   Result<Program> score_program(const Problem& problem) const;
   Result<Program> mask_program(const Problem& problem) const;
 
-  std::vector<GivenFeature> given_;  // in the order of the table
+  std::vector<GivenFeature> given_;
 };
 
 }  // namespace flashlift::problem

@@ -8,6 +8,7 @@
 #include "flashlift/problem.h"
 #include "problem/features.h"
 #include "problem/options.h"
+#include "problem/problem_text.h"
 #include "problem/sizes.h"
 #include "problem/word_texts.h"
 #include "support/error.h"
@@ -26,7 +27,7 @@ class Reader {
  public:
   explicit Reader(std::string_view text) : rest_(text) {}
 
-  Result<Problem> read() {
+  Result<problem::ProblemText> read() {
     if (next_word() != "attn") {
       return invalid_argument("a problem starts with `attn`, as in `attn b1 h8 s1024 d64 f32 causal`");
     }
@@ -37,7 +38,7 @@ class Reader {
         FLASHLIFT_RETURN_IF_ERROR(read_word(next_word()));
       }
     }
-    return finish();
+    return std::move(read_);
   }
 
  private:
@@ -62,7 +63,7 @@ class Reader {
     if (!program.ok()) {
       return Error{program.error().kind, "in a program of the problem: " + program.error().message};
     }
-    auto& slot = program->kind == ProgramKind::kScoreMod ? problem_.score_mod : problem_.mask_mod;
+    auto& slot = program->kind == ProgramKind::kScoreMod ? read_.score_mod : read_.mask_mod;
     if (slot) {
       return invalid_argument("the problem has two programs of one kind");
     }
@@ -73,7 +74,7 @@ class Reader {
 
   Status read_word(std::string_view word) {
     if (const auto dtype = parse_dtype(word)) {
-      problem_.dtype = *dtype;
+      read_.dtype = *dtype;
       return once("dtype");
     }
     const size_t equals = word.find('=');
@@ -93,7 +94,7 @@ class Reader {
       return unknown(word);
     }
     FLASHLIFT_RETURN_IF_ERROR(once(name));
-    sizes_[name] = value;
+    read_.sizes[name] = value;
     return {};
   }
 
@@ -108,13 +109,13 @@ class Reader {
     FLASHLIFT_RETURN_IF_ERROR(once(std::string(name)));
     for (const problem::Feature& feature : problem::features()) {
       if (name == feature.word.name) {
-        return features_.add(feature, value);
+        return read_.features.add(feature, value);
       }
     }
     for (const problem::Option& option : problem::options()) {
       if (name == option.word.name) {
         FLASHLIFT_ASSIGN_OR_RETURN(problem::Given given, problem::read_value(option.word, value));
-        options_.emplace_back(&option, std::move(given));
+        read_.options.emplace_back(&option, std::move(given));
         return {};
       }
     }
@@ -130,55 +131,65 @@ class Reader {
 
   static Error unknown(std::string_view word) { return invalid_argument("{}", problem::unknown_word(word)); }
 
-  Status set_size(const problem::Size& size) {
-    const auto given = [&](const char* name) { return name != nullptr && sizes_.contains(name); };
-    const bool parts = given(size.first) && given(size.second);
-    const bool any_part = given(size.first) || given(size.second);
-    if (size.first == nullptr) {
-      problem_.*size.of_first = given(size.name) ? sizes_[size.name] : problem_.*size.of_first;
-    } else if (given(size.name) == any_part) {
-      return invalid_argument("give either {}<N>, or {}<N> and {}<N>", size.name, size.first, size.second);
-    } else if (any_part && !parts) {
-      return invalid_argument("give both {} and {}, or {} for both", size.first, size.second, size.name);
-    } else {
-      problem_.*size.of_first = sizes_[parts ? size.first : size.name];
-      problem_.*size.of_second = sizes_[parts ? size.second : size.name];
-    }
-    return {};
-  }
-
-  Result<Problem> finish() {
-    for (const problem::Size& size : problem::sizes()) {
-      FLASHLIFT_RETURN_IF_ERROR(set_size(size));
-    }
-    problem_.out_dtype = problem_.dtype;
-    problem_.scale =
-        problem_.head_dim > 0 ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem_.head_dim))) : 1.0f;
-    for (const auto& [option, value] : options_) {
-      option->set(problem_, value);
-    }
-    FLASHLIFT_ASSIGN_OR_RETURN(problem_.captures, collect_captures(problem_.score_mod, problem_.mask_mod));
-    FLASHLIFT_RETURN_IF_ERROR(verify(problem_));  // before the features divide by what may be 0
-    FLASHLIFT_RETURN_IF_ERROR(features_.apply(problem_));
-    FLASHLIFT_RETURN_IF_ERROR(verify(problem_));
-    return std::move(problem_);
-  }
-
   std::string_view rest_;
-  Problem problem_;
-  problem::GivenFeatures features_;
-  std::vector<std::pair<const problem::Option*, problem::Given>> options_;
-  std::map<std::string, int64_t> sizes_;
+  problem::ProblemText read_;
   std::set<std::string> seen_;
 };
 
+Status set_size(const problem::Size& size, const std::map<std::string, int64_t>& given, Problem& problem) {
+  const auto at = [&](const char* name) { return name == nullptr ? given.end() : given.find(name); };
+  const auto both = at(size.name);
+  const auto first = at(size.first);
+  const auto second = at(size.second);
+  const bool has_both = both != given.end();
+  const bool has_parts = first != given.end() || second != given.end();
+  if (size.first == nullptr) {
+    problem.*size.of_first = has_both ? both->second : problem.*size.of_first;
+  } else if (has_both == has_parts) {
+    return invalid_argument("give either {}<N>, or {}<N> and {}<N>", size.name, size.first, size.second);
+  } else if (has_both) {
+    problem.*size.of_first = problem.*size.of_second = both->second;
+  } else if (first == given.end() || second == given.end()) {
+    return invalid_argument("give both {} and {}, or {} for both", size.first, size.second, size.name);
+  } else {
+    problem.*size.of_first = first->second;
+    problem.*size.of_second = second->second;
+  }
+  return {};
+}
+
+Result<Problem> to_problem(problem::ProblemText text) {
+  Problem problem;
+  for (const problem::Size& size : problem::sizes()) {
+    FLASHLIFT_RETURN_IF_ERROR(set_size(size, text.sizes, problem));
+  }
+  problem.dtype = problem.out_dtype = text.dtype.value_or(DType::kF32);
+  problem.scale =
+      problem.head_dim > 0 ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim))) : 1.0f;
+  for (const auto& [option, value] : text.options) {
+    option->set(problem, value);
+  }
+  problem.score_mod = std::move(text.score_mod);
+  problem.mask_mod = std::move(text.mask_mod);
+  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));  // before the features divide by what may be 0
+  FLASHLIFT_RETURN_IF_ERROR(text.features.apply(problem));
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  return problem;
+}
+
 }  // namespace
 
-Result<Problem> parse_problem(std::string_view text) {
+Result<problem::ProblemText> problem::read_text(std::string_view text) {
   if (text.size() > kMaxProblemText) {
     return invalid_argument("a problem's text has at most {} bytes, this one has {}", kMaxProblemText, text.size());
   }
   return Reader(text).read();
+}
+
+Result<Problem> parse_problem(std::string_view text) {
+  FLASHLIFT_ASSIGN_OR_RETURN(problem::ProblemText read, problem::read_text(text));
+  return to_problem(std::move(read));
 }
 
 }  // namespace flashlift

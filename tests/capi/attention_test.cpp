@@ -470,4 +470,28 @@ TEST(CApiThreads, CompileAndRunAtTheSameTime) {
   EXPECT_EQ(good, 8);
 }
 
+TEST(CProblem, SaysWhatATextSays) {
+  FlashliftProblem* problem = nullptr;
+  EXPECT_EQ(take(flashlift_problem_read("attn b2 h4 bf16 causal window=3,0 softcap=30 mask=bool lse "
+                                        "mask_mod() { return true }",
+                                        &problem)),
+            "");
+  EXPECT_STREQ(flashlift_problem_json(problem),
+               R"({"sizes": {"b": 2, "h": 4}, "dtype": "bf16", "words": {"causal": true, "window": [3, 0], )"
+               R"("mask": "bool", "softcap": 30, "lse": true}, "score_mod": null, )"
+               R"("mask_mod": "mask_mod() { return true }"})");
+  flashlift_problem_destroy(problem);
+  flashlift_problem_destroy(nullptr);
+  EXPECT_STREQ(flashlift_problem_json(nullptr), "");
+}
+
+TEST(CProblem, RefusesWhatIsNoText) {
+  FlashliftProblem* problem = nullptr;
+  const std::string message = take(flashlift_problem_read("attn h2 causall", &problem), FLASHLIFT_INVALID_ARGUMENT);
+  EXPECT_NE(message.find("did you mean `causal`?"), std::string::npos) << message;
+  EXPECT_EQ(problem, nullptr);
+  EXPECT_NE(take(flashlift_problem_read(nullptr, &problem), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_problem_read("attn h2", nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+}
+
 }  // namespace

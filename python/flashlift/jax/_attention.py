@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -10,11 +9,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
+from flashlift._problem import Problem
 from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
 from flashlift.jax._sharding import result_type, vary_together
 
 _TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_DTYPES = {text: name for name, text in _TYPES.items()}
 
 
 def attention(
@@ -47,68 +48,64 @@ def attention(
     check_operands(("q", "k", "v"), q, k, v, layout)
     names = " ".join(captures) if isinstance(captures, Mapping) else None
     tables = list(captures.values() if isinstance(captures, Mapping) else captures)
-    call = _Call(features, layout, sinks is not None, names)
-    if call.has_seed != (dropout_seed is not None):
-        expected = "expected a dropout_seed" if call.has_seed else "expected no dropout_seed"
-        raise InvalidArgumentError(f'the features are "{features}": {expected}; dropout needs both or neither')
-    optional = []
     if sinks is not None:
-        optional.append(check_sinks("sinks", as_array("sinks", sinks), call.sizes(q)["h"]))
+        sinks = check_sinks("sinks", as_array("sinks", sinks), q.shape[layout.index("h")])
+    problem = Problem.parse(f"attn {features}", dtype=_TYPES[q.dtype.name], **_sizes(layout, q, k, v))
+    call = _Call(problem if sinks is None else problem.with_words(sinks=sinks.shape[-1]), layout, names)
+    has_seed = "dropout" in problem.words
+    if has_seed != (dropout_seed is not None):
+        expected = "expected a dropout_seed" if has_seed else "expected no dropout_seed"
+        raise InvalidArgumentError(f'the features are "{features}": {expected}; dropout needs both or neither')
+    optional = [] if sinks is None else [sinks]
     if dropout_seed is not None:
         optional.append(seed_words(dropout_seed))
     results = _attend_jitted(call, *vary_together([q, k, v, *map(jnp.asarray, tables), *optional]))
     return results if len(results) > 1 else results[0]
 
 
+def _sizes(layout: str, q: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, int]:
+    of_q, of_k, of_v = (dict(zip(layout, array.shape, strict=True)) for array in (q, k, v))
+    return {
+        "batch": of_q["b"],
+        "q_heads": of_q["h"],
+        "kv_heads": of_k["h"],
+        "q_len": of_q["s"],
+        "kv_len": of_k["s"],
+        "head_dim": of_q["d"],
+        "value_dim": of_v["d"],
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """What is known of a call beside its operands: q, k, v, the captured tensors, the sinks, dropout's seed."""
 
-    features: str
+    problem: Problem  # of the operands' sizes when the call was made
     layout: str
-    has_sinks: bool
     capture_names: str | None  # in the order of the operands, if that is not the problem's own
-
-    @functools.cached_property
-    def words(self) -> list[str]:
-        """The features without the programs' bodies."""
-        return re.sub(r"\{[^}]*\}", " ", self.features).split()
-
-    @property
-    def has_seed(self) -> bool:
-        return any(word.startswith("dropout=") for word in self.words)
 
     @property
     def with_lse(self) -> bool:
-        return "lse" in self.words
+        return "lse" in self.problem.words
 
     def out_dtype(self, q: jax.Array) -> jnp.dtype:
-        asked = [name for name, text in _TYPES.items() if f"out={text}" in self.words]
-        return jnp.dtype(asked[0]) if asked else q.dtype
+        asked = self.problem.words.get("out")
+        return jnp.dtype(_DTYPES[asked]) if asked else q.dtype
 
-    def for_gradient(self, q: jax.Array) -> "_Call":
+    def for_gradient(self) -> "_Call":
         """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits."""
-        words = [] if self.with_lse else ["lse"]
-        features = self.features
-        if self.out_dtype(q) != jnp.float32:
-            words.append("out=f32")
-            features = re.sub(r"\bout=\w+", "", features)
-        return dataclasses.replace(self, features=" ".join([*words, features]))
+        return dataclasses.replace(self, problem=self.problem.with_words(lse=True, out="f32"))
 
     def sizes(self, array: jax.Array) -> dict[str, int]:
         return dict(zip(self.layout, array.shape, strict=True))
 
     def attributes(self, operands: Sequence[jax.Array]) -> dict[str, str]:
-        q, k, v = (self.sizes(one) for one in operands[:3])
-        sinks = f"sinks={operands[-2 if self.has_seed else -1].shape[-1]} " if self.has_sinks else ""
-        problem = (
-            f"attn b{q['b']} hq{q['h']} hkv{k['h']} sq{q['s']} skv{k['s']} dqk{q['d']} dv{v['d']} "
-            f"{_TYPES[operands[0].dtype.name]} {sinks}{self.features}"
-        )
+        # A part of a sharded call has operands of other sizes.
+        problem = dataclasses.replace(self.problem, **_sizes(self.layout, *operands[:3]))
         dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
         lse_dims = {"lse_dims": "bhs"} if self.with_lse else {}
         names = {} if self.capture_names is None else {"captures": self.capture_names}
-        return {"problem": problem} | dims | lse_dims | names
+        return {"problem": str(problem)} | dims | lse_dims | names
 
     def results(self, operands: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
         q = self.sizes(operands[0])
@@ -136,13 +133,13 @@ class _Residuals:
 
 
 def _attend_forward(call: _Call, *primals: CustomVJPPrimal) -> tuple[tuple[jax.Array, ...], _Residuals]:
-    if "unnormalized" in call.words:
+    if "unnormalized" in call.problem.words:
         raise UnsupportedError(
             "an unnormalized output has no gradient; expected one that is divided: leave normalize_output=False out"
         )
     operands = tuple(primal.value for primal in primals)
     wanted = tuple(i for i, primal in enumerate(primals) if primal.perturbed)
-    out, lse = call.for_gradient(operands[0]).run(operands)
+    out, lse = call.for_gradient().run(operands)
     rounded = out.astype(call.out_dtype(operands[0]))
     return (rounded, lse) if call.with_lse else (rounded,), _Residuals(operands, (out, lse), wanted)
 
@@ -168,7 +165,7 @@ def _attend_backward(
         *residuals.results,
         *d_results,
         gradients=" ".join(map(str, wanted)),
-        **call.for_gradient(operands[0]).attributes(operands),
+        **call.for_gradient().attributes(operands),
     )
     by_operand = dict(zip(wanted, gradients, strict=True))
     return tuple(by_operand.get(i) for i in range(len(operands)))

@@ -1,0 +1,97 @@
+"""A problem in fields, and its text."""
+
+import ctypes
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashlift._errors import InvalidArgumentError
+from flashlift._library import c_text, check, core
+
+# A field for the word of both sizes, or the fields for the words of each.
+_SIZES = {
+    "b": ("batch",),
+    "h": ("q_heads", "kv_heads"),
+    "hq": ("q_heads",),
+    "hkv": ("kv_heads",),
+    "s": ("q_len", "kv_len"),
+    "sq": ("q_len",),
+    "skv": ("kv_len",),
+    "d": ("head_dim", "value_dim"),
+    "dqk": ("head_dim",),
+    "dv": ("value_dim",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One attention problem. str() is its text, which docs/problem.md describes.
+
+    words: every word that is not a size or the dtype, with its value: True for one without a value, a number, two
+    numbers, or a text: {"causal": True, "window": (128, 0), "softcap": 30.0, "out": "f32"}. score_mod, mask_mod:
+    programs as text. What is wrong with them, compiling says.
+    """
+
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    batch: int = 1
+    dtype: str = "f32"
+    words: Mapping[str, Any] = field(default_factory=dict)
+    score_mod: str | None = None
+    mask_mod: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, **fields: Any) -> "Problem":
+        """Reads a problem's text. fields: sizes, and a dtype, that the text leaves out."""
+        library = core()
+        handle = ctypes.c_void_p()
+        check(library, library.flashlift_problem_read(c_text(text, "text"), ctypes.byref(handle)))
+        try:
+            read = json.loads(library.flashlift_problem_json(handle))
+        finally:
+            library.flashlift_problem_destroy(handle)
+        given = {name: size for word, size in read["sizes"].items() for name in _SIZES[word]}
+        if read["dtype"] is not None:
+            given["dtype"] = read["dtype"]
+        twice = sorted(given.keys() & fields.keys())
+        if twice:
+            raise InvalidArgumentError(f'the text "{text}" gives {", ".join(twice)}; expected a text without')
+        given |= fields
+        missing = [one.name for one in dataclasses.fields(cls) if one.name not in given and _is_required(one)]
+        if missing:
+            raise InvalidArgumentError(f'the text "{text}" lacks {", ".join(missing)}; see docs/problem.md')
+        words = {name: tuple(value) if isinstance(value, list) else value for name, value in read["words"].items()}
+        return cls(**given, words=words, score_mod=read["score_mod"], mask_mod=read["mask_mod"])
+
+    def __str__(self) -> str:
+        sizes = (
+            f"attn b{self.batch} hq{self.q_heads} hkv{self.kv_heads} sq{self.q_len} skv{self.kv_len} "
+            f"dqk{self.head_dim} dv{self.value_dim} {self.dtype}"
+        )
+        words = (_word(name, value) for name, value in self.words.items())
+        return " ".join(filter(None, [sizes, *words, self.score_mod, self.mask_mod]))
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def with_words(self, **words: Any) -> "Problem":
+        """The same with these words too, or with other values of them; False takes a word away."""
+        return dataclasses.replace(self, words={**self.words, **words})
+
+
+def _is_required(one: dataclasses.Field) -> bool:
+    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+
+
+def _word(name: str, value: Any) -> str:
+    if value is False or value is None:
+        return ""
+    if value is True:
+        return name
+    return f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
