@@ -74,8 +74,8 @@ typedef struct FlashliftProblem FlashliftProblem;
 FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem);
 /* Takes NULL too. */
 void flashlift_problem_destroy(FlashliftProblem* problem);
-/* A JSON object: sizes (of b, hq and so on), dtype or null, words (true, a number, two numbers or a text), score_mod and
- * mask_mod (a program's text or null). Lives as long as the problem. */
+/* A JSON object: sizes (of b, hq and so on), dtype or null, words (true, a number, two numbers or a text), score_mod
+ * and mask_mod (a program's text or null). Lives as long as the problem. */
 const char* flashlift_problem_json(const FlashliftProblem* problem);
 
 /* ---- Compiling ---- */
