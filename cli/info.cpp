@@ -13,7 +13,7 @@
 #include "support/environment.h"
 #include "support/version.h"
 #ifdef FLASHLIFT_HAS_CPU
-#include "plan/cpu_lists.h"
+#include "plan/cpu_list.h"
 #include "runtime/tbb_executor.h"
 #endif
 #ifdef FLASHLIFT_HAS_CUDA

@@ -1,6 +1,6 @@
-// Ordered lists of implementations, the preferred one first: one list for each backend and direction.
+// Ordered lists of implementations, the preferred one first.
 //
-// To add an implementation, add its row to a list (cpu_forward_list.cpp, cpu_backward_list.cpp, cuda_forward_list.cpp,
+// To add an implementation, add its row to a list (cpu_list.cpp, for both directions; cuda_forward_list.cpp,
 // cuda_backward_list.cpp). runtime takes the first row that does not refuse a call, and `explain` shows what each said.
 #pragma once
 

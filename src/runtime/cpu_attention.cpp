@@ -4,7 +4,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/forward.h"
-#include "plan/cpu_lists.h"
+#include "plan/cpu_list.h"
 #include "plan/implementation.h"
 #include "runtime/kernel_cache.h"
 #include "runtime/program_key.h"
@@ -123,19 +123,19 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
                                                                      const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const plan::CpuMachine machine, plan::this_cpu());
   const Problem compiled = simplified(problem);
-  const auto ask = [&](std::span<const plan::CpuImplementation> list, const char* what) {
-    return plan::ask(list, options.implementation, what, [&](const plan::CpuImplementation& row, bool by_name) {
-      return plan::refusal(list, row, compiled, machine, by_name);
-    });
+  const auto ask = [&](const char* what) {
+    return plan::ask(plan::cpu_list(), options.implementation, what,
+                     [&](const plan::CpuImplementation& row, bool by_name) {
+                       return plan::refusal(row, compiled, machine, by_name);
+                     });
   };
   std::vector<Consideration> considerations;
-  FLASHLIFT_ASSIGN_OR_RETURN(
-      cpu::Forward forward,
-      choose(compiled, ask(plan::cpu_forward_list(), "the CPU's forward pass"), "forward", considerations));
+  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward,
+                             choose(compiled, ask("the CPU's forward pass"), "forward", considerations));
   considerations.back().reason = forward.describe();
   std::vector<Consideration> backward_considerations;
   Result<cpu::Forward> backward_kernels =
-      choose(compiled, ask(plan::cpu_backward_list(), "the CPU's backward pass"), "backward", backward_considerations);
+      choose(compiled, ask("the CPU's backward pass"), "backward", backward_considerations);
   if (backward_kernels.ok()) {
     backward_considerations.back().reason = cpu::Backward::describe(*backward_kernels);
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/cpu_lists.h"
+#include "plan/cpu_list.h"
 #include "random_backward.h"
 #include "random_forward.h"
 
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   if (!isa.empty()) {
     setenv("FLASHLIFT_ISA", isa.c_str(), 1);
     const auto machine = flashlift::plan::this_cpu();
-    const auto list = flashlift::plan::cpu_forward_list();
+    const auto list = flashlift::plan::cpu_list();
     const auto row = std::ranges::find(list, "cpu_" + isa, &flashlift::plan::CpuImplementation::name);
     if (!machine.ok() || row == list.end()) {
       std::cout << (machine.ok() ? "no instruction set is named " + isa : machine.error().message) << std::endl;

@@ -1,4 +1,4 @@
-// The CPU backend's lists.
+// The CPU backend's list.
 #pragma once
 
 #include <optional>
@@ -22,8 +22,8 @@ struct CpuImplementation {
   const char* name() const { return full_name; }
 };
 
-std::span<const CpuImplementation> cpu_forward_list();
-std::span<const CpuImplementation> cpu_backward_list();
+// Of both directions: a backward pass runs on the tile kernels of a forward pass.
+std::span<const CpuImplementation> cpu_list();
 
 // What decides on a CPU's implementations besides the problem.
 struct CpuMachine {
@@ -33,11 +33,11 @@ struct CpuMachine {
 // Errors: kInvalidArgument for an unknown FLASHLIFT_ISA.
 Result<CpuMachine> this_cpu();
 
-// The first tile kernels of the forward list that the machine runs, whatever they multiply.
+// The first tile kernels of the list that the machine runs, whatever they multiply.
 std::optional<cpu::Isa> best_isa(const CpuMachine& machine);
 
-// Why an implementation of a list does not take a verified problem; none if it does.
-std::optional<std::string> refusal(std::span<const CpuImplementation> list, const CpuImplementation& row,
-                                   const Problem& problem, const CpuMachine& machine, bool by_name);
+// Why an implementation does not take a verified problem, forward or backward; none if it does.
+std::optional<std::string> refusal(const CpuImplementation& row, const Problem& problem, const CpuMachine& machine,
+                                   bool by_name);
 
 }  // namespace flashlift::plan

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "plan/cpu_lists.h"
+#include "plan/cpu_list.h"
 #include "support/environment.h"
 #include "support/error.h"
 
@@ -22,13 +22,13 @@ constexpr CpuImplementation kList[] = {
 };
 
 // Does it stand before the implementation that FLASHLIFT_ISA begins with?
-bool passed_over(std::span<const CpuImplementation> list, const CpuImplementation& row, const CpuMachine& machine) {
-  return machine.first && &row < &*std::ranges::find(list, *machine.first, &CpuImplementation::isa);
+bool passed_over(const CpuImplementation& row, const CpuMachine& machine) {
+  return machine.first && &row < &*std::ranges::find(kList, *machine.first, &CpuImplementation::isa);
 }
 
 }  // namespace
 
-std::span<const CpuImplementation> cpu_forward_list() { return kList; }
+std::span<const CpuImplementation> cpu_list() { return kList; }
 
 Result<CpuMachine> this_cpu() {
   CpuMachine machine{cpu::detect_capabilities(), std::nullopt};
@@ -49,19 +49,19 @@ Result<CpuMachine> this_cpu() {
 
 std::optional<cpu::Isa> best_isa(const CpuMachine& machine) {
   for (const CpuImplementation& row : kList) {
-    if (machine.has.has_all(needs_of(row.isa)) && !passed_over(kList, row, machine)) {
+    if (machine.has.has_all(needs_of(row.isa)) && !passed_over(row, machine)) {
       return row.isa;
     }
   }
   return std::nullopt;
 }
 
-std::optional<std::string> refusal(std::span<const CpuImplementation> list, const CpuImplementation& row,
-                                   const Problem& problem, const CpuMachine& machine, bool by_name) {
+std::optional<std::string> refusal(const CpuImplementation& row, const Problem& problem, const CpuMachine& machine,
+                                   bool by_name) {
   if (const auto missing = machine.has.missing(needs_of(row.isa))) {
     return fmt::format("this processor does not have {}", describe(*missing));
   }
-  if (passed_over(list, row, machine)) {
+  if (passed_over(row, machine)) {
     return fmt::format("FLASHLIFT_ISA is {}", to_string(*machine.first));
   }
   if (row.bf16_products && problem.dtype != DType::kBF16) {
