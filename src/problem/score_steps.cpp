@@ -20,9 +20,7 @@ bool is_step(const Program& program, const Node& node) {
     return of_real;
   }
   // Roundings follow their operand as a whole, and step all the same.
-  const bool rounds =
-      score::is_any(node.op, {Op::k_floor, Op::k_ceil, Op::k_round_even, Op::k_round_f16, Op::k_round_bf16});
-  return rounds;
+  return score::is_any(node.op, {Op::k_floor, Op::k_ceil, Op::k_round_even, Op::k_round_f16, Op::k_round_bf16});
 }
 
 // log of the sum of exponentials, as one end of the scores' ranges has it.
