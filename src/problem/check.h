@@ -26,6 +26,9 @@ Result<Judgement> check_gradients(const Problem& problem, const BackwardArgument
 struct OutputReference {
   OracleResult want;
   EagerResult eager;
+  // What the terms of each output sum to without their signs, where an output row is one number: values of depth 1, or
+  // along a stride of 0. One number may cancel down to nothing, as a row of many hardly does. Empty elsewhere.
+  std::vector<double> magnitudes;
 };
 struct GradientReference {
   OracleGradients want;

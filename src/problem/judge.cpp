@@ -16,6 +16,11 @@ constexpr double kMeanFactor = 1.1;
 constexpr double kLargestFactor = 3.0;
 constexpr double kChance = 3.0;
 const double kTermRounding = 4 * std::ldexp(1.0, -24);
+// Products of bf16 flush what is below the smallest normal f32 to zero: some terms of a sum that is no larger.
+const double kFlushed = 64 * std::ldexp(1.0, -126);
+
+// What rounding in f32 does to a sum of terms of these magnitudes.
+double rounding_of_terms(double magnitudes) { return kTermRounding * magnitudes + kFlushed; }
 
 struct Format {
   int digits;    // of the significand
@@ -140,7 +145,7 @@ class Judge {
                             std::sqrt(static_cast<double>(all_.ours.count));
     Measure& mean = judgement_.mean;
     mean = {.error = all_.ours.mean(), .eager = all_.eager.mean()};
-    mean.limit = (kMeanFactor + chance_) * mean.eager + rounding + kTermRounding * all_.terms.mean();
+    mean.limit = (kMeanFactor + chance_) * mean.eager + rounding + rounding_of_terms(all_.terms.mean());
     if (!mean.ok()) {
       fail(fmt::format("mean error of {} {:.3g} is above the limit {:.3g}", subject_.name, mean.error, mean.limit));
     }
@@ -150,7 +155,7 @@ class Judge {
     Measure& largest = judgement_.largest;
     largest = {.error = all_.ours.largest, .eager = all_.eager.largest};
     largest.limit = (kLargestFactor + chance_) * largest.eager +
-                    unit_in_last_place(subject_.got.dtype, all_.size.largest) + kTermRounding * all_.terms.largest;
+                    unit_in_last_place(subject_.got.dtype, all_.size.largest) + rounding_of_terms(all_.terms.largest);
     if (!largest.ok()) {
       fail(fmt::format("largest error of {} {:.3g} is above the limit {:.3g}", subject_.name, largest.error,
                        largest.limit));
@@ -189,7 +194,7 @@ class Judge {
       const Row& row = rows_[i];
       Measure measure{.error = row.ours.mean(), .eager = eager_row(row.size.mean())};
       measure.limit = (kLargestFactor + chance_) * measure.eager +
-                      unit_in_last_place(subject_.got.dtype, row.size.largest) + kTermRounding * row.terms.mean();
+                      unit_in_last_place(subject_.got.dtype, row.size.largest) + rounding_of_terms(row.terms.mean());
       if (i == 0 || measure.ratio() > judgement_.row.ratio()) {
         judgement_.row = measure;
         worst = i;

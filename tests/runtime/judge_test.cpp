@@ -241,5 +241,34 @@ TEST(JudgeOfSteps, AllowsWhatRoundingExplains) {
   EXPECT_FALSE(accepts(text, 10.0625));
 }
 
+// Values of +1 and -1 cancel exactly in eager maths, and but for the rounding of their sum elsewhere.
+TEST(JudgeOfOneNumber, AllowsTheRoundingOfItsTerms) {
+  const Problem problem = problem_of("attn h1 sq1 skv64 dqk8 dv1 scale=0");
+  Random random(1);
+  const OwnedArguments memory = testing::dense_arguments(problem, random);
+  auto* v = static_cast<float*>(memory.views.v.data);
+  for (int64_t i = 0; i < memory.views.v.element_count(); ++i) {
+    v[i] = i % 2 == 0 ? 1.0f : -1.0f;
+  }
+  for (const auto& [out, right] : {std::pair{0.0f, true}, {6e-8f, true}, {1e-6f, false}}) {
+    *static_cast<float*>(memory.views.out.data) = out;
+    const Result<Judgement> judgement = problem::check_output(problem, memory.views);
+    ASSERT_TRUE(judgement.ok()) << judgement.error().message;
+    EXPECT_EQ(judgement->ok, right) << out << ": " << judgement->reason;
+  }
+}
+
+TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
+  for (const auto& [size, right] : {std::pair{1e-38, true}, {1e-35, false}}) {
+    float got = 0;
+    const TensorView view = dense_view(&got, DType::kF32, std::vector<int64_t>{1});
+    const std::vector<double> want = {size};
+    const std::vector<float> eager = {static_cast<float>(size)};
+    const Judgement judgement = problem::judge(
+        {.name = "d_k", .got = view, .want = want, .eager = eager, .magnitudes = {}, .row_width = 1, .samples = 1});
+    EXPECT_EQ(judgement.ok, right) << size << ": " << judgement.reason;
+  }
+}
+
 }  // namespace
 }  // namespace flashlift
