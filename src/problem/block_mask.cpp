@@ -5,6 +5,7 @@
 
 #include "flashlift/builder.h"
 #include "score/compose.h"
+#include "score/simplify.h"
 #include "support/error.h"
 
 namespace flashlift {
@@ -123,6 +124,7 @@ Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::
     FLASHLIFT_ASSIGN_OR_RETURN(mask_mod, score::conjunction(*problem.mask_mod, mask_mod));
   }
   FLASHLIFT_ASSIGN_OR_RETURN(mask_mod, score::disjunction(mask_mod, full));
+  mask_mod = score::simplify(mask_mod);
   FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, mask_mod));
   problem.mask_mod = std::move(mask_mod);
   return {};

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "score/simplify.h"
 #include "score/verify.h"
 #include "support/error.h"
 
@@ -49,7 +48,7 @@ Result<Program> compose(const Program& outer, const Program& inner) {
   FLASHLIFT_ASSIGN_OR_RETURN(const ValueId score, append(result, inner, kNoScore));
   FLASHLIFT_ASSIGN_OR_RETURN(result.result, append(result, outer, score));
   FLASHLIFT_RETURN_IF_ERROR(verify(result));
-  return simplify(result);
+  return result;
 }
 
 namespace {
@@ -61,7 +60,7 @@ Result<Program> combine(Op op, const Program& left, const Program& right) {
   result.nodes.push_back({.op = op, .type = Type::kI1, .operands = {x, y}});
   result.result = static_cast<ValueId>(result.nodes.size() - 1);
   FLASHLIFT_RETURN_IF_ERROR(verify(result));
-  return simplify(result);
+  return result;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Building programs from programs.
+// Building programs from programs. Results are not simplified: what is built of them may be, once.
 #pragma once
 
 #include "flashlift/program.h"
