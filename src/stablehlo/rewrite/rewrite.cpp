@@ -66,26 +66,14 @@ mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types)
   return builder.getArrayAttr(layouts);
 }
 
-struct CapturedValue {
-  Capture capture;
-  mlir::Value value;
-};
-
-// The captured values in the order in which the problem's text names them, which is what a reader of it will expect.
-Result<std::vector<CapturedValue>> captures_in_text_order(const Problem& problem,
-                                                          const std::vector<mlir::Value>& values) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const Problem read, parse_problem(print(problem)));
-  std::vector<CapturedValue> ordered;
-  for (const Capture& wanted : read.captures) {
-    const auto at = std::find_if(problem.captures.begin(), problem.captures.end(),
-                                 [&](const Capture& capture) { return capture.name == wanted.name; });
-    const auto index = static_cast<size_t>(at - problem.captures.begin());
-    if (index >= values.size()) {
-      return internal_error("the captured tensor '{}' has no value", wanted.name);
-    }
-    ordered.push_back({wanted, values[index]});
+// The values of a problem's captured tensors stand in the order of Problem::captures, which is the one in which its
+// text names them: what a reader of the call will expect.
+Status check_captures(const Problem& problem, const std::vector<mlir::Value>& values) {
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  if (values.size() != problem.captures.size()) {
+    return internal_error("the problem has {} captured tensors, and {} values", problem.captures.size(), values.size());
   }
-  return ordered;
+  return {};
 }
 
 // Whether computing `from` needs `value`.
@@ -132,17 +120,10 @@ class Rewriter {
       : found_(found), as_(as), location_(found.second_product->getLoc()), builder_(found.second_product) {}
 
   Status run() {
-    FLASHLIFT_RETURN_IF_ERROR(verify(found_.problem));
-    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<CapturedValue> captured,
-                               captures_in_text_order(found_.problem, found_.captures));
-    std::vector<mlir::Value> captures;
-    for (const CapturedValue& one : captured) {
-      captures.push_back(one.value);
-    }
-    std::vector<CapturedValue> backward_captures;
+    const std::vector<mlir::Value>& captures = found_.captures;
+    FLASHLIFT_RETURN_IF_ERROR(check_captures(found_.problem, captures));
     if (found_.gradient) {
-      FLASHLIFT_ASSIGN_OR_RETURN(backward_captures,
-                                 captures_in_text_order(found_.gradient->problem, found_.gradient->captures));
+      FLASHLIFT_RETURN_IF_ERROR(check_captures(found_.gradient->problem, found_.gradient->captures));
     }
     FLASHLIFT_RETURN_IF_ERROR(check_order(captures));
     if (found_.nan_where_lse_is_minus_infinity && !row_dims()) {
@@ -164,10 +145,8 @@ class Rewriter {
     if (as_ == FuseAs::kCustomCall) {
       call = custom_call("flashlift.attention", operands, results, configuration(builder_, found_));
     } else {
-      LiftedAttention ordered = found_;
-      ordered.captures = captures;
       llvm::SmallVector<mlir::Type> operand_types(mlir::ValueRange(operands).getTypes());
-      Result<std::string> function = add_decomposition(ordered, operand_types, results);
+      Result<std::string> function = add_decomposition(found_, operand_types, results);
       if (!function.ok()) {
         remove_views(operands);
         return function.error();
@@ -175,7 +154,7 @@ class Rewriter {
       call = composite(operands, results, *function);
     }
     if (found_.gradient) {
-      backward_call(operands, backward_captures, call->getResults());
+      backward_call(operands, call->getResults());
     }
     if (found_.out.replaced) {
       replace(found_.out,
@@ -268,8 +247,7 @@ class Rewriter {
   }
 
   // The gradients, from the forward call's operands and results.
-  void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, const std::vector<CapturedValue>& captures,
-                     mlir::ValueRange forward_results) {
+  void backward_call(llvm::ArrayRef<mlir::Value> forward_operands, mlir::ValueRange forward_results) {
     const LiftedGradient& gradient = *found_.gradient;
     const mlir::Type element = element_type(forward_operands[0]);
     llvm::SmallVector<mlir::Value> operands(forward_operands.take_front(3));
@@ -290,13 +268,13 @@ class Rewriter {
         want(static_cast<size_t>(position), **result, element);
       }
     }
-    for (const CapturedValue& one : captures) {
+    for (size_t i = 0; i < gradient.captures.size(); ++i) {
       for (const CaptureGradient& by : gradient.d_captures) {
-        if (by.capture == one.capture.name) {
+        if (by.capture == gradient.problem.captures[i].name) {
           want(operands.size(), by.result, builder_.getF32Type());
         }
       }
-      operands.push_back(one.value);
+      operands.push_back(gradient.captures[i]);
     }
     if (found_.sinks) {
       for (const ResultView& result : gradient.d_sinks) {
