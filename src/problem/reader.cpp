@@ -74,7 +74,7 @@ class Reader {
 
   Status read_word(std::string_view word) {
     if (const auto dtype = parse_dtype(word)) {
-      read_.dtype = *dtype;
+      read_.dtype = dtype;
       return once("dtype");
     }
     const size_t equals = word.find('=');
