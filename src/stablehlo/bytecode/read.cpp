@@ -374,7 +374,7 @@ class OperationReader {
 };
 
 Result<Module> read(std::string_view bytes, std::string_view name) {
-  Failure failure(name);
+  Failure failure(fmt::format("{}: MLIR bytecode", name));
   const Container container = read_container(bytes, failure);
   if (failure) {
     return failure.error();
