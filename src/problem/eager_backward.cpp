@@ -47,7 +47,7 @@ struct Sum {
 void add_row(EagerGradient& to, int64_t at, const Sum& factor, const float* from, int64_t count) {
   for (int64_t d = 0; d < count; ++d) {
     to.values[at + d] += factor.value * from[d];
-    to.magnitudes[at + d] += factor.magnitude * std::abs(from[d]);
+    to.magnitudes[at + d] += product_magnitude(factor.magnitude, std::abs(from[d]));
   }
 }
 
@@ -112,21 +112,21 @@ class EagerBackward {
         const Sum dot = factor == 0 ? Sum{} : out_dot_value(b, h, i, j);
         dp_[j] = {.value = round(dot.value * factor), .magnitude = dot.magnitude * factor};
         weighted.value += p[j] * dp_[j].value;
-        weighted.magnitude += p[j] * dp_[j].magnitude;
+        weighted.magnitude += product_magnitude(p[j], dp_[j].magnitude);
       }
     }
     const Sum common{.value = d_lse - weighted.value, .magnitude = std::abs(d_lse) + weighted.magnitude};
     for (int64_t r = 0; r < problem_.sinks; ++r) {
       const int64_t at = dense_sink_index(*arguments_.sinks, h, r);
       gradients_.sinks.values[at] += rows_.sink_probability(r) * common.value;
-      gradients_.sinks.magnitudes[at] += rows_.sink_probability(r) * common.magnitude;
+      gradients_.sinks.magnitudes[at] += product_magnitude(rows_.sink_probability(r), common.magnitude);
     }
     for (int64_t j = 0; j < rows_.kv_len(); ++j) {
       if (is_visible(j)) {
         add_to_value(b, h, i, j, p[j]);
-        add_through_score(
-            b, h, i, j,
-            {.value = p[j] * (dp_[j].value + common.value), .magnitude = p[j] * (dp_[j].magnitude + common.magnitude)});
+        add_through_score(b, h, i, j,
+                          {.value = p[j] * (dp_[j].value + common.value),
+                           .magnitude = product_magnitude(p[j], dp_[j].magnitude + common.magnitude)});
       }
     }
   }
@@ -165,14 +165,14 @@ class EagerBackward {
         if (const std::optional<int64_t> at = derivative_->element_of(load)) {
           EagerGradient& gradient = gradients_.captures[derivative_->capture_of(load)];
           gradient.values[*at] += ds.value * derivative_->weight(load);
-          gradient.magnitudes[*at] += ds.magnitude * std::abs(derivative_->weight(load));
+          gradient.magnitudes[*at] += product_magnitude(ds.magnitude, std::abs(derivative_->weight(load)));
         }
       }
       const float weight = derivative_->d_score();
-      ds = {.value = ds.value * weight, .magnitude = ds.magnitude * std::abs(weight)};
+      ds = {.value = ds.value * weight, .magnitude = product_magnitude(ds.magnitude, std::abs(weight))};
     }
     const Sum d_product{.value = round(ds.value * problem_.scale),
-                        .magnitude = ds.magnitude * std::abs(problem_.scale)};
+                        .magnitude = product_magnitude(ds.magnitude, std::abs(problem_.scale))};
     const int64_t q_row = q_.row(b, h, i);
     const int64_t k_row = k_.row(b, rows_.kv_head(h), j);
     add_row(gradients_.q, q_row, d_product, k_.values.data() + k_row, problem_.head_dim);

@@ -8,7 +8,8 @@
 
 namespace flashlift::problem {
 
-// A gradient, dense in logical order, and for each element the sum of its terms' magnitudes, before anything cancels.
+// A gradient, dense in logical order, and for each element the sum of its terms' magnitudes (product_magnitude), before
+// anything cancels.
 struct EagerGradient {
   std::vector<float> values;
   std::vector<double> magnitudes;  // f32 may not hold them where a large finite constant masks

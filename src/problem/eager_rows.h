@@ -1,6 +1,7 @@
 // One row of scores and probabilities as unfused maths has them: what the eager maths' two directions share.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "problem/bound_problem.h"
@@ -8,6 +9,15 @@
 namespace flashlift::problem {
 
 float round_to(DType dtype, float value);
+
+// Kernels may take f32's subnormal numbers for zero. That changes a number by up to 2^-126, which is what rounding does
+// to this one: magnitudes of terms are computed as if no factor and no product were smaller.
+constexpr double kLeastMagnitude = 0x1p-102;
+
+// The magnitude of a product of f32 numbers of these magnitudes.
+inline double product_magnitude(double x, double y) {
+  return std::max(std::max(x, kLeastMagnitude) * std::max(y, kLeastMagnitude), kLeastMagnitude);
+}
 
 class EagerRows : public BoundProblem<float> {
  public:

@@ -270,5 +270,17 @@ TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
   }
 }
 
+// Probabilities from 1 down to e^-200, which leaves f32 at the 207th key: its smallest normal number is e^-87.3.
+TEST(JudgeOfSmallNumbers, LetsKernelsFlushSubnormals) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    const Results results(std::string("attn hq4 hkv2 sq4 skv400 d8 ") + dtype +
+                          " score_mod() { %0 = to_f32 kv; %1 = mul %0, -0.5; %2 = add score, %1; return %2 }");
+    const auto output = problem::check_output(results.problem, results.call.forward);
+    EXPECT_TRUE(output->ok) << dtype << ": " << output->reason;
+    const auto gradients = problem::check_gradients(results.problem, results.call);
+    EXPECT_TRUE(gradients->ok) << dtype << ": " << gradients->reason;
+  }
+}
+
 }  // namespace
 }  // namespace flashlift
