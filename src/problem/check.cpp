@@ -13,8 +13,18 @@
 namespace flashlift::problem {
 namespace {
 
-// How many rows have errors of their own. Queries along a stride of 0 are one query; a head or a batch is another
-// sample where its keys are.
+// The part of the queries that see a key, as each row of `width` magnitudes tells.
+double seeing_part(const std::vector<double>& magnitudes, int64_t width) {
+  const auto row = static_cast<size_t>(width);
+  size_t seeing = 0;
+  for (size_t at = 0; at < magnitudes.size(); at += row) {
+    seeing += magnitudes[at] > 0 ? 1 : 0;
+  }
+  return static_cast<double>(seeing * row) / static_cast<double>(std::max<size_t>(magnitudes.size(), 1));
+}
+
+// How many rows have errors of their own, if all queries see a key. Queries along a stride of 0 are one query; a head
+// or a batch is another sample where its keys are.
 double independent_rows(const AttentionArguments& arguments) {
   const TensorView& q = arguments.q;
   const TensorView& k = arguments.k;
@@ -72,7 +82,9 @@ class RowCheck {
 class GradientCheck {
  public:
   GradientCheck(const AttentionArguments& forward, const GradientReference& reference)
-      : query_rows_(independent_rows(forward)), want_(reference.want), eager_(reference.eager) {}
+      : query_rows_(independent_rows(forward) * seeing_part(reference.eager.q.magnitudes, forward.q.sizes[3])),
+        want_(reference.want),
+        eager_(reference.eager) {}
 
   Judgement run(const Problem& problem, const BackwardArguments& arguments) {
     add("d_q", arguments.d_q, problem.head_dim, want_.q, eager_.q);

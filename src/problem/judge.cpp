@@ -84,10 +84,7 @@ std::string place(const TensorView& view, int64_t index, int64_t row_width) {
 
 class Judge {
  public:
-  explicit Judge(const Subject& subject)
-      : subject_(subject), chance_(kChance / std::sqrt(std::max(1.0, subject.samples))) {
-    judgement_.tensor = subject.name;
-  }
+  explicit Judge(const Subject& subject) : subject_(subject) { judgement_.tensor = subject.name; }
 
   Judgement run() {
     const int64_t width = std::max<int64_t>(1, subject_.row_width);
@@ -96,12 +93,15 @@ class Judge {
     for (int64_t i = 0; i < count; ++i) {
       add_element(rows_[static_cast<size_t>(i / width)], i);
     }
+    double inexact_rows = 0;
     for (const Row& row : rows_) {
+      inexact_rows += row.ours.sum > 0 || row.eager.sum > 0 ? 1 : 0;
       all_.ours.add(row.ours);
       all_.eager.add(row.eager);
       all_.size.add(row.size);
       all_.terms.add(row.terms);
     }
+    chance_ = kChance / std::sqrt(std::max(1.0, std::min(subject_.samples, inexact_rows)));
     if (all_.ours.count > 0) {
       judge_mean();
       judge_largest();
@@ -208,7 +208,7 @@ class Judge {
   }
 
   const Subject& subject_;
-  double chance_;
+  double chance_ = 0;
   std::vector<Row> rows_;
   Row all_;
   std::vector<std::pair<double, double>> sizes_;

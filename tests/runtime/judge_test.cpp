@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -268,6 +269,22 @@ TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
         {.name = "d_k", .got = view, .want = want, .eager = eager, .magnitudes = {}, .row_width = 1, .samples = 1});
     EXPECT_EQ(judgement.ok, right) << size << ": " << judgement.reason;
   }
+}
+
+// Errors of one size in `inexact` rows of 400, those of eager maths two thirds as large.
+Judgement judge_rows_in_error(size_t inexact) {
+  const std::vector<double> want(400);
+  std::vector<float> got(400);
+  std::vector<float> eager(400);
+  std::fill_n(got.begin(), inexact, 1.5e-3f);
+  std::fill_n(eager.begin(), inexact, 1e-3f);
+  const TensorView view = dense_view(got.data(), DType::kF32, std::vector<int64_t>{400, 1});
+  return problem::judge({.name = "got", .got = view, .want = want, .eager = eager, .magnitudes = {}, .samples = 400});
+}
+
+TEST(JudgeOfFewErrors, CountsNoRowThatIsExact) {
+  EXPECT_TRUE(judge_rows_in_error(16).ok) << judge_rows_in_error(16).reason;
+  EXPECT_FALSE(judge_rows_in_error(400).ok);
 }
 
 // Probabilities from 1 down to e^-200, which leaves f32 at the 207th key: its smallest normal number is e^-87.3.
