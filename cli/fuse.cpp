@@ -20,6 +20,7 @@ struct Options {
   std::string output;
   std::string as = "custom_call";
   std::string report;
+  std::string emit;
   bool gradients = false;
   bool json = false;
 };
@@ -56,8 +57,9 @@ Outcome run_fuse(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Outputs outputs, find_outputs(options));
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
-  FLASHLIFT_ASSIGN_OR_RETURN(const stablehlo::FuseResult fused,
-                             stablehlo::fuse(text, {.as = as, .name = options.module, .gradients = options.gradients}));
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      const stablehlo::FuseResult fused,
+      stablehlo::fuse(text, {.as = as, .name = options.module, .gradients = options.gradients, .emit = options.emit}));
   const Json candidates = Json::parse(stablehlo::report_json(fused));
   Json report = {{"module", options.module},
                  {"output", options.output},
@@ -83,7 +85,10 @@ Outcome run_fuse(const Options& options) {
 void add_fuse(CLI::App& app, Outcome& outcome) {
   CLI::App* command = app.add_subcommand("fuse", "Replace the attention in a StableHLO module by fused calls");
   auto options = std::make_shared<Options>();
-  command->add_option("MODULE", options->module, "File name of the module, as StableHLO or generic MLIR text")
+  command
+      ->add_option(
+          "MODULE", options->module,
+          "File name of the module: StableHLO or generic MLIR text, MLIR bytecode, or VHLO (a portable artifact)")
       ->required();
   command->add_option("-o,--output", options->output, "Where the fused module goes; - is standard output")->required();
   command
@@ -94,6 +99,12 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
       ->option_text("TEXT [custom_call]");
   command->add_flag("--gradients", options->gradients,
                     "Fuse attention with its gradient where the module holds both, as custom calls");
+  command
+      ->add_option("--emit", options->emit,
+                   "The form of the fused module: text, bytecode (MLIR's, of StableHLO), vhlo=1.9.0 (a portable "
+                   "artifact of that version) or vhlo (of the oldest version that can say it); without it, the form "
+                   "of the file")
+      ->option_text("FORM");
   command->add_option("--report", options->report, "Where a JSON report of all candidates goes; - is standard output");
   command->add_flag("--json", options->json, "Print the report as one JSON object");
   command->callback([options, &outcome] { outcome = run_fuse(*options); });

@@ -29,6 +29,10 @@ struct FuseOptions {
   // Whether an attention is fused whose gradient stands in the module, too: both become calls, the backward pass
   // custom_call @flashlift.attention_backward. Otherwise, and as a composite, both stay.
   bool gradients = false;
+  // The form of the module that comes back: "text", "bytecode" (MLIR bytecode of StableHLO), "vhlo=1.9.0" (a portable
+  // artifact of that version of StableHLO, 0.9.0 to 1.20.0), "vhlo" (of the oldest version that can say it), or ""
+  // (the form it was given in).
+  std::string emit;
 };
 
 // One place that looked like attention, fused or not.
@@ -43,17 +47,19 @@ struct Candidate {
 };
 
 struct FuseResult {
-  std::string module;  // the input, byte for byte, when nothing was fused
+  std::string module;  // the input, byte for byte, when nothing was fused and no other form was asked for
   bool changed = false;
   std::vector<Candidate> candidates;  // in the order of the text
 
   size_t fused_count() const;
 };
 
-// Finds attention in a module and replaces it. The text may be StableHLO's pretty form or MLIR's generic form.
-// Errors: kInvalidArgument with line and column for text that is not a valid module; kUnsupported for what cannot be
-// read (bytecode, recursive calls). An attention that cannot be proved is no error: it stays, with a reason.
-Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options = {});
+// Finds attention in a module and replaces it. The module may be text, StableHLO's pretty form or MLIR's generic form,
+// or MLIR bytecode, of StableHLO or of VHLO (portable artifacts): its first bytes tell which.
+// Errors: kInvalidArgument with line and column, or the byte, for what is not a valid module; kUnsupported for what
+// cannot be read (recursive calls) or not be written in the form asked for. An attention that cannot be proved is no
+// error: it stays, with a reason.
+Result<FuseResult> fuse(std::string_view module, const FuseOptions& options = {});
 
 // The candidates as a JSON array, as `flashlift fuse --report` writes it: objects with location, function, fused,
 // reason, and for fused ones problem, score_mod and mask_mod.

@@ -7,7 +7,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Builders.h"
-#include "stablehlo/bytecode/read.h"
+#include "stablehlo/bytecode/write.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
@@ -153,8 +153,20 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
                            [](mlir::Operation* op) { return static_cast<bool>(op->getDiscardableAttr(kComposite)); });
 }
 
-Result<FuseResult> fuse_on_this_stack(std::string_view module_text, const FuseOptions& options) {
-  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(module_text, options.name));
+// A module in which nothing was fused: as it came where no other form is asked for.
+Result<std::string> in_other_form(std::string_view module_bytes, const FuseOptions& options, const Format& given,
+                                  const Target& target) {
+  if (target.format == given) {
+    return std::string(module_bytes);
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const Module module, read_module(module_bytes, options.name));
+  return write_module(module, target);
+}
+
+Result<FuseResult> fuse_on_this_stack(std::string_view module_bytes, const FuseOptions& options) {
+  const Format given = format_of(module_bytes);
+  FLASHLIFT_ASSIGN_OR_RETURN(const Target target, parse_target(options.emit, given));
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(module_bytes, options.name));
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 
@@ -166,19 +178,20 @@ Result<FuseResult> fuse_on_this_stack(std::string_view module_text, const FuseOp
   remove_dead_code(opened);
   Fuser fuser(opened, options);
   fuser.run();
-  FuseResult result{std::string(module_text), fuser.changed, std::move(fuser.candidates)};
+  FuseResult result{{}, fuser.changed, std::move(fuser.candidates)};
   if (!result.changed) {
+    FLASHLIFT_ASSIGN_OR_RETURN(result.module, in_other_form(module_bytes, options, given, target));
     return result;
   }
   if (!any_composites) {
-    result.module = opened.print();
+    FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target));
     return result;
   }
   FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
   remove_dead_code(module);
   Fuser again(module, options);
   again.run();
-  result.module = module.print();
+  FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target));
   result.candidates = std::move(again.candidates);
   return result;
 }
@@ -192,11 +205,11 @@ size_t FuseResult::fused_count() const {
       std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.fused; }));
 }
 
-Result<FuseResult> fuse(std::string_view module_text, const FuseOptions& options) {
+Result<FuseResult> fuse(std::string_view module_bytes, const FuseOptions& options) {
   FLASHLIFT_RETURN_IF_ERROR(check_environment());
   const UncutByFork uncut;
   std::optional<Result<FuseResult>> result;
-  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(module_text, options)); }));
+  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(module_bytes, options)); }));
   return *std::move(result);
 }
 

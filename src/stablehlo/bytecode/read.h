@@ -20,6 +20,8 @@ enum class Encoding : uint8_t {
 struct Format {
   Encoding encoding = Encoding::kText;
   bytecode::Version version = bytecode::kNewest;  // of StableHLO, for kVhlo
+
+  bool operator==(const Format&) const = default;
 };
 
 // By the first bytes: those of MLIR bytecode, and who wrote it. Text for everything else.

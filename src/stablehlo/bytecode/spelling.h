@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace flashlift::stablehlo::bytecode {
@@ -31,5 +34,18 @@ struct DotAlgorithm {
 std::string spell_conv(const ConvDims& dims);
 std::string spell_scatter(const ScatterDims& dims);
 std::string spell_algorithm(const DotAlgorithm& algorithm);
+
+// The other way. Nothing for any other text.
+using Fields = std::vector<std::pair<std::string_view, std::string_view>>;
+// "mnemonic<name = value, ...>"
+std::optional<Fields> parse_fields(std::string_view text, std::string_view mnemonic);
+// Empty for a name that is not there.
+std::string_view find_field(const Fields& fields, std::string_view name);
+// "[1, 2]"; empty text is an empty list.
+std::optional<std::vector<int64_t>> parse_list(std::string_view text);
+std::optional<int64_t> parse_number(std::string_view text);
+std::optional<ConvDims> parse_conv(std::string_view text);
+std::optional<ScatterDims> parse_scatter(std::string_view text);
+std::optional<DotAlgorithm> parse_algorithm(std::string_view text);
 
 }  // namespace flashlift::stablehlo::bytecode
