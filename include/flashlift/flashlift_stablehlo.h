@@ -1,4 +1,4 @@
-/* Finding attention in StableHLO text and replacing it, from C. Library: flashlift_stablehlo (it carries MLIR).
+/* Finding attention in a StableHLO module and replacing it, from C. Library: flashlift_stablehlo (it carries MLIR).
  *
  *   FlashliftFused* fused = NULL;
  *   FlashliftError* error = flashlift_stablehlo_fuse(text, strlen(text), NULL, &fused);
@@ -27,20 +27,24 @@ typedef struct FlashliftFuseOptions {
   /* Not 0: an attention whose gradient stands in the module, too, is fused with it. Both become custom calls, the
    * backward pass flashlift.attention_backward. Otherwise, and as a composite, both stay. */
   int32_t gradients;
+  /* The form of the module that comes back: "text", "bytecode" (MLIR bytecode of StableHLO), "vhlo=1.9.0" (a portable
+   * artifact of that version of StableHLO), "vhlo" (of the oldest version that can say it); NULL or "": the form it was
+   * given in. */
+  const char* emit;
 } FlashliftFuseOptions;
 
 typedef struct FlashliftFused FlashliftFused;
 
-/* Finds attention in a module of `size` bytes of StableHLO text, pretty or generic, and replaces it. `options` may be
- * NULL. An attention that cannot be proved is no error: it stays, with a reason in the report.
- * Errors: INVALID_ARGUMENT with line and column for text that is not a valid module; UNSUPPORTED for what cannot be
- * read. */
+/* Finds attention in a module of `size` bytes and replaces it: StableHLO text, pretty or generic, MLIR bytecode, or VHLO
+ * (a portable artifact); the first bytes tell which. `options` may be NULL. An attention that cannot be proved is no error: it stays, with a reason in the report.
+ * Errors: INVALID_ARGUMENT with line and column, or the byte, for what is not a valid module; UNSUPPORTED for what cannot
+ * be read, or not be written in the form asked for. */
 FlashliftError* flashlift_stablehlo_fuse(const char* module, size_t size, const FlashliftFuseOptions* options,
                                          FlashliftFused** fused);
 /* Takes NULL too. */
 void flashlift_fused_destroy(FlashliftFused* fused);
 
-/* The module's text; the input, byte for byte, when nothing was fused. Ends with a zero byte that `size`, which may be
+/* The module; the input, byte for byte, when nothing was fused and no other form was asked for. Ends with a zero byte that `size`, which may be
  * NULL, does not count. Lives as long as `fused`, as does the report. */
 const char* flashlift_fused_module(const FlashliftFused* fused, size_t* size);
 /* How many attentions were replaced. */

@@ -153,6 +153,7 @@ class FuseOptions(Structure):
         ("as_", c_int32),
         ("name", c_char_p),
         ("gradients", c_int32),
+        ("emit", c_char_p),
     ]
 
 

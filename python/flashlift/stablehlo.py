@@ -1,4 +1,4 @@
-"""Finding attention in the text of a StableHLO module and replacing it.
+"""Finding attention in a StableHLO module, text or bytes, and replacing it.
 
 result = flashlift.stablehlo.fuse(text)
 for candidate in result.candidates:
@@ -15,6 +15,7 @@ from flashlift._library import FuseOptions, c_text, check, stablehlo
 
 FuseAs = Literal["custom_call", "composite"]
 _AS = {"custom_call": 0, "composite": 1}
+_BYTECODE = b"ML\xefR"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FuseResult:
-    module: str
-    """The new text; the input, unchanged, when nothing was fused."""
+    module: str | bytes
+    """The new module, str where it is text and bytes otherwise; the one given when nothing was fused and no
+    other form was asked for."""
     candidates: tuple[Candidate, ...]
 
     @property
@@ -46,15 +48,24 @@ class FuseResult:
 
 
 def fuse(
-    module: str, *, fuse_as: FuseAs = "custom_call", name: str = "<module>", gradients: bool = False
+    module: str | bytes,
+    *,
+    fuse_as: FuseAs = "custom_call",
+    name: str = "<module>",
+    gradients: bool = False,
+    emit: str = "",
 ) -> FuseResult:
-    """Finds attention in a module's text, pretty or generic, and replaces it by one fused call each.
+    """Finds attention in a module and replaces it by one fused call each.
 
+    module: StableHLO text, pretty or generic; MLIR bytecode; or VHLO (a portable artifact, as jax.export gives it). Its
+    first bytes tell which.
     fuse_as: "custom_call" needs Flashlift's handler where the module runs (flashlift.jax.register); "composite" keeps
     the original as its decomposition, so that it runs anywhere.
     gradients: whether an attention is fused whose gradient stands in the module, too. Its backward pass becomes a
     custom call as well. Otherwise both stay.
-    Raises InvalidArgumentError with line and column for text that is not a valid module. An attention that cannot be
+    emit: the form of the new module: "text", "bytecode" (MLIR's, of StableHLO), "vhlo=1.9.0" (a portable artifact of
+    that version of StableHLO), "vhlo" (of the oldest version that can say it) or "" (the form it was given in).
+    Raises InvalidArgumentError with line and column, or the byte, for what is not a valid module. An attention that cannot be
     proved stays, with a reason.
     """
     if fuse_as not in _AS:
@@ -62,18 +73,19 @@ def fuse(
     if gradients and fuse_as == "composite":
         raise InvalidArgumentError('gradients=True with fuse_as="composite": gradients are fused as custom calls only')
     library = stablehlo()
-    text = c_text(module, "module")
-    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], c_text(name, "name"), gradients)
+    given = module if isinstance(module, bytes) else c_text(module, "module")
+    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], c_text(name, "name"), gradients, c_text(emit, "emit"))
     fused = ctypes.c_void_p()
-    check(library, library.flashlift_stablehlo_fuse(text, len(text), options, ctypes.byref(fused)))
+    check(library, library.flashlift_stablehlo_fuse(given, len(given), options, ctypes.byref(fused)))
     try:
         size = ctypes.c_size_t()
         address = library.flashlift_fused_module(fused, ctypes.byref(size))
-        result = ctypes.string_at(address, size.value).decode()
+        result = ctypes.string_at(address, size.value)
         report = json.loads(library.flashlift_fused_report(fused))
     finally:
         library.flashlift_fused_destroy(fused)
-    return FuseResult(result, tuple(_candidate(entry) for entry in report))
+    is_text = not result.startswith(_BYTECODE)
+    return FuseResult(result.decode() if is_text else result, tuple(_candidate(entry) for entry in report))
 
 
 def _candidate(entry: dict) -> Candidate:

@@ -27,6 +27,9 @@ Status fuse(const char* module, size_t size, const FlashliftFuseOptions* given, 
     options.name = read.name;
   }
   options.gradients = read.gradients != 0;
+  if (read.emit != nullptr) {
+    options.emit = read.emit;
+  }
   switch (read.as) {
     case FLASHLIFT_CUSTOM_CALL:
       options.as = stablehlo::FuseAs::kCustomCall;

@@ -149,7 +149,6 @@ class Converter {
     return mlir::FlatSymbolRefAttr::get(context_, text.getValue());
   }
 
-  // Dimensions are kept, as frameworks write them out.
   static bool is_default(std::string_view what, mlir::Attribute value) {
     const auto all = [&](auto predicate) {
       const auto list = mlir::dyn_cast<mlir::ArrayAttr>(value);
@@ -167,11 +166,26 @@ class Converter {
       const auto flag = mlir::dyn_cast<mlir::BoolAttr>(value);
       return flag && !flag.getValue();
     }
+    if (what == "ones") {
+      const auto dims = mlir::dyn_cast<mlir::DenseI64ArrayAttr>(value);
+      return dims && llvm::all_of(dims.asArrayRef(), [](int64_t each) { return each == 1; });
+    }
+    if (what == "falses") {
+      const auto flags = mlir::dyn_cast<mlir::DenseBoolArrayAttr>(value);
+      return flags && llvm::none_of(flags.asArrayRef(), [](bool each) { return each; });
+    }
+    if (what == "zeros") {
+      const auto numbers = mlir::dyn_cast<mlir::DenseIntElementsAttr>(value);
+      return numbers && (numbers.empty() || (numbers.isSplat() && numbers.getSplatValue<llvm::APInt>().isZero()));
+    }
+    if (what == "precision") {
+      return all([&](mlir::Attribute each) { return is_text(each, "precision DEFAULT"); });
+    }
     if (what == "pairs") {
       const auto numbers = mlir::dyn_cast<mlir::DenseIntElementsAttr>(value);
       return numbers && numbers.empty();
     }
-    if (what == "empty" || what == "precision") {
+    if (what == "empty") {
       const auto dims = mlir::dyn_cast<mlir::DenseI64ArrayAttr>(value);
       return (dims && dims.empty()) || all([](mlir::Attribute) { return false; });
     }

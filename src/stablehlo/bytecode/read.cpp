@@ -337,6 +337,9 @@ class OperationReader {
                              properties.offset(), name.name);
       }
       for (const Property& property : name.properties) {
+        if (property.is_optional && properties.empty()) {
+          break;  // it came to the operation after the file was written
+        }
         set(own, property.name,
             property.is_optional ? attributes_.read_optional_attribute(properties)
                                  : attributes_.read_attribute(properties));

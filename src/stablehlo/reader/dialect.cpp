@@ -61,10 +61,18 @@ class ChloDialect : public TextDialect {
       : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<ChloDialect>()) {}
 };
 
+class SdyDialect : public TextDialect {
+ public:
+  MLIR_DEFINE_EXPLICIT_INTERNAL_INLINE_TYPE_ID(SdyDialect)
+  static constexpr llvm::StringLiteral getDialectNamespace() { return llvm::StringLiteral("sdy"); }
+  explicit SdyDialect(mlir::MLIRContext* owner)
+      : TextDialect(getDialectNamespace(), owner, mlir::TypeID::get<SdyDialect>()) {}
+};
+
 }  // namespace
 
 void register_dialects(mlir::DialectRegistry& registry) {
-  registry.insert<StablehloDialect, ChloDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,
+  registry.insert<StablehloDialect, ChloDialect, SdyDialect, mlir::func::FuncDialect, mlir::arith::ArithDialect,
                   mlir::tensor::TensorDialect, mlir::shape::ShapeDialect, mlir::quant::QuantDialect>();
 }
 

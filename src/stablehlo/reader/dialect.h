@@ -1,4 +1,4 @@
-// The dialects stablehlo and chlo as this project needs them: operations stay unregistered (their attributes lie in the
+// The dialects stablehlo, chlo and sdy as this project needs them: operations stay unregistered (their attributes lie in the
 // property dictionary that the generic form calls <{...}>), a hook reads their pretty form, and attributes and types
 // are kept as text in a canonical spelling.
 //
@@ -12,7 +12,7 @@ class DialectRegistry;
 
 namespace flashlift::stablehlo {
 
-// stablehlo and chlo, and the upstream dialects whose pretty form occurs beside them (func, arith, tensor, shape,
+// stablehlo, chlo and sdy, and the upstream dialects whose pretty form occurs beside them (func, arith, tensor, shape,
 // quant).
 void register_dialects(mlir::DialectRegistry& registry);
 

@@ -505,6 +505,107 @@ ParseResult parse_scan(SyntaxState& state) {
   return state.apply(type);
 }
 
+// Whatever stands in the brackets that come next, of any kind and nested, in the spelling of Shardy's printer: a space
+// after a comma and nowhere else.
+ParseResult parse_brackets(SyntaxState& state, std::string& text) {
+  mlir::OpAsmParser& parser = state.parser;
+  int depth = 0;
+  do {
+    std::string string;
+    mlir::StringAttr symbol;
+    llvm::StringRef keyword;
+    int64_t number = 0;
+    const auto take = [&](ParseResult parsed, const char* spelling, int opens) {
+      if (failed(parsed)) {
+        return false;
+      }
+      text += spelling;
+      depth += opens;
+      return true;
+    };
+    if (take(parser.parseOptionalLess(), "<", 1) || take(parser.parseOptionalLSquare(), "[", 1) ||
+        take(parser.parseOptionalLBrace(), "{", 1) || take(parser.parseOptionalLParen(), "(", 1) ||
+        take(parser.parseOptionalGreater(), ">", -1) || take(parser.parseOptionalRSquare(), "]", -1) ||
+        take(parser.parseOptionalRBrace(), "}", -1) || take(parser.parseOptionalRParen(), ")", -1)) {
+      continue;
+    }
+    if (depth == 0) {
+      return parser.emitError(parser.getCurrentLocation(), "expected a bracket");
+    }
+    if (take(parser.parseOptionalComma(), ", ", 0) || take(parser.parseOptionalColon(), ":", 0) ||
+        take(parser.parseOptionalEqual(), "=", 0) || take(parser.parseOptionalQuestion(), "?", 0) ||
+        take(parser.parseOptionalArrow(), "->", 0)) {
+      continue;
+    }
+    llvm::raw_string_ostream stream(text);
+    if (succeeded(parser.parseOptionalString(&string))) {
+      stream << mlir::StringAttr::get(parser.getContext(), string);
+    } else if (succeeded(parser.parseOptionalSymbolName(symbol))) {
+      stream << mlir::FlatSymbolRefAttr::get(symbol);
+    } else if (succeeded(parser.parseOptionalKeyword(&keyword))) {
+      stream << keyword;
+    } else if (const mlir::OptionalParseResult parsed = parser.parseOptionalInteger(number);
+               parsed.has_value() && succeeded(*parsed)) {
+      stream << number;
+    } else {
+      return parser.emitError(parser.getCurrentLocation(), "expected the rest of a sharding");
+    }
+  } while (depth > 0);
+  return success();
+}
+
+// name[...] as #sdy.name[...]
+ParseResult add_sdy_attribute(SyntaxState& state, std::string_view name, std::string mnemonic, const char* before = "",
+                              const char* after = "") {
+  std::string text = std::move(mnemonic) + before;
+  if (parse_brackets(state, text)) {
+    return failure();
+  }
+  mlir::MLIRContext* context = state.parser.getContext();
+  state.add(name,
+            mlir::OpaqueAttr::get(mlir::StringAttr::get(context, "sdy"), text + after, mlir::NoneType::get(context)));
+  return success();
+}
+
+// @mesh = <["a"=2]>
+ParseResult parse_sdy_mesh(SyntaxState& state) {
+  mlir::StringAttr name;
+  if (state.parser.parseSymbolName(name) || state.parser.parseEqual()) {
+    return failure();
+  }
+  state.add("sym_name", name);
+  return add_sdy_attribute(state, "mesh", "mesh");
+}
+
+// <@mesh, [{"a"}, {}]>
+ParseResult parse_sdy_sharding(SyntaxState& state) { return add_sdy_attribute(state, "sharding", "sharding"); }
+
+// ": type" of the operand of an operation without results
+ParseResult parse_sdy_operand_type(SyntaxState& state) {
+  mlir::Type type;
+  return failure(failed(state.parser.parseColonType(type)) || failed(state.resolve(type)));
+}
+
+// (%x) in_shardings=[<...>] out_shardings=[<...>] manual_axes={"a"} (%y: type) {...} : function type
+ParseResult parse_sdy_manual_computation(SyntaxState& state) {
+  mlir::OpAsmParser& parser = state.parser;
+  const auto parse_named = [&](const char* name) -> ParseResult {
+    return failure(failed(parser.parseKeyword(name)) || failed(parser.parseEqual()));
+  };
+  llvm::SmallVector<mlir::OpAsmParser::Argument, 4> arguments;
+  mlir::FunctionType type;
+  if (parser.parseOperandList(state.operands, Delimiter::Paren) || parse_named("in_shardings") ||
+      add_sdy_attribute(state, "in_shardings", "sharding_per_value", "<", ">") || parse_named("out_shardings") ||
+      add_sdy_attribute(state, "out_shardings", "sharding_per_value", "<", ">") || parse_named("manual_axes") ||
+      add_sdy_attribute(state, "manual_axes", "manual_axes") ||
+      parser.parseArgumentList(arguments, Delimiter::Paren, /*allowType=*/true) ||
+      parser.parseRegion(*state.result.addRegion(), arguments) ||
+      parser.parseOptionalAttrDict(state.result.attributes) || parser.parseColonType(type)) {
+    return failure();
+  }
+  return state.apply(type);
+}
+
 }  // namespace
 
 SpecialSyntax find_special_syntax(std::string_view name) {
@@ -523,6 +624,10 @@ SpecialSyntax find_special_syntax(std::string_view name) {
       {"precision_algorithm", parse_precision_algorithm},
       {"reduce", parse_reduce},
       {"scan", parse_scan},
+      {"sdy_manual_computation", parse_sdy_manual_computation},
+      {"sdy_mesh", parse_sdy_mesh},
+      {"sdy_operand_type", parse_sdy_operand_type},
+      {"sdy_sharding", parse_sdy_sharding},
       {"slice", parse_slice},
       {"while", parse_while},
       {"window", parse_window},
