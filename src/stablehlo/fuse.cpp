@@ -160,7 +160,7 @@ Result<std::string> in_other_form(std::string_view module_bytes, const FuseOptio
     return std::string(module_bytes);
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Module module, read_module(module_bytes, options.name));
-  return write_module(module, target);
+  return write_module(module, target.format, target.rule);
 }
 
 Result<FuseResult> fuse_on_this_stack(std::string_view module_bytes, const FuseOptions& options) {
@@ -184,14 +184,14 @@ Result<FuseResult> fuse_on_this_stack(std::string_view module_bytes, const FuseO
     return result;
   }
   if (!any_composites) {
-    FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target));
+    FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target.format, target.rule));
     return result;
   }
   FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
   remove_dead_code(module);
   Fuser again(module, options);
   again.run();
-  FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target));
+  FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target.format, target.rule));
   result.candidates = std::move(again.candidates);
   return result;
 }

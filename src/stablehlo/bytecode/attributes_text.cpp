@@ -1,6 +1,8 @@
 // Attributes and types of stablehlo, chlo and sdy from the codes of their bytecode, as the text that their printers
 // make of them.
 #include <bit>
+#include <cmath>
+#include <cstdlib>
 
 #include <fmt/ranges.h>
 
@@ -30,7 +32,7 @@ std::string list_of(const std::vector<int64_t>& list) { return fmt::format("[{}]
 
 std::string number_text(double number) {
   const std::string brief = fmt::format("{:e}", number);
-  return std::stod(brief) == number ? brief : fmt::format("{:.17e}", number);
+  return std::strtod(brief.c_str(), nullptr) == number ? brief : fmt::format("{:.17e}", number);
 }
 
 }  // namespace
@@ -140,6 +142,9 @@ mlir::Attribute AttributeReader::read_accuracy(ByteReader& reader) {
   const auto atol = std::bit_cast<double>(read_bits(reader, 64));
   const auto rtol = std::bit_cast<double>(read_bits(reader, 64));
   const int64_t ulps = reader.signed_varint();
+  if (!std::isfinite(atol) || !std::isfinite(rtol)) {
+    failure_.invalid("byte {}: expected a finite accuracy, got {} and {}", reader.offset(), atol, rtol);
+  }
   std::string fields;
   if (atol != 0) {
     fields += fmt::format("atol = {}, ", number_text(atol));
@@ -334,9 +339,9 @@ mlir::Type AttributeReader::read_stablehlo_type(ByteReader& reader) {
 mlir::Attribute AttributeReader::read_chlo_attribute(ByteReader& reader) {
   const size_t offset = reader.offset();
   switch (const uint64_t code = reader.varint()) {
-    case 1:
+    case 0:
       return enumerated("chlo", "comparison_direction", reader.varint(), {"EQ", "NE", "GE", "GT", "LE", "LT"});
-    case 2:
+    case 1:
       return enumerated("chlo", "comparison_type", reader.varint(),
                         {"NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"});
     default:

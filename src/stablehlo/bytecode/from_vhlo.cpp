@@ -336,7 +336,7 @@ class Converter {
   void make_channel() {
     const bool is_transfer = attributes_.get("channel_type") != nullptr;
     const int64_t handle = take_int("channel_id");
-    const int64_t type = is_transfer ? take_int("channel_type") : 1;
+    const int64_t type = is_transfer ? take_int("channel_type") : 0;
     if (is_transfer || handle != 0) {
       set_text("channel_handle", fmt::format("channel_handle<handle = {}, type = {}>", handle, type));
     }

@@ -7,7 +7,7 @@
 namespace flashlift::stablehlo::bytecode {
 namespace {
 
-// Attributes in alphabetical order; `?` follows one that may be missing.
+// Attributes in alphabetical order; `?` follows one that may be missing, `~` one that came with a later version.
 constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"builtin.module", "sym_name? sym_visibility?"},
     {"func.call", "arg_attrs? callee no_inline? res_attrs?"},
@@ -36,7 +36,7 @@ constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"stablehlo.broadcast_in_dim", "broadcast_dimensions"},
     {"stablehlo.cbrt", "result_accuracy?"},
     {"stablehlo.cholesky", "lower?"},
-    {"stablehlo.collective_broadcast", "channel_handle? has_dynamic_root? replica_groups"},
+    {"stablehlo.collective_broadcast", "channel_handle? has_dynamic_root~ replica_groups"},
     {"stablehlo.collective_permute", "channel_handle? source_target_pairs"},
     {"stablehlo.collective_reduce", "channel_handle? has_dynamic_root? replica_groups use_global_device_ids?"},
     {"stablehlo.compare", "compare_type? comparison_direction"},
@@ -50,7 +50,7 @@ constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"stablehlo.cross-replica-sum", "replica_groups"},
     {"stablehlo.custom_call",
      "api_version? backend_config? call_target_name called_computations? has_side_effect? operand_layouts? "
-     "output_operand_aliases? result_layouts? result_tilings?"},
+     "output_operand_aliases? result_layouts? result_tilings~"},
     {"stablehlo.dot", "precision_config?"},
     {"stablehlo.dot_general", "algorithm? dot_dimension_numbers precision_config?"},
     {"stablehlo.dynamic_broadcast_in_dim",
@@ -76,7 +76,7 @@ constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"stablehlo.map", "dimensions"},
     {"stablehlo.outfeed", "outfeed_config?"},
     {"stablehlo.pad", "edge_padding_high edge_padding_low interior_padding"},
-    {"stablehlo.recv", "channel_handle is_host_transfer? source_target_pairs?"},
+    {"stablehlo.recv", "channel_handle is_host_transfer? source_target_pairs~"},
     {"stablehlo.reduce", "dimensions"},
     {"stablehlo.reduce_precision", "exponent_bits mantissa_bits"},
     {"stablehlo.reduce_scatter", "channel_handle? replica_groups scatter_dimension use_global_device_ids?"},
@@ -87,7 +87,7 @@ constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"stablehlo.rsqrt", "result_accuracy?"},
     {"stablehlo.scatter", "indices_are_sorted? scatter_dimension_numbers unique_indices?"},
     {"stablehlo.select_and_scatter", "padding? window_dimensions? window_strides?"},
-    {"stablehlo.send", "channel_handle is_host_transfer? source_target_pairs?"},
+    {"stablehlo.send", "channel_handle is_host_transfer? source_target_pairs~"},
     {"stablehlo.set_dimension_size", "dimension"},
     {"stablehlo.sine", "result_accuracy?"},
     {"stablehlo.slice", "limit_indices start_indices strides"},
@@ -102,15 +102,18 @@ constexpr std::pair<std::string_view, std::string_view> kTable[] = {
     {"chlo.broadcast_compare", "broadcast_dimensions? compare_type? comparison_direction"},
     {"chlo.constant", "value"},
     {"chlo.constant_like", "value"},
-    {"chlo.top_k", "is_stable? k"},
+    {"chlo.ragged_dot", "precision_config? ragged_dot_dimension_numbers"},
+    {"chlo.scan", "dimension is_associative? is_reverse? scan_dim_size?"},
+    {"chlo.top_k", "is_stable~ k"},
 };
 
 std::vector<Property> parse(std::string_view text) {
   std::vector<Property> properties;
   while (!text.empty()) {
     const size_t size = std::min(text.find(' '), text.size());
-    const bool is_optional = text[size - 1] == '?';
-    properties.push_back({text.substr(0, size - (is_optional ? 1 : 0)), is_optional});
+    const bool is_late = text[size - 1] == '~';
+    const bool is_optional = is_late || text[size - 1] == '?';
+    properties.push_back({text.substr(0, size - (is_optional ? 1 : 0)), is_optional, is_late});
     text.remove_prefix(std::min(size + 1, text.size()));
   }
   return properties;
@@ -133,7 +136,7 @@ std::span<const Property> properties_of(std::string_view operation, bool& is_kno
   }
   // chlo.broadcast_add and its kin.
   if (operation.starts_with("chlo.broadcast_")) {
-    static const std::vector<Property> broadcast = {{"broadcast_dimensions", true}};
+    static const std::vector<Property> broadcast = {{"broadcast_dimensions", true, false}};
     is_known = true;
     return broadcast;
   }

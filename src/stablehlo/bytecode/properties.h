@@ -9,6 +9,7 @@ namespace flashlift::stablehlo::bytecode {
 struct Property {
   std::string_view name;
   bool is_optional = false;
+  bool is_late = false;  // files of earlier versions do not have it at all
 };
 
 // Of "stablehlo.add", "func.func", ... Nothing is known of other operations: `is_known` says so.

@@ -336,9 +336,10 @@ class OperationReader {
         failure_.unsupported("byte {}: '{}' has attributes in a form of its own; give the module as text, or as VHLO",
                              properties.offset(), name.name);
       }
+      const bool is_early = count_numbers(properties) < name.properties.size();
       for (const Property& property : name.properties) {
-        if (property.is_optional && properties.empty()) {
-          break;  // it came to the operation after the file was written
+        if (property.is_late && is_early) {
+          continue;
         }
         set(own, property.name,
             property.is_optional ? attributes_.read_optional_attribute(properties)
@@ -349,6 +350,15 @@ class OperationReader {
       failure_.unsupported("byte {}: '{}' has more attributes than version {} of StableHLO gives it",
                            properties.offset(), name.name, print(kNewest));
     }
+  }
+
+  // Each property is one.
+  static size_t count_numbers(ByteReader reader) {
+    size_t count = 0;
+    for (; !reader.empty(); ++count) {
+      (void)reader.varint();
+    }
+    return count;
   }
 
   static void set(mlir::NamedAttrList& own, std::string_view name, mlir::Attribute value) {

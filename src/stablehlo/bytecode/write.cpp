@@ -319,10 +319,6 @@ Result<Target> parse_target(std::string_view text, const Format& given) {
       "expected text, bytecode, vhlo or vhlo=VERSION as the form of the module, as in vhlo=1.9.0, got '{}'", text);
 }
 
-Result<std::string> write_module(const Module& module, const Target& target) {
-  return write_module(module, target.format, target.rule);
-}
-
 Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule) {
   switch (format.encoding) {
     case Encoding::kText:

@@ -22,7 +22,6 @@ struct Target {
 // a later version where that is needed).
 Result<Target> parse_target(std::string_view text, const Format& given);
 
-Result<std::string> write_module(const Module& module, const Target& target);
 // Errors: kUnsupported for what the format or its version cannot say; the message names the oldest version that can.
 Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule = VersionRule::kExactly);
 
