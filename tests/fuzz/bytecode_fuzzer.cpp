@@ -13,7 +13,9 @@ void check(std::string_view bytes) {
     return;
   }
   const std::string printed = module->print();
-  require(stablehlo::Module::parse(printed).ok(), "the printed module is read back", printed);
+  if (const auto again = stablehlo::Module::parse(printed); !again.ok()) {
+    require(false, "the printed module is read back", again.error().message + "\n" + printed);
+  }
   for (const stablehlo::Target target :
        {stablehlo::Target{{stablehlo::Encoding::kBytecode}},
         stablehlo::Target{{stablehlo::Encoding::kVhlo, stablehlo::bytecode::kOldest}, stablehlo::VersionRule::kAtLeast},
@@ -24,7 +26,9 @@ void check(std::string_view bytes) {
       continue;
     }
     const auto again = stablehlo::read_module(*written);
-    require(again.ok(), "the written module is read back", printed);
+    if (!again.ok()) {
+      require(false, "the written module is read back", again.error().message + "\n" + printed);
+    }
   }
   const auto fused = stablehlo::fuse(bytes, {.name = "fuzz", .gradients = true});
   if (fused.ok()) {

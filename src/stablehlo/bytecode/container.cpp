@@ -1,7 +1,16 @@
 #include "stablehlo/bytecode/container.h"
 
+#include <algorithm>
+
 namespace flashlift::stablehlo::bytecode {
 namespace {
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.' || c == '$';
+  });
+}
 
 class TableReader {
  public:
@@ -116,7 +125,12 @@ class TableReader {
         bool is_registered = true;
         const uint64_t name =
             container_.version < kOwnProperties ? reader.varint() : reader.varint_with_flag(is_registered);
-        container_.operations.push_back({dialect, string_at(name, reader.offset()), is_registered});
+        const std::string_view operation = string_at(name, reader.offset());
+        if (!is_name(dialect) || !is_name(operation)) {
+          failure_.invalid("byte {}: expected the name of an operation, of letters, digits, '_', '-', '.' and '$'",
+                           reader.offset());
+        }
+        container_.operations.push_back({dialect, operation, is_registered});
       }
     }
   }

@@ -235,4 +235,15 @@ module @all_operations {
     %45 = chlo.constant dense<1> : tensor<2xi32>
     return
   }
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func @sdy(%arg0: tensor<4x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", ?}, {?}p2], replicated={"y"}>}) -> tensor<4x6xf32> {
+    %0 = sdy.sharding_constraint %arg0 <@mesh, [{"x"}, {}]> : tensor<4x6xf32>
+    %1 = sdy.reshard %0 <@mesh, [{"y":(1)2}, {}]> : tensor<4x6xf32>
+    sdy.sharding_group %1 group_id=21 : tensor<4x6xf32>
+    %2 = sdy.manual_computation(%1) in_shardings=[<@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{"x"}, {}]>] manual_axes={"x"} (%arg1: tensor<2x6xf32>) {
+      %3 = stablehlo.add %arg1, %arg1 : tensor<2x6xf32>
+      sdy.return %3 : tensor<2x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %2 : tensor<4x6xf32>
+  }
 }
