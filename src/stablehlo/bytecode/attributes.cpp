@@ -71,6 +71,9 @@ template <typename T, typename Parse>
 T AttributeReader::read_text(ByteReader& reader, Parse parse) {
   const size_t offset = reader.offset();
   const std::string_view text = reader.zero_ended();
+  if (failure_ || text.empty()) {
+    return {};
+  }
   if (const Status measured = measure_text(text, fmt::format("{}, byte {}", failure_.name(), offset)); !measured.ok()) {
     failure_.set(measured.error());
     return {};
@@ -136,7 +139,16 @@ mlir::Type AttributeReader::read_type_entry(const Entry& entry, ByteReader& read
 mlir::Attribute AttributeReader::read_optional_attribute(ByteReader& reader) {
   bool is_present = false;
   const uint64_t index = reader.varint_with_flag(is_present);
-  return is_present ? attribute(index) : mlir::Attribute();
+  return is_present ? value(reader, index) : mlir::Attribute();
+}
+
+mlir::Attribute AttributeReader::value(const ByteReader& reader, uint64_t index) {
+  const mlir::Attribute found = attribute(index);
+  if (found && mlir::isa<mlir::LocationAttr>(found)) {
+    failure_.invalid("byte {}: expected an attribute other than a location", reader.offset());
+    return {};
+  }
+  return found;
 }
 
 AttributeReader::Ints AttributeReader::read_ints(ByteReader& reader) {

@@ -28,8 +28,8 @@ class AttributeReader {
   // A location of a kind that a later MLIR may have is an unknown location.
   mlir::Location location(uint64_t index);
 
-  // The index is read first.
-  mlir::Attribute read_attribute(ByteReader& reader) { return attribute(reader.varint()); }
+  // The index is read first. No location: MLIR prints one only where locations belong.
+  mlir::Attribute read_attribute(ByteReader& reader) { return value(reader, reader.varint()); }
   mlir::Type read_type(ByteReader& reader) { return type(reader.varint()); }
   // Null where the file says that there is none.
   mlir::Attribute read_optional_attribute(ByteReader& reader);
@@ -43,6 +43,7 @@ class AttributeReader {
   };
   using Ints = std::vector<int64_t>;
 
+  mlir::Attribute value(const ByteReader& reader, uint64_t index);
   template <typename T, typename Read>
   T resolve(uint64_t index, const std::vector<Entry>& entries, std::vector<Slot<T>>& slots, std::string_view what,
             Read read);
@@ -119,8 +120,7 @@ class AttributeReader {
 template <typename T>
 T AttributeReader::read_as(ByteReader& reader, std::string_view expected) {
   const size_t offset = reader.offset();
-  const mlir::Attribute found = read_attribute(reader);
-  const T result = mlir::dyn_cast_or_null<T>(found);
+  const T result = mlir::dyn_cast_or_null<T>(attribute(reader.varint()));
   if (!result) {
     failure_.invalid("byte {}: expected {}", offset, expected);
   }
