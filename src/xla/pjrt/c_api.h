@@ -124,6 +124,11 @@ struct FfiExtension {
   PluginError* (*register_handler)(FfiRegisterHandlerArgs* args);
 };
 
+static_assert(sizeof(Args) == 16 && sizeof(Program) == 48);
+static_assert(sizeof(ErrorDestroyArgs) == 24 && sizeof(ErrorMessageArgs) == 40 && sizeof(ErrorGetCodeArgs) == 32);
+static_assert(sizeof(PlatformArgs) == 40 && sizeof(ClientCompileArgs) == 56 && sizeof(CompileArgs) == 64);
+static_assert(sizeof(FfiExtension) == 48 && kFfiRegisterHandlerArgsSize == 52);
+
 // Whether the structure that the plugin handed out reaches this far.
 inline bool has(const Api& api, Slot slot) {
   return api.struct_size >= kFunctionsOffset + (slot + 1) * sizeof(Function);

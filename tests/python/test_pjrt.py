@@ -1,0 +1,271 @@
+"""libflashlift_pjrt around real plugins: those of PyPI that are installed, on the CPU."""
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import flashlift
+import flashlift.stablehlo
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+LIBRARIES = Path(flashlift.__file__).parent / "lib"
+WRAPPER = LIBRARIES / "pjrt_c_api_flashlift-cpu_plugin.so"
+HERE = Path(__file__).parent
+
+PACKAGES = {
+    "fastatomstruct_xla_cpu": "libpjrt_cpu.so",
+    "lammps_jax_pjrt_cpu": "pjrt_c_api_cpu_plugin.so",
+}
+# PyPI's names of what these tests run; scripts/requirements-xla.txt.
+MISSING = "needs pypjrt and a CPU plugin of PyPI: pip install --no-deps -r scripts/requirements-xla.txt"
+
+
+def installed():
+    for package, name in PACKAGES.items():
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin and (Path(spec.origin).parent / name).exists():
+            yield pytest.param(Path(spec.origin).parent / name, id=package)
+
+
+PLUGINS = list(installed()) if importlib.util.find_spec("pypjrt") else []
+each_plugin = pytest.mark.parametrize(
+    "plugin", PLUGINS or [pytest.param(None, marks=pytest.mark.skip(reason=MISSING), id="none")]
+)
+
+
+def run(*command, plugin=None, report=None, ok=True, **variables):
+    environment = {**os.environ, "FLASHLIFT_PJRT_PLUGIN": str(plugin or ""), **variables}
+    environment["FLASHLIFT_PJRT_REPORT"] = str(report or "")
+    ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
+    assert (ran.returncode == 0) == ok, ran.stdout + ran.stderr
+    return ran
+
+
+def read_report(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- modules ---
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*shape, dtype=np.float32):
+    return RNG.normal(size=shape).astype(dtype)
+
+
+def causal(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def gradients(q, k, v, ct):
+    out, pull = jax.vjp(causal, q, k, v)
+    return out, *pull(ct)
+
+
+def layers(x):
+    return jax.lax.scan(lambda carry, _: (carry + causal(carry, carry, carry), None), x, None, length=3)[0]
+
+
+def probabilities(q, k):
+    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), axis=-1)
+    return scores, jnp.einsum("bhqk,bkhd->bqhd", scores, k)
+
+
+def classifier(x, weights):
+    return jax.value_and_grad(lambda w: -jax.nn.log_softmax(x @ w)[:, 0].mean())(weights)
+
+
+BF16 = ml_dtypes.bfloat16
+MODULES = {
+    "causal": (causal, [normal(2, 40, 4, 16) for _ in range(3)], {}),
+    "grouped": (causal, [normal(1, 33, 4, 16, dtype=BF16), *(normal(1, 33, 2, 16, dtype=BF16) for _ in range(2))], {}),
+    "gradients": (gradients, [normal(1, 48, 2, 16) for _ in range(4)], {}),
+    "layers": (layers, [normal(1, 32, 2, 16)], {}),
+    "donated": (causal, [normal(2, 40, 4, 16) for _ in range(3)], {"donate_argnums": (0,)}),
+    "probabilities": (probabilities, [normal(1, 24, 2, 16), normal(1, 24, 2, 16)], {}),
+    "classifier": (classifier, [normal(16, 8), normal(8, 4)], {}),
+    "elementwise": (lambda x: jnp.sin(x) + 1, [normal(16, 8)], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    """A folder of modules with arguments, and how many attentions `flashlift fuse` fuses in each."""
+    folder = tmp_path_factory.mktemp("modules")
+    counts = {}
+    for name, (function, arguments, options) in MODULES.items():
+        text = jax.jit(function, **options).lower(*arguments).as_text()
+        (folder / f"{name}.mlir").write_text(text)
+        np.savez(folder / f"{name}.npz", *arguments)
+        counts[name] = flashlift.stablehlo.fuse(text, gradients=True).fused_count
+    assert {name for name, count in counts.items() if count} == {"causal", "grouped", "gradients", "layers", "donated"}
+    return folder, counts
+
+
+@each_plugin
+def test_modules(plugin, modules, tmp_path):
+    folder, counts = modules
+    report = tmp_path / "report.jsonl"
+    for library, results in ((plugin, "unfused.npz"), (WRAPPER, "fused.npz")):
+        run(sys.executable, HERE / "pjrt_run.py", library, folder, tmp_path / results, plugin=plugin, report=report)
+    told = read_report(report)
+    assert [entry["fused"] for entry in told] == [counts[name] for name in sorted(MODULES)]
+    assert all(bool(entry["reason"]) == (entry["fused"] == 0) and not entry["failed"] for entry in told)
+    with np.load(tmp_path / "unfused.npz") as unfused, np.load(tmp_path / "fused.npz") as fused:
+        assert sorted(unfused.files) == sorted(fused.files)
+        for name in unfused.files:
+            tolerance = 2**-6 if name.startswith("grouped") else 2e-5
+            np.testing.assert_allclose(fused[name], unfused[name], atol=tolerance, rtol=tolerance, err_msg=name)
+
+
+SERIALIZE = """
+import pathlib, sys, numpy as np, pypjrt
+sys.path.insert(0, {here!r})
+import pjrt_run
+blob = pathlib.Path({blob!r})
+arguments = pjrt_run.arguments_of({arguments!r})
+with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
+    if blob.exists():
+        executable = client.deserialize_executable(blob.read_bytes())
+    else:
+        executable = client.compile(open({module!r}).read())
+        blob.write_bytes(executable.serialize())
+    print(float(pjrt_run.run(client, devices[0], executable, arguments)[0].sum()))
+"""
+
+
+@each_plugin
+def test_serialized_executables_load_in_another_process(plugin, modules, tmp_path):
+    folder, _ = modules
+    script = SERIALIZE.format(here=str(HERE), blob=str(tmp_path / "blob"), arguments=str(folder / "causal.npz"),
+                              wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
+    outputs = [run(sys.executable, "-c", script, plugin=plugin).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1] != ""
+    assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
+
+
+TWO_RUNTIMES = """
+import sys
+sys.path.insert(0, {here!r})
+import jax, numpy as np, pypjrt, flashlift.jax, pjrt_run
+arguments = pjrt_run.arguments_of({arguments!r})
+def jaxlib():
+    function = flashlift.jax.fuse(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
+    out = np.asarray(function(*arguments))
+    assert function.report.fused_count == 1
+    return out
+def plugin():
+    with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
+        return pjrt_run.compile_and_run(client, devices[0], open({module!r}).read(), arguments)[0]
+first, second = {order}
+a, b = first(), second()
+np.testing.assert_allclose(a, b, atol=1e-6)
+np.testing.assert_array_equal(first(), a)
+"""
+
+
+@each_plugin
+@pytest.mark.parametrize("order", ["jaxlib, plugin", "plugin, jaxlib"])
+def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
+    folder, _ = modules
+    script = TWO_RUNTIMES.format(here=str(HERE), arguments=str(folder / "causal.npz"), wrapper=str(WRAPPER),
+                                 module=str(folder / "causal.mlir"), order=order)
+    run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl", JAX_PLATFORMS="cpu")
+    assert read_report(tmp_path / "report.jsonl")[0]["fused"] == 1
+
+
+# --- JAX ---
+
+
+@each_plugin
+def test_jax_platform(plugin, root):
+    """The example's training steps, with JAX's own platform and with ours."""
+    script = root / "examples" / "xla" / "jax_platform.py"
+    own = run(sys.executable, script, JAX_PLATFORMS="cpu").stdout
+    assert run(sys.executable, script, plugin=plugin, JAX_PLATFORMS="flashlift").stdout == own
+
+
+def test_jax_platform_without_a_plugin():
+    ran = run(sys.executable, "-c", "import jax; jax.devices()", plugin="/nowhere/plugin.so", ok=False,
+              JAX_PLATFORMS="flashlift")
+    assert "/nowhere/plugin.so cannot be wrapped: there is no such file" in ran.stderr
+
+
+def test_jax_is_left_alone():
+    ran = run(sys.executable, "-c", "import jax.extend; print(jax.extend.backend.backends().keys())", JAX_PLATFORMS="")
+    assert "flashlift" not in ran.stdout
+
+
+# --- examples ---
+
+
+@each_plugin
+@pytest.mark.parametrize("module", ["attention", "gradient"])
+def test_client_in_cpp(plugin, module, root, tmp_path):
+    examples = root / "examples" / "xla"
+    compiler = os.environ.get("CXX", "c++")
+    run(compiler, "-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror", examples / "client.cpp", "-o", tmp_path / "client",
+        "-ldl")
+    command = (tmp_path / "client", examples / f"{module}.mlir", WRAPPER, plugin, "--runs", 2)
+    ran = run(*command, plugin=plugin, report=tmp_path / "report.jsonl")
+    assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
+    assert float(re.search(r"largest difference: (\S+)", ran.stdout)[1]) < 2e-5
+    assert "flashlift" in ran.stdout
+
+
+@each_plugin
+@pytest.mark.skipif(not shutil.which("go"), reason="needs Go: apt-get install golang-go")
+def test_client_in_go(plugin, root, tmp_path):
+    examples = root / "examples" / "xla"
+    run("go", "build", "-o", tmp_path / "client", examples / "go" / "main.go", HOME=str(tmp_path), CGO_CFLAGS="-O1")
+    ran = run(tmp_path / "client", examples / "attention.mlir", WRAPPER, plugin=plugin, report=tmp_path / "report.jsonl")
+    assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
+    assert "result 0: 2097152 bytes" in ran.stdout
+
+
+@each_plugin
+def test_client_with_pypjrt(plugin, root, tmp_path):
+    run(sys.executable, root / "examples" / "xla" / "pypjrt_client.py", WRAPPER, plugin=plugin,
+        report=tmp_path / "report.jsonl")
+    assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
+
+
+# --- the interface as it is written down here ---
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pypjrt"), reason=MISSING)
+def test_interface(root):
+    """Functions' places and structures' sizes, as in the table that pypjrt has made from openxla's header."""
+    from pypjrt._abi import pjrt_0_114 as table
+
+    header = (root / "src" / "xla" / "pjrt" / "c_api.h").read_text()
+    enum = re.search(r"enum Slot : size_t \{(.*?)\};", header, re.S)[1]
+    places = {name: int(place) for name, place in re.findall(r"k(\w+) = (\d+)", enum)}
+    assert len(places) == 10
+    for name, place in places.items():
+        full = "PJRT_" + name.replace("TopologyPlatform", "TopologyDescription_Platform")
+        for object_name in ("Client", "Error", "Plugin", "TopologyDescription"):
+            full = re.sub(rf"PJRT_{object_name}(?=[A-Z])", f"PJRT_{object_name}_", full)
+        assert table.SLOT[full] == place, full
+    sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
+    for ours, theirs in {
+        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args", "ErrorMessageArgs": "PJRT_Error_Message_Args",
+        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args", "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
+        "Program": "PJRT_Program", "ClientCompileArgs": "PJRT_Client_Compile_Args", "CompileArgs": "PJRT_Compile_Args",
+        "FfiExtension": "PJRT_FFI_Extension",
+    }.items():
+        assert ctypes.sizeof(getattr(table, theirs)) == int(sizes[ours]), ours
+    example = (root / "examples" / "xla" / "pjrt.h").read_text()
+    for name, place in re.findall(r"(PJRT_\w+) = (\d+)", example):
+        assert table.SLOT[name] == int(place), name
