@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 LIBRARIES = Path(flashlift.__file__).parent / "lib"
 WRAPPER = LIBRARIES / "pjrt_c_api_flashlift-cpu_plugin.so"
@@ -99,6 +100,10 @@ MODULES = {
 }
 
 
+# Those that are compiled from bytes, too: StableHLO's portable artifacts of the oldest version and of jaxlib's own.
+AS_BYTES = {"causal": "0.9.0", "gradients": "0.9.0", "layers": stablehlo_dialect.get_current_version()}
+
+
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
     """A folder of modules with arguments, and how many attentions `flashlift fuse` fuses in each."""
@@ -109,7 +114,12 @@ def modules(tmp_path_factory):
         (folder / f"{name}.mlir").write_text(text)
         np.savez(folder / f"{name}.npz", *arguments)
         counts[name] = flashlift.stablehlo.fuse(text, gradients=True).fused_count
-    assert {name for name, count in counts.items() if count} == {"causal", "grouped", "gradients", "layers", "donated"}
+        if name in AS_BYTES:
+            artifact = stablehlo_dialect.serialize_portable_artifact_str(text, AS_BYTES[name])
+            (folder / f"{name}_bytes.vhlo").write_bytes(artifact)
+            np.savez(folder / f"{name}_bytes.npz", *arguments)
+            counts[f"{name}_bytes"] = counts[name]
+    assert {name for name in MODULES if counts[name]} == {"causal", "grouped", "gradients", "layers", "donated"}
     return folder, counts
 
 
@@ -120,7 +130,7 @@ def test_modules(plugin, modules, tmp_path):
     for library, results in ((plugin, "unfused.npz"), (WRAPPER, "fused.npz")):
         run(sys.executable, HERE / "pjrt_run.py", library, folder, tmp_path / results, plugin=plugin, report=report)
     told = read_report(report)
-    assert [entry["fused"] for entry in told] == [counts[name] for name in sorted(MODULES)]
+    assert [entry["fused"] for entry in told] == [counts[name] for name in sorted(counts)]
     assert all(bool(entry["reason"]) == (entry["fused"] == 0) and not entry["failed"] for entry in told)
     with np.load(tmp_path / "unfused.npz") as unfused, np.load(tmp_path / "fused.npz") as fused:
         assert sorted(unfused.files) == sorted(fused.files)
@@ -189,11 +199,13 @@ def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
 
 
 @each_plugin
-def test_jax_platform(plugin, root):
+def test_jax_platform(plugin, root, tmp_path):
     """The example's training steps, with JAX's own platform and with ours."""
     script = root / "examples" / "xla" / "jax_platform.py"
     own = run(sys.executable, script, JAX_PLATFORMS="cpu").stdout
-    assert run(sys.executable, script, plugin=plugin, JAX_PLATFORMS="flashlift").stdout == own
+    report = tmp_path / "report.jsonl"
+    assert run(sys.executable, script, plugin=plugin, report=report, JAX_PLATFORMS="flashlift").stdout == own
+    assert sum(entry["fused"] for entry in read_report(report)) == 1
 
 
 def test_jax_platform_without_a_plugin():
