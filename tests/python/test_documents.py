@@ -61,6 +61,7 @@ def test_commands_run(root, flashlift, tmp_path, document):
         "docs/problem.md",
         "docs/python.md",
         "docs/c.md",
+        "docs/xla.md",
         "docs/security.md",
         "docs/stability.md",
         "docs/custom_call.md",

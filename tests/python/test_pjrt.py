@@ -253,6 +253,14 @@ def test_client_with_pypjrt(plugin, root, tmp_path):
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
 
 
+@each_plugin
+def test_document(plugin, root):
+    """What docs/xla.md shows for CPUs, in a shell."""
+    block = re.search(r"```sh\n(.*?)```", (root / "docs" / "xla.md").read_text(), re.DOTALL)[1]
+    ran = run("bash", "-ec", f"cd {root}\n{block}", plugin=plugin)
+    assert ran.stderr.count("1 attention fused") == 2
+
+
 # --- the interface as it is written down here ---
 
 
