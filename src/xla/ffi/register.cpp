@@ -4,6 +4,7 @@
 // is found in the FFI's own interface, which is handed to each handler that is called. So a handler is registered by
 // PJRT's function whose only purpose is to be called: at once, for its metadata. From there it registers the others.
 #include <array>
+#include <cstddef>
 #include <mutex>
 #include <set>
 #include <string>
@@ -34,17 +35,33 @@ constexpr std::array kBundles = {
            flashlift_xla_attention_backward_cuda_execute},
 };
 
+// XLA_FFI_Handler_Register_Args as it is in versions 0.3 and 0.4. The headers' own has another stage from 0.5 on, for
+// which older runtimes have no room.
+struct HandlerRegisterArgs {
+  size_t struct_size;
+  void* extensions;
+  XLA_FFI_ByteSpan name;
+  XLA_FFI_ByteSpan platform;
+  XLA_FFI_Handler* instantiate;
+  XLA_FFI_Handler* prepare;
+  XLA_FFI_Handler* initialize;
+  XLA_FFI_Handler* execute;
+  XLA_FFI_Handler_Traits traits;
+};
+constexpr size_t kHandlerRegisterArgsSize = offsetof(HandlerRegisterArgs, traits) + sizeof(XLA_FFI_Handler_Traits);
+
 XLA_FFI_ByteSpan span(std::string_view text) { return {text.data(), text.size()}; }
 
 Status register_bundles(const XLA_FFI_Api* api) {
   for (const Bundle& bundle : kBundles) {
-    XLA_FFI_Handler_Register_Args args = {};
-    args.struct_size = XLA_FFI_Handler_Register_Args_STRUCT_SIZE;
+    HandlerRegisterArgs args = {};
+    args.struct_size = kHandlerRegisterArgsSize;
     args.name = span(bundle.target);
     args.platform = span(bundle.platform);
-    args.bundle.instantiate = bundle.instantiate;
-    args.bundle.execute = bundle.execute;
-    if (XLA_FFI_Error* error = api->XLA_FFI_Handler_Register(&args); error != nullptr) {
+    args.instantiate = bundle.instantiate;
+    args.execute = bundle.execute;
+    if (XLA_FFI_Error* error = api->XLA_FFI_Handler_Register(reinterpret_cast<XLA_FFI_Handler_Register_Args*>(&args));
+        error != nullptr) {
       return internal_error("XLA refuses the handler of {} for {}: {}", bundle.target, bundle.platform,
                             take_message(api, error));
     }
@@ -56,11 +73,11 @@ Status register_bundles(const XLA_FFI_Api* api) {
 thread_local Status* bootstrap_status = nullptr;
 
 XLA_FFI_Error* bootstrap(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
+  const auto* extension = frame->extension_start;
   if (extension == nullptr || extension->type != XLA_FFI_Extension_Metadata) {
     return nullptr;  // a program called it: nothing to do
   }
-  XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
+  XLA_FFI_Metadata* metadata = reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
   metadata->api_version.major_version = 0;
   metadata->api_version.minor_version = 1;
   metadata->traits = 0;

@@ -16,7 +16,7 @@ XLA_FFI_Error* failed_precondition(const XLA_FFI_Api* api, const std::string& me
 }
 
 XLA_FFI_Metadata_Extension* metadata_of(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
+  auto* extension = frame->extension_start;
   const bool is_metadata = extension != nullptr && extension->type == XLA_FFI_Extension_Metadata;
   return is_metadata ? reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension) : nullptr;
 }
@@ -42,15 +42,8 @@ XLA_FFI_Error* call_handler(XLA_FFI_CallFrame* frame, XLA_FFI_Handler* handler) 
 }
 
 std::string take_message(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  XLA_FFI_Error_GetMessage_Args get = {};
-  get.struct_size = XLA_FFI_Error_GetMessage_Args_STRUCT_SIZE;
-  get.error = error;
-  api->XLA_FFI_Error_GetMessage(&get);
-  std::string message = get.message == nullptr ? "" : get.message;
-  XLA_FFI_Error_Destroy_Args destroy = {};
-  destroy.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
-  destroy.error = error;
-  api->XLA_FFI_Error_Destroy(&destroy);
+  std::string message = ffi::internal::GetErrorMessage(api, error);
+  ffi::internal::DestroyError(api, error);
   return message;
 }
 
