@@ -165,6 +165,63 @@ def test_serialized_executables_load_in_another_process(plugin, modules, tmp_pat
     assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
 
 
+THREADS = """
+import sys, threading
+sys.path.insert(0, {here!r})
+import numpy as np, pypjrt, pjrt_run
+arguments = pjrt_run.arguments_of({arguments!r})
+module = open({module!r}).read()
+with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
+    expected = pjrt_run.compile_and_run(client, devices[0], module, arguments)
+    same = []
+    def work():
+        for _ in range(5):
+            found = pjrt_run.compile_and_run(client, devices[0], module, arguments)
+            same.append(all(np.array_equal(a, b) for a, b in zip(found, expected)))
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(len(same), all(same))
+"""
+
+
+@each_plugin
+def test_compiles_while_others_run(plugin, modules, tmp_path):
+    folder, _ = modules
+    script = THREADS.format(here=str(HERE), arguments=str(folder / "gradients.npz"), wrapper=str(WRAPPER),
+                            module=str(folder / "gradients.mlir"))
+    assert run(sys.executable, "-c", script, plugin=plugin).stdout == "30 True\n"
+
+
+AHEAD_OF_TIME = """
+import pypjrt
+from pypjrt.topology import Topology
+with pypjrt.Client.create({wrapper!r}) as client:
+    topology = Topology.from_client(client)
+    print(topology.platform_version.splitlines()[-1])
+    try:
+        topology.compile(open({module!r}).read())
+        print("compiled")
+    except pypjrt.errors.PjrtError as error:
+        print(error)
+"""
+
+
+@each_plugin
+def test_compiles_ahead_of_time(plugin, modules, tmp_path):
+    folder, _ = modules
+    script = AHEAD_OF_TIME.format(wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
+    version, result = run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl").stdout.splitlines()
+    assert version.startswith("flashlift ")
+    (told,) = read_report(tmp_path / "report.jsonl")
+    if plugin.name == "libpjrt_cpu.so":  # this one has no such compiler
+        assert "No compiler factory" in result and told["failed"]
+    else:
+        assert result == "compiled" and told["fused"] == 1
+
+
 TWO_RUNTIMES = """
 import sys
 sys.path.insert(0, {here!r})
