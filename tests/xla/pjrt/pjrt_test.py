@@ -1,6 +1,6 @@
 """libflashlift_pjrt around a fake plugin: bad plugins, bad programs, many threads.
 
-    pjrt_test.py BUILD WORK FAKE_PLUGIN
+    pjrt_test.py BUILD FAKE_PLUGIN
 
 Needs nothing but Python. Each case has a process of its own, since a wrapper wraps one plugin for good.
 """
@@ -176,7 +176,14 @@ def load_and_unload(plugin):
 # --- the tests ---
 
 
-class BadPlugins(unittest.TestCase):
+class PluginTest(unittest.TestCase):
+    def folder(self):
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        return Path(made.name)
+
+
+class BadPlugins(PluginTest):
     def assert_says(self, plugin, *words, **how):
         out, _, reports = in_a_process(create_client, plugin, **how)
         for word in (*words, "FLASHLIFT_PJRT_PLUGIN"):
@@ -184,9 +191,7 @@ class BadPlugins(unittest.TestCase):
         self.assertEqual(reports, [])
 
     def test_no_library(self):
-        folder = WORK / "no_library"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = self.folder()
         text = folder / "text.so"
         text.write_text("no library\n" * 100)
         thirty_two = folder / "thirty_two.so"
@@ -207,9 +212,7 @@ class BadPlugins(unittest.TestCase):
         self.assert_says(None, "no PJRT plugin to wrap was found")
 
     def test_itself(self):
-        folder = WORK / "itself"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = self.folder()
         link = folder / "link.so"
         link.symlink_to(WRAPPER)
         copy = Path(shutil.copy(WRAPPER, folder / "copy.so"))
@@ -223,9 +226,7 @@ class BadPlugins(unittest.TestCase):
         self.assert_says(FAKE, "it is no PJRT plugin", behaviour="garbage")
 
     def test_found_beside(self):
-        folder = WORK / "beside"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = self.folder()
         wrapper = folder / "pjrt_c_api_flashlift-cpu_plugin.so"
         wrapper.symlink_to(WRAPPER)
         (folder / "pjrt_c_api_cpu_plugin.so").symlink_to(FAKE)
@@ -256,7 +257,7 @@ class BadPlugins(unittest.TestCase):
         self.assertIn('"flashlift.attention"', out)
 
 
-class Programs(unittest.TestCase):
+class Programs(PluginTest):
     def test_fused(self):
         out, log, reports = in_a_process(compile_attention, FAKE, "prints", log="info")
         self.assertIn("custom_call", out)
@@ -305,9 +306,7 @@ class Programs(unittest.TestCase):
 
     def test_without_mlir(self):
         """A folder that lacks libflashlift_stablehlo, as where MLIR is missing."""
-        folder = WORK / "without_mlir"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = self.folder()
         for name in (WRAPPER.name, "libflashlift_xla.so"):
             shutil.copy(BUILD / name, folder / name)
         out, _, reports = in_a_process(compile_attention, FAKE, wrapper=folder / WRAPPER.name)
@@ -333,7 +332,6 @@ if __name__ == "__main__":
         WRAPPER = sys.argv[3]
         globals()[sys.argv[2]](Plugin(WRAPPER))
     else:
-        BUILD, WORK, FAKE = (Path(argument).resolve() for argument in sys.argv[1:4])
+        BUILD, FAKE = (Path(argument).resolve() for argument in sys.argv[1:3])
         WRAPPER = BUILD / "libflashlift_pjrt.so"
-        WORK.mkdir(parents=True, exist_ok=True)
-        unittest.main(argv=sys.argv[:1] + sys.argv[4:])
+        unittest.main(argv=sys.argv[:1] + sys.argv[3:])
