@@ -24,14 +24,16 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 def bind(text, q, k, v, captures=()):
     """Gradients of sum(out * d_out), and the call that writes them."""
-    attention = flashlift.compile(text + " lse", device="cuda")
+    attention = flashlift.compile(text + " lse residual", device="cuda")  # as the PyTorch front end does
     out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
+    residual = torch.empty_like(out)
     lse = torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
-    attention.bind(q, k, v, out, captures=captures, lse=lse)()
+    attention.bind(q, k, v, out, captures=captures, lse=lse, residual=residual)()
     d_out = torch.randn_like(out)
     gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     d_q, d_k, d_v = gradients
-    run = attention.bind_backward(q, k, v, out, d_out, captures=captures, lse=lse, d_q=d_q, d_k=d_k, d_v=d_v)
+    run = attention.bind_backward(q, k, v, out, d_out, captures=captures, lse=lse, residual=residual,
+                                   d_q=d_q, d_k=d_k, d_v=d_v)
     return gradients, d_out, run
 
 

@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 5
+#define FLASHLIFT_API_VERSION 6
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -114,6 +114,8 @@ typedef struct FlashliftProblemInfo {
   int64_t page_size;    /* keys of a page; 0: k and v are not paged */
   float dropout;        /* the probability that a key is left out */
   int32_t want_row_max; /* 1 if a call must bring row_max */
+  /* since version 6 */
+  int32_t want_residual; /* 1 if a call must bring residual */
 } FlashliftProblemInfo;
 
 /* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
@@ -162,6 +164,9 @@ typedef struct FlashliftArguments {
   const DLTensor* page_table; /* i32 [batch, pages of a sequence], for a problem with pages: then k and v are
                                  [pages, kv_heads, page_size, dim] */
   uint64_t dropout_seed;      /* which keys dropout leaves out */
+  /* since version 6 */
+  const DLTensor* residual; /* what rounding took from out, in its dtype, shape and strides: written by a forward call
+                               and read by the backward one; NULL if the problem does not ask for it */
 } FlashliftArguments;
 
 /* Where a call's parallel work runs: a thread pool that the caller lends. */

@@ -47,7 +47,9 @@ struct Problem {
   EmptyRows empty_rows = EmptyRows::kZero;
   bool want_lse = false;      // f32 [batch, q_heads, q_len]
   bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score, sinks aside; -inf without a key
-  bool normalize = true;      // false: the output is not divided by the row sum
+  // Of out's dtype and shape: what rounding took from out. A backward pass that is given it is as exact as from an f32 output.
+  bool want_residual = false;
+  bool normalize = true;  // false: the output is not divided by the row sum
 
   // Probability, 0 to below 1, that a key is left out of an output row; those that stay are divided by 1 - dropout. The
   // row sum and lse know nothing of it. Which keys stay is a function of the call's seed and of (b, h, q, kv) alone:
@@ -73,6 +75,7 @@ struct AttentionArguments {
   std::optional<TensorView> sinks;    // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
   std::optional<TensorView> lse;      // f32 [batch, q_heads, q_len], if Problem::want_lse
   std::optional<TensorView> row_max;  // f32 [batch, q_heads, q_len], if Problem::want_row_max
+  std::optional<TensorView> residual;  // of out's dtype, shape and strides, if Problem::want_residual
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
   // those of masked keys may hold anything.
   std::optional<TensorView> page_table;

@@ -131,7 +131,8 @@ class Attention:
         value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks], or [sinks] for all
         heads.
         With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
-        Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse and row_max after it, as the problem asks.
+        Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the problem
+        asks.
         """
         for name, array in (("q", q), ("v", v)):
             if len(getattr(array, "shape", ())) != 4:
@@ -140,6 +141,7 @@ class Attention:
         out = np.empty((*q.shape[:3], v.shape[3]), numpy_type(self._info.out_dtype))
         lse = np.empty(q.shape[:3], np.float32) if self._info.want_lse else None
         row_max = np.empty(q.shape[:3], np.float32) if self._info.want_row_max else None
+        residual = np.empty_like(out) if self._info.want_residual else None
         self.bind(
             q,
             k,
@@ -151,8 +153,9 @@ class Attention:
             row_max=row_max,
             page_table=page_table,
             dropout_seed=dropout_seed,
+            residual=residual,
         )()
-        results = tuple(one for one in (out, lse, row_max) if one is not None)
+        results = tuple(one for one in (out, lse, row_max, residual) if one is not None)
         return results if len(results) > 1 else out
 
     def bind(
@@ -168,9 +171,12 @@ class Attention:
         row_max: Any = None,
         page_table: Any = None,
         dropout_seed: int = 0,
+        residual: Any = None,
     ) -> "BoundAttention":
-        """Prepares a call that writes into `out` (and `lse`, `row_max`), to be run any number of times."""
-        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table}
+        """Prepares a call that writes into `out` (and `lse`, `row_max`, `residual`), to be run any number of times.
+
+        residual has out's element type, shape and strides."""
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table, "residual": residual}
         return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed, writes=True)
 
     def backward(
@@ -188,10 +194,11 @@ class Attention:
         wanted: Sequence[str] = (),
         row_max: Any = None,
         dropout_seed: int = 0,
+        residual: Any = None,
     ) -> Gradients:
         """The gradients of a loss by q, k, v, the sinks and the captured tensors named in `wanted`, as numpy arrays.
 
-        out and lse are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
+        out, lse and residual are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
         """
         captures = self._in_order(captures)
         unknown = set(wanted) - set(self.captures)
@@ -223,6 +230,7 @@ class Attention:
             d_sinks=gradients.sinks,
             row_max=row_max,
             dropout_seed=dropout_seed,
+            residual=residual,
         )()
         return gradients
 
@@ -245,13 +253,14 @@ class Attention:
         d_sinks: Any = None,
         row_max: Any = None,
         dropout_seed: int = 0,
+        residual: Any = None,
     ) -> "BoundBackward":
         """Prepares a backward call, to be run any number of times. It writes the gradients whose arrays are given.
 
         d_q, d_k and d_v have the problem's element type; those of captured tensors are float32 or the tensor's own
         type, in its logical shape; each may have any strides, none of which is 0.
         """
-        more = {"sinks": sinks, "lse": lse, "row_max": row_max}
+        more = {"sinks": sinks, "lse": lse, "row_max": row_max, "residual": residual}
         forward = BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
         gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
         return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})
@@ -281,7 +290,7 @@ class BoundAttention:
     ) -> None:
         self._attention = attention
         given = {"q": q, "k": k, "v": v, "out": out, **more}
-        results = ("out", "lse", "row_max") if writes else ()  # a backward call reads them
+        results = ("out", "lse", "row_max", "residual") if writes else ()  # a backward call reads them
         self._tensors = {
             name: Tensor(array, name, name in results) for name, array in given.items() if array is not None
         }

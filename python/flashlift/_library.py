@@ -27,7 +27,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 5
+_API_VERSION = 6
 
 
 class DLDevice(Structure):
@@ -73,6 +73,7 @@ class Arguments(Structure):
         ("row_max", POINTER(DLTensor)),
         ("page_table", POINTER(DLTensor)),
         ("dropout_seed", c_uint64),
+        ("residual", POINTER(DLTensor)),
     ]
 
 
@@ -115,6 +116,7 @@ class ProblemInfo(Structure):
         ("page_size", c_int64),
         ("dropout", c_float),
         ("want_row_max", c_int32),
+        ("want_residual", c_int32),
     ]
 
 

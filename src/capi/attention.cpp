@@ -91,7 +91,8 @@ Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInf
                                      .capture_count = static_cast<int32_t>(p.captures.size()),
                                      .page_size = p.page_size,
                                      .dropout = p.dropout,
-                                     .want_row_max = p.want_row_max ? 1 : 0};
+                                     .want_row_max = p.want_row_max ? 1 : 0,
+                                     .want_residual = p.want_residual ? 1 : 0};
   std::memcpy(result, &info, known);
   return {};
 }
@@ -160,6 +161,9 @@ Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionA
   }
   if (given.row_max != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.row_max, to_view(given.row_max, "row_max", device));
+  }
+  if (given.residual != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.residual, to_view(given.residual, "residual", device));
   }
   if (given.page_table != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.page_table, to_view(given.page_table, "page_table", device));

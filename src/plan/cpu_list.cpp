@@ -64,6 +64,9 @@ std::optional<std::string> refusal(const CpuImplementation& row, const Problem& 
   if (passed_over(row, machine)) {
     return fmt::format("FLASHLIFT_ISA is {}", to_string(*machine.first));
   }
+  if (problem.want_residual) {
+    return "no backward pass on a CPU reads the residual of an output: compile without it";
+  }
   if (row.bf16_products && problem.dtype != DType::kBF16) {
     return fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
   }

@@ -11,9 +11,7 @@ constexpr int kAnyNewer = std::numeric_limits<int>::max();
 constexpr CudaBackward kList[] = {
     // No newer architecture has its instructions. Calls that want gradients of captured tensors are left to the next.
     {.kind = cuda::BackwardKind::kHopper,
-     .architectures = {90, 90},
-     .less_exact =
-         "it rounds probabilities before d_q is made of them: d_q's mean error is 1.25 times eager maths' in 16 bits"},
+     .architectures = {90, 90}},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };
 static_assert(std::size(kList) == cuda::kBackwardKinds);

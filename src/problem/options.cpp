@@ -51,6 +51,11 @@ constexpr Option kOptions[] = {
               .doc = "also return each row's largest score, sinks aside: f32 [batch, q_heads, q_len]"},
      .set = [](Problem& p, const Given&) { p.want_row_max = true; },
      .value_in = [](const Problem& p) { return flag(p.want_row_max); }},
+    {.word = {.name = "residual",
+              .doc = "also return what rounding to 16 bits took from the output, in its dtype and shape: with it, the "
+                     "backward pass on Hopper needs fewer products"},
+     .set = [](Problem& p, const Given&) { p.want_residual = true; },
+     .value_in = [](const Problem& p) { return flag(p.want_residual); }},
     {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},
      .set = [](Problem& p, const Given&) { p.normalize = false; },
      .value_in = [](const Problem& p) { return flag(!p.normalize); }},

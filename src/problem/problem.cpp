@@ -92,6 +92,9 @@ Status verify(const Problem& problem) {
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
+  if (problem.want_residual && problem.out_dtype == DType::kF32) {
+    return invalid_argument("residual is what rounding to 16 bits takes from the output, which is f32; leave it out");
+  }
   if (!(problem.dropout >= 0 && problem.dropout < 1)) {
     return invalid_argument("dropout must be a probability from 0 to below 1, got {}", problem.dropout);
   }
@@ -226,6 +229,25 @@ Status verify_row_output(const char* name, const std::optional<TensorView>& view
   return view ? problem::verify_output({name, *view, DType::kF32, shape}) : Status();
 }
 
+// It goes with the output, element for element: kernels keep one set of strides for both.
+Status verify_residual(const Problem& p, const AttentionArguments& arguments, std::span<const int64_t> shape) {
+  if (arguments.residual.has_value() != p.want_residual) {
+    return invalid_argument("the problem {} for residual, but the call {} it",
+                            p.want_residual ? "asks" : "does not ask", arguments.residual ? "gives" : "lacks");
+  }
+  if (!arguments.residual) {
+    return {};
+  }
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"residual", *arguments.residual, p.out_dtype, shape}));
+  for (int d = 0; d < 4; ++d) {
+    if (arguments.residual->sizes[d] > 1 && arguments.residual->strides[d] != arguments.out.strides[d]) {
+      return invalid_argument("residual has stride {} in dimension {}; expected out's, which is {}",
+                              arguments.residual->strides[d], d, arguments.out.strides[d]);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Status verify(const Problem& problem, const AttentionArguments& arguments) {
@@ -257,9 +279,13 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape));
+  FLASHLIFT_RETURN_IF_ERROR(verify_residual(p, arguments, out_shape));
   problem::CallTensors tensors;
   problem::add_inputs(arguments, problem, tensors);
   tensors.add_output("out", arguments.out);
+  if (arguments.residual) {
+    tensors.add_output("residual", *arguments.residual);
+  }
   if (arguments.lse) {
     tensors.add_output("lse", *arguments.lse);
   }

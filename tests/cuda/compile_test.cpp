@@ -1,3 +1,4 @@
+#include <fstream>
 // Every kernel configuration compiles, without a GPU, and as intended: no spills, no serialised products.
 #include <gtest/gtest.h>
 
@@ -160,6 +161,9 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
   ASSERT_TRUE(config.ok()) << config.error().message;
   const auto& family = std::get<Sm90Backward>(*config);
   std::vector<Sm90BackwardKernel> kernels = {family.queries, family.keys};
+  if (family.fused) {
+    kernels = {*family.fused};
+  }
   if (family.values) {
     kernels.push_back(*family.values);
   }
@@ -167,6 +171,7 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
     const KernelSource source = backward_source(problem, each);
     const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
     ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+    if (const char* dump = std::getenv("DUMP")) { std::ofstream(dump) << kernel->cubin; }
     EXPECT_EQ(kernel->log.find("setmaxnreg ignored"), std::string::npos) << kernel->log;
     expect_spills_at_most(0, *kernel, source.name + ": " + describe(*config));
   }
@@ -175,6 +180,10 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
 INSTANTIATE_TEST_SUITE_P(
     Configurations, HopperBackwardCompiles,
     ::testing::Values(
+        "d128 bf16 residual", "d64 bf16 residual", "d96 f16 residual", "d40 bf16 residual",
+        "d128 bf16 residual causal", "d64 f16 residual causal", "d128 bf16 residual softcap=30",
+        "d128 f16 residual softcap=30 causal", "d128 bf16 residual alibi causal", "d128 bf16 residual window=1024",
+        "d128 bf16 residual dropout=0.1 causal", "d128 bf16 residual cu_seqlens causal", "d128 bf16 out=f32",
         "d128 bf16", "d64 bf16", "d96 f16", "d40 bf16", "dqk72 dv96 f16", "d128 bf16 causal", "d64 f16 causal",
         "d192 bf16", "d256 bf16 causal", "dqk192 dv128 bf16 causal", "d256 f16 softcap=30", "d128 bf16 softcap=30",
         "d128 f16 softcap=30 causal", "d64 bf16 softcap=30 causal", "d128 bf16 alibi causal", "d128 bf16 window=1024",

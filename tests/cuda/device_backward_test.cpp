@@ -88,6 +88,11 @@ TEST_P(DeviceBackwardOf, AgreesWithTheOracle) {
   for (const bool strided : {false, true}) {
     expect_right(GetParam(), 1, strided);
     expect_right(GetParam(), 1, strided, "cuda_sm90");
+    const std::string text = GetParam();
+    if (const Result<Problem> problem = parse_problem(text); problem.ok() && problem->out_dtype != DType::kF32) {
+      // Programs stand at the end.
+      expect_right(std::string(text).insert(4, " residual"), 1, strided);
+    }
   }
 }
 
@@ -151,6 +156,7 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
     Problem problem = testing::draw_problem(random);
     problem.normalize = true;
     problem.page_size = 0;
+    problem.want_residual = i % 2 == 0 && problem.out_dtype != DType::kF32;
     OwnedArguments forward =
         i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
     expect_right(problem, forward, random, "");

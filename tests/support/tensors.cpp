@@ -107,6 +107,22 @@ void make_pages(const Problem& p, AttentionArguments& views, const MakeTensor& m
   views.v = make(p.dtype, {7, p.kv_heads, p.page_size, p.value_dim}, true);
 }
 
+// A tensor of the shape and the strides of another, in memory of its own.
+TensorView with_strides_of(const TensorView& other, const MakeTensor& make) {
+  int64_t lowest = 0;
+  int64_t highest = 0;
+  for (int d = 0; d < other.rank; ++d) {
+    const int64_t reach = other.strides[d] * std::max<int64_t>(other.sizes[d] - 1, 0);
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  const int64_t count = highest - lowest + 1;
+  const TensorView memory = make(other.dtype, {count}, false);
+  const int64_t first = memory.strides[0] < 0 ? memory.strides[0] * (count - 1) : 0;
+  TensorView view = other;
+  view.data = static_cast<std::byte*>(memory.data) + (first - lowest) * static_cast<int64_t>(size_in_bytes(other.dtype));
+  return view;
+}
+
 void make_all(const Problem& p, AttentionArguments& views, Random& random, const MakeTensor& make) {
   views.q = make(p.dtype, {p.batch, p.q_heads, p.q_len, p.head_dim}, true);
   if (p.page_size > 0) {
@@ -134,6 +150,9 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
   }
   if (p.want_lse) {
     views.lse = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
+  }
+  if (p.want_residual) {
+    views.residual = with_strides_of(views.out, make);
   }
   if (p.want_row_max) {
     views.row_max = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);

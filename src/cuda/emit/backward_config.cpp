@@ -127,8 +127,10 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   const ForwardConfig& config = kernel.config;
   const int64_t qk_row = 2 * round_up(config.head_dim_padded, 64);
   const int64_t v_row = 2 * round_up(config.value_dim_padded, 64);
+  // d_s, and parts of d_q: two of each.
+  const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
   return config.q_tile * (qk_row + (kernel.sums_second ? v_row : 0)) +
-         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + kSm90Bookkeeping;
+         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused + kSm90Bookkeeping;
 }
 
 // As many stages as there is room for; those of q and k are held longer.
@@ -161,7 +163,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   config.q_tile = 64 * kConsumers;
   config.threads = 128 * (kConsumers + 1);
   const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= kNarrow;
-  config.kv_tile = narrow && !problem.score_mod && !config.dropout ? 128 : 64;
+  config.kv_tile = narrow && kernel.rows_are_keys && !kernel.fused && !problem.score_mod && !config.dropout ? 128 : 64;
   config.producer_registers = config.scout_loads ? 56 : 40;
   config.consumer_registers = config.scout_loads ? 224 : 232;
   choose_sm90_stages(kernel);
@@ -206,12 +208,22 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_cap
       sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
   config.keys =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  // It adds to d_q what a key tile gives before <d_out, out> could be corrected: that must be exact from the beginning.
+  const bool exact = problem.want_residual || problem.out_dtype == DType::kF32;
+  if (exact && std::max(common.head_dim_padded, common.value_dim_padded) <= kMostColumns) {
+    config.fused = sm90_kernel(
+        problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
+    config.queries.repeats = true;
+  }
   if (!one_kernel) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
   if (problem.out_dtype != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
     FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_backward(problem, kHopper));
     config.queries.has_fallback = config.keys.has_fallback = true;
+    if (config.fused) {
+      config.fused->has_fallback = true;
+    }
     if (config.values) {
       config.values->has_fallback = true;
     }
@@ -226,6 +238,9 @@ std::string describe_kernel(const Sm90BackwardKernel& kernel) {
 }
 
 std::string describe_family(const Sm90Backward& config) {
+  if (config.fused) {
+    return "sm_90a, fused " + describe_kernel(*config.fused);
+  }
   return fmt::format("sm_90a, queries {}; keys {}", describe_kernel(config.queries), describe_kernel(config.keys)) +
          (config.values ? fmt::format("; values {}", describe_kernel(*config.values)) : "");
 }
@@ -236,6 +251,12 @@ std::string describe_family(const Sm80Backward& config) {
 }
 
 }  // namespace
+
+int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
+  constexpr int64_t kPartBytes = 64 * 64 * sizeof(float);
+  const int64_t tiles = divide_up(q_len, fused.config.kv_tile) + 1;  // with the one for no rows
+  return tiles * kFusedParts * kPartBytes;
+}
 
 const char* to_string(BackwardKind kind) {
   switch (kind) {
@@ -279,7 +300,9 @@ std::vector<std::string> definitions(const Sm90BackwardKernel& kernel) {
   list.push_back(fmt::format("-DFL_ROWS_ARE_KEYS={:d}", kernel.rows_are_keys));
   list.push_back(fmt::format("-DFL_SUMS_FIRST={:d}", kernel.sums_first));
   list.push_back(fmt::format("-DFL_SUMS_SECOND={:d}", kernel.sums_second));
+  list.push_back(fmt::format("-DFL_FUSED={:d}", kernel.fused));
   list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
+  list.push_back(fmt::format("-DFL_REPEATS={:d}", kernel.repeats));
   return list;
 }
 

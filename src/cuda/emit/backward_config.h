@@ -27,10 +27,15 @@ struct Sm90BackwardKernel {
   bool rows_are_keys = false;
   bool sums_first = false;   // p * d_out, or p * k
   bool sums_second = false;  // d_s * q, or d_s * k
+  bool fused = false;        // rows are keys, and d_q is made too
   bool has_fallback = false;
+  bool repeats = false;  // what the fused kernel could not do, if there is any of it
 };
 
 struct Sm90Backward {
+  // Gives all gradients; the kernel for queries then only does again what a mask hides of keys that are not finite, and
+  // there are no others.
+  std::optional<Sm90BackwardKernel> fused;
   Sm90BackwardKernel queries;
   Sm90BackwardKernel keys;                   // gives d_k, and d_v too unless there is
   std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold one sum only
@@ -38,6 +43,10 @@ struct Sm90Backward {
   // in the inputs' type, or with an lse so large that it is not exact.
   std::optional<Sm80Backward> fallback;
 };
+
+// Parts of 64 x 64 elements in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.
+inline constexpr int kFusedParts = 2;
+int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 
 using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
 

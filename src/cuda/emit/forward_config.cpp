@@ -183,6 +183,7 @@ ForwardConfig common_config(const Problem& problem) {
   config.has_sinks = problem.sinks > 0;
   config.want_lse = problem.want_lse;
   config.want_row_max = problem.want_row_max;
+  config.want_residual = problem.want_residual;
   config.dropout = problem.dropout > 0;
   config.page_size = static_cast<int>(problem.page_size);
   config.normalize = problem.normalize;
@@ -241,7 +242,12 @@ struct DecodeTiles {
 };
 constexpr DecodeTiles kDecodeTiles[] = {{64, 3}, {64, 2}, {32, 3}, {32, 2}, {16, 3}, {16, 2}};
 
+Status refuse_residual(const Problem& problem) {
+  return problem.want_residual ? unsupported("it does not keep what rounding takes from the output") : Status();
+}
+
 Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture) {
+  FLASHLIFT_RETURN_IF_ERROR(refuse_residual(problem));
   if (problem.dtype == DType::kF32) {
     return unsupported("its copies are of bf16 and f16");
   }
@@ -267,6 +273,7 @@ Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int arch
 }
 
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture) {
+  FLASHLIFT_RETURN_IF_ERROR(refuse_residual(problem));
   ForwardConfig config = common_config(problem);
   config.kind = KernelKind::kDecode;
   config.architecture = architecture;
@@ -354,6 +361,7 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("HAS_SINKS", config.has_sinks);
   define("WANT_LSE", config.want_lse);
   define("WANT_ROW_MAX", config.want_row_max);
+  define("WANT_RESIDUAL", config.want_residual);
   define("DROPOUT", config.dropout);
   define("PAGE_SIZE", config.page_size);
   define("PAGE_PIECE", config.page_piece);

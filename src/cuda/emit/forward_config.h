@@ -50,6 +50,7 @@ struct ForwardConfig {
   bool has_sinks = false;
   bool want_lse = false;
   bool want_row_max = false;
+  bool want_residual = false;
   bool dropout = false;
   int page_size = 0;
   int page_piece = 0;  // keys of a page that one bulk copy brings

@@ -46,6 +46,20 @@ std::string emit_pv(int n, const char* type) {
       registers + 4, repeated(registers, "\"+f\"(d[{}])"), registers + 5);
 }
 
+// A part of d_q: d_s and K in shared memory, both along their rows.
+std::string emit_dq(int columns, const char* type) {
+  const int registers = columns / 2;
+  return fmt::format(
+      "__device__ __forceinline__ void wgmma_dq(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
+      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
+      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, 1, 1;\\n}}\\n\"\n"
+      "               : {5}\n"
+      "               : \"l\"(a), \"l\"(b), \"r\"(accumulate));\n"
+      "}}\n",
+      registers, registers + 2, instruction(columns, type), repeated(registers, "%{}"), registers + 1,
+      repeated(registers, "\"+f\"(d[{}])"));
+}
+
 const char* type_name(const ForwardConfig& config) { return config.dtype == DType::kBF16 ? "bf16" : "f16"; }
 
 std::string header(const std::string& text) {
@@ -66,7 +80,7 @@ std::string emit_backward_wgmma(const ForwardConfig& config) {
   if (config.value_dim_padded != config.head_dim_padded) {
     text += "\n" + emit_pv(config.value_dim_padded, type);
   }
-  return header(text);
+  return header(text + "\n" + emit_dq(32, type) + "\n" + emit_dq(64, type));
 }
 
 }  // namespace flashlift::cuda

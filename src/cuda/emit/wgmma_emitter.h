@@ -12,7 +12,7 @@ namespace flashlift::cuda {
 std::string emit_wgmma(const ForwardConfig& config);
 
 // The same for a backward kernel: wgmma_qk for both products of scores, and wgmma_pv for sums of head_dim and of
-// value_dim columns.
+// value_dim columns, and wgmma_dq for 64 rows and 32 or 64 columns of d_q.
 std::string emit_backward_wgmma(const ForwardConfig& config);
 
 }  // namespace flashlift::cuda

@@ -48,6 +48,9 @@ Result<DeviceTensors> DeviceTensors::copy_of(const AttentionArguments& host, int
   if (host.lse) {
     FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.lse, tensors.upload(*host.lse));
   }
+  if (host.residual) {
+    FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.residual, tensors.upload(*host.residual));
+  }
   if (host.row_max) {
     FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.row_max, tensors.upload(*host.row_max));
   }
@@ -113,6 +116,9 @@ Status DeviceTensors::fetch(const AttentionArguments& host) const {
   FLASHLIFT_RETURN_IF_ERROR(download(views_.out, host.out));
   if (host.lse) {
     FLASHLIFT_RETURN_IF_ERROR(download(*views_.lse, *host.lse));
+  }
+  if (host.residual) {
+    FLASHLIFT_RETURN_IF_ERROR(download(*views_.residual, *host.residual));
   }
   return host.row_max ? download(*views_.row_max, *host.row_max) : Status();
 }

@@ -54,6 +54,7 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.k = arguments.k.data;
   params.v = arguments.v.data;
   params.out = arguments.out.data;
+  params.residual = arguments.residual ? arguments.residual->data : nullptr;
   params.lse = arguments.lse ? static_cast<float*>(arguments.lse->data) : nullptr;
   params.row_max = arguments.row_max ? static_cast<float*>(arguments.row_max->data) : nullptr;
   params.page_table = arguments.page_table ? static_cast<const int*>(arguments.page_table->data) : nullptr;

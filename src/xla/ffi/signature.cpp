@@ -131,7 +131,7 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   Signature signature;
   FLASHLIFT_ASSIGN_OR_RETURN(signature.problem_, parse_problem(text));
   const Problem& problem = signature.problem_;
-  if (problem.page_size > 0 || problem.want_row_max) {
+  if (problem.page_size > 0 || problem.want_row_max || problem.want_residual) {
     return unsupported("the custom call has no {}",
                        problem.page_size > 0 ? "operand for a page table" : "result for row_max");
   }

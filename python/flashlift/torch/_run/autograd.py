@@ -58,9 +58,9 @@ class InTransform(torch.autograd.Function):
         save(ctx, Call.of_flat(*inputs), output)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor, grad_max: torch.Tensor) -> tuple:
+    def backward(ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor, *others: Any) -> tuple:
         saved = ctx.saved_tensors
-        sinks, captures = saved[5], saved[7:]
+        sinks, captures = saved[6], saved[8:]
         wanted = wanted_of(ctx.needs_input_grad[FLAT_CAPTURES:], captures)
         gradients = _Backward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
         return _by_input(gradients, wanted, captures, sinks)
@@ -86,25 +86,25 @@ class Direct(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, grad_max: None) -> tuple:
-        query, key, value, out, lse, sinks, seed, *captures = saved = ctx.saved_tensors
+    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, *others: None) -> tuple:
+        query, key, value, out, lse, residual, sinks, seed, *captures = saved = ctx.saved_tensors
         wanted = wanted_of(ctx.needs_input_grad[FLAT_CAPTURES:], captures)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        given = (grad_out, query, key, value, out, lse, *captures)
+        given = (grad_out, query, key, value, out, lse, residual, *captures)
         if torch.is_grad_enabled() or not are_plain([one for one in (*given, grad_lse, sinks) if one is not None]):
             gradients = _Backward.apply(tuple(wanted), ctx.features, ctx.scale, grad_out, grad_lse, *saved)
         else:
-            call = Call.of_backward(query, key, value, captures, sinks, seed, ctx.features, ctx.scale, out)
+            call = Call.of_backward(query, key, value, captures, sinks, seed, ctx.features, ctx.scale, out, residual)
             with Recorded("flashlift::attention_backward"):
-                gradients = differentiate(grad_out, grad_lse, call, out, lse, wanted)
+                gradients = differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
         return _by_input(gradients, wanted, captures, sinks)
 
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, sinks, seed, *captures):  # noqa: ANN001, ANN002, ANN205
+    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, residual, sinks, seed, *captures):  # noqa: ANN001, ANN002, ANN205
         backward = torch.ops.flashlift.attention_backward
-        read = query, key, value, out, lse, list(captures), sinks, seed
+        read = query, key, value, out, lse, residual, list(captures), sinks, seed
         return tuple(backward(grad_out, grad_lse, *read, wanted, features, scale))
 
     @staticmethod

@@ -19,6 +19,7 @@ class Call(NamedTuple):
     scale: float
     want_max: bool = False  # whether row maxima are computed
     f32_out: bool = False  # whether the output is float32 whatever the query is
+    want_residual: bool = False  # whether what rounding takes from the output is kept for the backward pass
 
     def flat(self) -> tuple[Any, ...]:
         """The arguments with the captured tensors last, each by itself: autograd looks into no list."""
@@ -31,9 +32,9 @@ class Call(NamedTuple):
 
     @staticmethod
     def of_backward(*given: Any) -> "Call":
-        """From all but the last two arguments, and the output: the call whose gradients are taken."""
-        *arguments, out = given
-        return Call._make((*arguments, False, out.dtype != arguments[0].dtype))
+        """From all but the last three arguments, the output and its residual: the call whose gradients are taken."""
+        *arguments, out, residual = given
+        return Call._make((*arguments, False, out.dtype != arguments[0].dtype, residual.shape == out.shape))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -45,6 +46,7 @@ class Call(NamedTuple):
     def words(self) -> str:
         """The features with the results that are asked for."""
         words = "row_max " + self.features if self.want_max else self.features
+        words = "residual " + words if self.want_residual else words
         return "out=f32 " + words if self.f32_out else words
 
 

@@ -16,7 +16,8 @@ from flashlift.torch._run.views import Views
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # out, lse, row maxima, which are empty if not wanted
+# out, lse, row maxima and what rounding took from out; the last two are empty if not wanted
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -54,22 +55,25 @@ def _options(device: torch.device) -> RunOptions | None:
 
 def run(call: Call) -> Results:
     attention = _compiled_for(call)
-    out, lse, row_max = empty_results(call)
+    out, lse, row_max, residual = empty_results(call)
     views = Views()
-    arguments = views.forward(call, out, lse, row_max if call.want_max else None)
+    arguments = views.forward(
+        call, out, lse, row_max if call.want_max else None, residual if call.want_residual else None
+    )
     library = attention._library
     check(library, library.flashlift_attention_run(attention._handle, arguments, _options(call.query.device)))
-    return out, lse, row_max
+    return out, lse, row_max, residual
 
 
 def empty_results(call: Call) -> Results:
-    """Memory for the output, whose dimensions lie in the order of the query's, for lse and for row maxima."""
+    """Memory for the output, whose dimensions lie in the order of the query's, and for the other results."""
     query = call.query
     rows = query.shape[:3]
     dtype = torch.float32 if call.f32_out else query.dtype
     out = _empty_in_order_of(query, (*rows, call.value.shape[3]), dtype)
     lse = query.new_empty(rows, dtype=torch.float32)
-    return out, lse, query.new_empty(rows if call.want_max else (0,), dtype=torch.float32)
+    row_max = query.new_empty(rows if call.want_max else (0,), dtype=torch.float32)
+    return out, lse, row_max, torch.empty_like(out) if call.want_residual else out.new_empty(0)
 
 
 def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -111,13 +115,14 @@ def differentiate(
     call: Call,
     out: torch.Tensor,
     lse: torch.Tensor,
+    residual: torch.Tensor,
     wanted: Sequence[int],
 ) -> list[torch.Tensor]:
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
     attention = _compiled_for(call)
     gradients = empty_gradients(call, wanted)
     views = Views()
-    forward = views.forward(call, out, lse)
+    forward = views.forward(call, out, lse, residual=residual if call.want_residual else None)
     arguments = BackwardArguments(
         struct_size=ctypes.sizeof(BackwardArguments),
         forward=ctypes.pointer(forward),

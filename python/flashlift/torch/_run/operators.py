@@ -29,8 +29,10 @@ def _attention(
     scale: float,
     want_max: bool,
     f32_out: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return run_for_backward(Call(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out))
+    want_residual: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    call = Call(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out, want_residual)
+    return run_for_backward(call)
 
 
 attention = torch.library.custom_op("flashlift::attention", _attention, mutates_args=(), device_types=DEVICES)
@@ -49,6 +51,7 @@ def _attention_backward(
     value: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    residual: torch.Tensor,
     captures: Sequence[torch.Tensor],
     sinks: torch.Tensor | None,
     seed: torch.Tensor | None,
@@ -57,8 +60,8 @@ def _attention_backward(
     scale: float,
 ) -> list[torch.Tensor]:
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
-    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out)
-    return differentiate(grad_out, grad_lse, call, out, lse, wanted)
+    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
+    return differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
 
 
 attention_backward = torch.library.custom_op(
@@ -67,8 +70,8 @@ attention_backward = torch.library.custom_op(
 
 
 @attention_backward.register_fake
-def _(grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, features, scale):  # noqa: ANN001, ANN202
-    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out)
+def _(grad_out, grad_lse, query, key, value, out, lse, residual, captures, sinks, seed, wanted, features, scale):  # noqa: ANN001, ANN202
+    call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     return empty_gradients(call, wanted)
 
 
@@ -78,10 +81,10 @@ def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[
 
 
 def save(ctx: Any, call: Call, output: Results) -> None:
-    """Keeps what the backward pass reads: query, key, value, out, lse, sinks, seed and the captured tensors."""
+    """Keeps what the backward pass reads: query, key, value, out, lse, residual, sinks, seed and the captured tensors."""
     ctx.features, ctx.scale = call.features, call.scale
-    ctx.save_for_backward(*call[:3], *output[:2], call.sinks, call.seed, *call.captures)
-    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(*call[:3], *output[:2], output[3], call.sinks, call.seed, *call.captures)
+    ctx.mark_non_differentiable(*output[2:])
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: Results) -> None:
@@ -89,17 +92,18 @@ def _setup_context(ctx: Any, inputs: tuple, output: Results) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, grad_max: None) -> tuple:
-    query, key, value, out, lse, sinks, seed, *captures = ctx.saved_tensors
+def _backward(
+    ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, grad_max: None, grad_residual: None
+) -> tuple:
+    query, key, value, out, lse, residual, sinks, seed, *captures = ctx.saved_tensors
     needed = ctx.needs_input_grad[3]
     wanted = wanted_of(needed if isinstance(needed, (list, tuple)) else [needed] * len(captures), captures)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    gradients = torch.ops.flashlift.attention_backward(
-        grad_out, grad_lse, query, key, value, out, lse, captures, sinks, seed, wanted, ctx.features, ctx.scale
-    )
+    read = query, key, value, out, lse, residual, captures, sinks, seed
+    gradients = torch.ops.flashlift.attention_backward(grad_out, grad_lse, *read, wanted, ctx.features, ctx.scale)
     d_sinks = None if sinks is None else gradients[-1]
-    return *gradients[:3], by_capture(gradients, wanted, captures), d_sinks, None, None, None, None, None
+    return *gradients[:3], by_capture(gradients, wanted, captures), d_sinks, None, None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)

@@ -27,7 +27,12 @@ class Views:
         return (_POINTER * len(tensors))(*[_POINTER() if one is None else self.of(one) for one in tensors])
 
     def forward(
-        self, call: Call, out: torch.Tensor, lse: torch.Tensor, row_max: torch.Tensor | None = None
+        self,
+        call: Call,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        row_max: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> Arguments:
         arguments = Arguments(
             struct_size=ctypes.sizeof(Arguments),
@@ -45,4 +50,6 @@ class Views:
             arguments.dropout_seed = call.seed.item() % 2**64
         if row_max is not None:
             arguments.row_max = self.of(row_max)
+        if residual is not None:
+            arguments.residual = self.of(residual)
         return arguments

@@ -30,6 +30,18 @@ __device__ __forceinline__ OutElement to_out(float x) {
 #endif
 }
 
+__device__ __forceinline__ float from_out(OutElement x) {
+#if FL_OUT_F32
+  return x;
+#elif FL_OUT_BF16
+  return __uint_as_float(static_cast<u32>(x) << 16);
+#else
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x));
+  return value;
+#endif
+}
+
 __device__ __forceinline__ u32 to_out_pair(float low, float high) {
   u32 packed;
 #if FL_OUT_BF16
@@ -123,10 +135,10 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
 
 // One row of the thread's pair. `row` is the row within (b, h).
 template <int kCount>
-__device__ __forceinline__ void store_row(const float (&accumulator)[kCount], const ForwardParams& params, int r, int b,
-                                          int h, int row) {
+__device__ __forceinline__ void store_row(const float (&accumulator)[kCount], void* tensor, const ForwardParams& params,
+                                          int r, int b, int h, int row) {
   const int lane = threadIdx.x % 32;
-  OutElement* out = static_cast<OutElement*>(params.out) + b * params.out_strides.batch +
+  OutElement* out = static_cast<OutElement*>(tensor) + b * params.out_strides.batch +
                     h * params.out_strides.head + row * params.out_strides.row;
   const bool inside = row < params.q_len;
 #if FL_OUT_VECTOR && FL_OUT_F32
@@ -224,7 +236,19 @@ __device__ __forceinline__ void write_rows(float (&accumulator)[kCount], const F
         x *= finished.scale[r];
       }
     }
-    store_row(accumulator, params, r, rows.b, rows.h[r], row);
+    store_row(accumulator, params.out, params, r, rows.b, rows.h[r], row);
+#if FL_WANT_RESIDUAL
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = accumulator[4 * j + 2 * r + c];
+        const float rest = x - from_out(to_out(x));
+        x = fabsf(rest) < FL_INFINITY ? rest : 0.0f;  // what is not finite has no rest
+      }
+    }
+    store_row(accumulator, params.residual, params, r, rows.b, rows.h[r], row);
+#endif
 #if FL_EMPTY_UNIFORM
     __syncwarp();  // the row's other threads have written their part of it
     if (finished.empty[r] && row < params.q_len) {

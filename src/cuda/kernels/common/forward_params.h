@@ -43,6 +43,7 @@ struct ForwardParams {
   const void* k;
   const void* v;
   void* out;
+  void* residual;      // of out's type and strides; null unless wanted
   float* lse;          // null unless wanted
   float* row_max;      // null unless wanted
   const float* sinks;  // null unless the problem has sinks

@@ -32,6 +32,9 @@ constexpr int kFirstSums = !FL_SUMS_FIRST ? 4 : kRowsAreKeys ? FL_V_DIM / 2 : FL
 constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
 // Are the operands of the two sums more than a factor of d_p apart?
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
+// d_q shows that its d_s are made of rounded probabilities (docs/lessons/): what rounding takes from them is kept.
+constexpr bool kKeepsRest = !kRowsAreKeys || FL_FUSED;
+constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
 constexpr u32 kConsumerBarrier = 1;
@@ -46,6 +49,21 @@ __device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high)
       : "=f"(low), "=f"(high)
       : "r"(packed));
 #endif
+}
+
+// What rounding to 16 bits takes from two numbers, itself as 16 bits. (Halves would lose the rest of small numbers.)
+constexpr float kRestScale = FL_BF16 ? 1.0f : 2048.0f;
+__device__ __forceinline__ u32 pack_rest(u32 packed, float low, float high) {
+  float rounded_low, rounded_high;
+  unpack_half(packed, rounded_low, rounded_high);
+  return pack_half((low - rounded_low) * kRestScale, (high - rounded_high) * kRestScale);
+}
+
+__device__ __forceinline__ void add_rest(u32 rest, float& low, float& high) {
+  float rest_low, rest_high;
+  unpack_half(rest, rest_low, rest_high);
+  low = fmaf(rest_low, 1.0f / kRestScale, low);
+  high = fmaf(rest_high, 1.0f / kRestScale, high);
 }
 
 __device__ __forceinline__ float2 load_shared_pair(u32 address) {
@@ -65,6 +83,13 @@ __device__ __forceinline__ bool any_consumer(bool vote) {
   return any != 0;
 }
 
+// Four matrices of 8 x 8 elements of 16 bits. Lane l has the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(u32 address, const u32* matrices) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
+               "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 using TilePlace = Place<kRowsAreKeys>;
 
 struct Consumer {
@@ -79,6 +104,7 @@ struct Consumer {
   float s[kScores];
   u32 p[kScores / 2];   // the left operand of the first sum
   u32 ds[kScores / 2];  // and of the second
+  u32 rest_apart[kRestApart ? kScores / 2 : 1];
   float first[kFirstSums];
   float second[kSecondSums];
   // Where rows are queries.
@@ -105,12 +131,13 @@ struct Consumer {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void issue_sum(float (&sum)[kCount], const u32 (&factors)[kScores / 2], u64 columns) {
+  __device__ __forceinline__ void issue_sum(float (&sum)[kCount], const u32 (&factors)[kScores / 2], u64 columns,
+                                            bool accumulate = true) {
 #pragma unroll
     for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
       // 16 columns are 16 rows of 128 bytes.
       wgmma_pv(sum, factors[4 * step], factors[4 * step + 1], factors[4 * step + 2], factors[4 * step + 3],
-               columns + step * 128, 1);
+               columns + step * 128, step > 0 || accumulate);
     }
     wgmma_commit();
   }
@@ -248,10 +275,17 @@ struct Consumer {
 #endif
           kept[c] = FL_DROPOUT && (undropped >> (2 * i + c) & 1) == 0 ? 0.0f : x[c];
         }
-        p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : pack_half(slope[0], slope[1]);
-        ds[i] = kRowsAreKeys ? pack_half(slope[0], slope[1]) : pack_half(x[0], x[1]);
+        const u32 packed = pack_half(slope[0], slope[1]);
+        p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : packed;
+        ds[i] = kRowsAreKeys ? packed : pack_half(x[0], x[1]);
+        if constexpr (kKeepsRest) {
+          rest_apart[i] = pack_rest(packed, slope[0], slope[1]);
+        }
       } else {
         p[i] = pack_half(x[0], x[1]);
+        if constexpr (kKeepsRest) {
+          (kRestApart ? rest_apart : ds)[i] = pack_rest(p[i], x[0], x[1]);  // ds is free until d_s are there
+        }
       }
     }
   }
@@ -267,6 +301,9 @@ struct Consumer {
         const int i = 2 * j + r;
         float slope[2];
         unpack_half(kTwoFactors && kRowsAreKeys ? ds[i] : p[i], slope[0], slope[1]);
+        if constexpr (kKeepsRest) {
+          add_rest((kRestApart ? rest_apart : ds)[i], slope[0], slope[1]);
+        }
         float probability[2] = {slope[0], slope[1]};
         if (kTwoFactors && !kRowsAreKeys) {
           unpack_half(ds[i], probability[0], probability[1]);
@@ -407,7 +444,6 @@ struct Consumer {
     finish_last_sum(previous);
   }
 
- private:
   static constexpr u32 kNone = 1 << 16;
 
   __device__ __forceinline__ void finish_last_sum(u32 stage) {

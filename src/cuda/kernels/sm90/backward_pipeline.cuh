@@ -1,5 +1,8 @@
 // Shared memory and barriers of the Hopper backward kernels: a block's own rows, and a ring of column tiles.
 //
+// The fused kernel (FL_FUSED, rows are keys) makes d_q too: its consumers give d_s to each other through shared memory, each
+// multiplies a part of d_q, and warps beside the producer add the parts up in memory.
+//
 // Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the others it is the other way round
 // (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
 //
@@ -39,6 +42,25 @@ static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 enum ColumnField { kFieldFirst, kFieldHead, kFieldFlags, kFieldCount };
 constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
+constexpr int kNothing = 4;  // it stands for no columns at all
+
+// Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a part of d_q
+// for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after thread, and so on. A
+// part is half of the queries where a tile has 128 of them, otherwise half of the columns.
+constexpr int kGradientStages = FL_FUSED ? 2 : 0;
+constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
+constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
+constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
+constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
+constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
+constexpr int kPartSums = kPartColumns / 2;  // of a thread
+constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
+static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kQkBoxes == 1 : kQkBoxes <= kConsumers));
+// What the producer tells the warps that add parts up. It is at most kQkStages tiles ahead of the consumers, and these are
+// two ahead of the parts that they have made.
+constexpr int kVisitStages = FL_FUSED ? 16 : 0;
+static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
+enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitFieldCount };
 
 struct SharedLayout {
   u32 rows_qk;
@@ -50,13 +72,19 @@ struct SharedLayout {
   u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
   u32 verdict;                             // a barrier, and an int: is everything to be done again
   u32 fields;                              // kFieldCount ints a stage of qk
+  // Of the fused kernel.
+  u32 gradients, gradients_full, gradients_empty;
+  u32 parts, parts_full, parts_empty;
+  u32 visits;  // kVisitFieldCount ints each
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   SharedLayout layout;
   layout.rows_qk = base;
   layout.rows_v = layout.rows_qk + kConsumers * kRowQkBytes;
-  layout.columns_qk = layout.rows_v + kBlockVBytes;
+  layout.gradients = layout.rows_v + kBlockVBytes;
+  layout.parts = layout.gradients + kGradientStages * kGradientBytes;
+  layout.columns_qk = layout.parts + kPartStages * kPartBytes;
   layout.columns_v = layout.columns_qk + kQkStages * kColumnQkBytes;
   layout.statistics = layout.columns_v + kVStages * kColumnVBytes;
   layout.rows_full = layout.statistics + kQkStages * kStatisticsBytes;
@@ -65,13 +93,19 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.v_full = layout.qk_empty + 8 * kQkStages;
   layout.v_empty = layout.v_full + 8 * kVStages;
   layout.verdict = layout.v_empty + 8 * kVStages;
-  layout.fields = layout.verdict + 16;
+  layout.gradients_full = layout.verdict + 16;
+  layout.gradients_empty = layout.gradients_full + 8 * kGradientStages;
+  layout.parts_full = layout.gradients_empty + 8 * kGradientStages;
+  layout.parts_empty = layout.parts_full + 8 * kPartStages;
+  layout.visits = layout.parts_empty + 8 * kPartStages;
+  layout.fields = layout.visits + 4 * kVisitFieldCount * kVisitStages;
   return layout;
 }
 
 constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
-                             kVStages * (kColumnVBytes + 16) + 24;
+                             kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.
@@ -111,6 +145,14 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   for (int stage = 0; stage < kVStages; ++stage) {
     barrier_init(shared.v_full + 8 * stage, 1);
     barrier_init(shared.v_empty + 8 * stage, 4 * kConsumers);
+  }
+  for (int stage = 0; stage < kGradientStages; ++stage) {
+    barrier_init(shared.gradients_full + 8 * stage, 4 * kConsumers);
+    barrier_init(shared.gradients_empty + 8 * stage, 4 * kConsumers);
+  }
+  for (int stage = 0; stage < kPartStages; ++stage) {
+    barrier_init(shared.parts_full + 8 * stage, 4);
+    barrier_init(shared.parts_empty + 8 * stage, 1);
   }
   barrier_init_fence();
 }

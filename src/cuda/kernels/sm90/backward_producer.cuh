@@ -20,8 +20,28 @@ struct ColumnTile {
   bool partial = false;
 };
 
+// What becomes of the scores of some queries and keys; `full`: tiles of their size have no more.
+__device__ __forceinline__ TileKind classify_scores(const ForwardParams& params, int b, int h, int q_first, int q_last,
+                                                    int kv_first, int kv_last, bool full) {
+#if FL_SCORE_MASKS
+  if (score_tile(b, h, h, q_first, q_last, kv_first, kv_last, params).masks) {
+    return kTileSkipped;
+  }
+#endif
+#if FL_HAS_MASK_MOD
+  const int possible = mask_interval(b, h, h, q_first, q_last, kv_first, kv_last, params);
+  if ((possible & kMayBeTrue) == 0) {
+    return kTileSkipped;
+  }
+  full = full && (possible & kMayBeFalse) == 0;
+#endif
+  return full ? kTileFull : kTilePartial;
+}
+
 // The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs of
-// them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first.
+// them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first. Of the fused
+// kernel the last columns come first, and none is passed over with its run: other blocks, which look for the tile alone,
+// must come to the same.
 class ColumnTiles {
  public:
   __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)
@@ -29,7 +49,7 @@ class ColumnTiles {
         rows_(rows),
         columns_(kRowsAreKeys ? params.q_len : params.kv_len),
         tiles_((columns_ + FL_BLOCK_N - 1) / FL_BLOCK_N),
-        run_(max(min((tiles_ + 31) / 32, 32), 1)),
+        run_(FL_FUSED ? 1 : max(min((tiles_ + 31) / 32, 32), 1)),
         head_(rows.h) {}
 
   __device__ __forceinline__ ColumnTile next() {
@@ -47,37 +67,21 @@ class ColumnTiles {
     }
     const int bit = __ffs(hits_) - 1;
     hits_ &= hits_ - 1;
-    return {true, head_, (base_ + bit) * FL_BLOCK_N, (partial_ >> bit & 1) != 0};
+    const int tile = base_ + bit;
+    return {true, head_, (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N, (partial_ >> bit & 1) != 0};
   }
 
  private:
   // Of `count` tiles from `tile` on.
   __device__ __forceinline__ TileKind classify(int tile, int count) const {
-    const int first = tile * FL_BLOCK_N;
-    if (first >= columns_) {
+    const int first = (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N;
+    if (first >= columns_ || first < 0) {
       return kTileSkipped;
     }
     const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
-    bool full = last - first == count * FL_BLOCK_N - 1;
-#if FL_FINDS_VISITS
-    const int q_first = kRowsAreKeys ? first : rows_.first;
-    const int q_last = kRowsAreKeys ? last : rows_.last;
-    const int kv_first = kRowsAreKeys ? rows_.first : first;
-    const int kv_last = kRowsAreKeys ? rows_.last : last;
-#endif
-#if FL_SCORE_MASKS
-    if (score_tile(rows_.b, head_, head_, q_first, q_last, kv_first, kv_last, params_).masks) {
-      return kTileSkipped;
-    }
-#endif
-#if FL_HAS_MASK_MOD
-    const int possible = mask_interval(rows_.b, head_, head_, q_first, q_last, kv_first, kv_last, params_);
-    if ((possible & kMayBeTrue) == 0) {
-      return kTileSkipped;
-    }
-    full = full && (possible & kMayBeFalse) == 0;
-#endif
-    return full ? kTileFull : kTilePartial;
+    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : rows_.first, kRowsAreKeys ? last : rows_.last,
+                           kRowsAreKeys ? rows_.first : first, kRowsAreKeys ? rows_.last : last,
+                           last - first == count * FL_BLOCK_N - 1);
   }
 
   __device__ __forceinline__ void look_for_runs() {
@@ -137,6 +141,7 @@ struct Producer {
   const int b;
   const int kv_head;
   ColumnRings rings;
+  int visit = 0;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
@@ -177,14 +182,49 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void load_columns(const ColumnTile& tile, bool last) {
+#if FL_FUSED
+  // The key tile that adds to the same d_q before this one, or -1.
+  __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
+    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
+#pragma unroll 1
+    for (int base = key_tile - 1; base >= 0; base -= 32) {
+      const int candidate = base - static_cast<int>(threadIdx.x % 32);
+      const int kv_first = candidate * FL_BLOCK_M;
+      const bool sees = candidate >= 0 && classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
+                                                          kv_first + FL_BLOCK_M - 1, true) != kTileSkipped;
+      const u32 hits = __ballot_sync(0xffffffff, sees);
+      if (hits != 0) {
+        return base - (__ffs(hits) - 1);
+      }
+    }
+    return -1;
+  }
+
+  // For the warp that adds parts of d_q up.
+  __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
+    const int before = flags & kNothing ? -1 : previous_keys(key_tile, tile);
+    if (leads()) {
+      const u32 address = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
+      const int head = b * params.q_heads + tile.h;
+      store_shared(address + 4 * kVisitTile, head * tiles.tiles + tile.first / tiles.rows);
+      store_shared(address + 4 * kVisitBefore, before);
+      store_shared(address + 4 * kVisitFlags, flags);
+    }
+    ++visit;
+  }
+#endif
+
+  __device__ __forceinline__ void load_columns(const ColumnTile& tile, int key_tile, int flags) {
     const int head = kRowsAreKeys ? tile.h : kv_head;
     barrier_wait(shared.qk_empty + 8 * rings.qk.stage(), rings.qk.phase() ^ 1);
+#if FL_FUSED
+    tell_visit(tile, key_tile, flags);
+#endif
     if (leads()) {
       const u32 fields = shared.fields + 4 * kFieldCount * rings.qk.stage();
       store_shared(fields + 4 * kFieldFirst, tile.first);
       store_shared(fields + 4 * kFieldHead, tile.h);
-      store_shared(fields + 4 * kFieldFlags, (tile.partial ? kPartial : 0) | (last ? kLast : 0));
+      store_shared(fields + 4 * kFieldFlags, flags);
       const u32 barrier = shared.qk_full + 8 * rings.qk.stage();
       barrier_arrive_expect(barrier, kColumnQkBytes + kStatisticsBytes);
       load_column_boxes<kQkBoxes>(shared.columns_qk + rings.qk.stage() * kColumnQkBytes,
@@ -208,14 +248,15 @@ struct Producer {
   __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing) {
     ColumnTiles columns(params, rows);
     ColumnTile tile = columns.next();
+    const int key_tile = rows.first / FL_BLOCK_M;
     if (!tile.exists) {
-      load_columns(nothing, true);
+      load_columns(nothing, key_tile, kPartial | kLast | kNothing);
       return;
     }
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
-      load_columns(tile, !next.exists);
+      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | (next.exists ? 0 : kLast));
       tile = next;
     }
   }

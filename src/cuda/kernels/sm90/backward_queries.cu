@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flashlift_backward_queries(const __grid_constant__ ForwardParams params,
                                const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles,
                                const __grid_constant__ TensorMap d_out_map) {
-  if (others_run(backward, tiles)) {
+  if (others_run(backward, tiles) || (FL_REPEATS && *tiles.nonfinite_keys == 0)) {
     return;
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];

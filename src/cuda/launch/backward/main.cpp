@@ -12,7 +12,8 @@ RowStatistics statistics_of(const Sm80Backward& /*config*/) {
 }
 
 RowStatistics statistics_of(const Sm90Backward& config) {
-  return {.tile = config.keys.config.kv_tile, .from_output = true};
+  const Sm90BackwardKernel& kernel = config.fused ? *config.fused : config.keys;
+  return {.tile = kernel.config.kv_tile, .from_output = true, .parts = config.fused ? kFusedParts : 0};
 }
 
 int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
@@ -20,8 +21,9 @@ int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const
 }
 
 int64_t bytes_of(const Sm90Backward& config, const Device& /*device*/, const ForwardParams& params) {
-  const int64_t rows = int64_t{params.batch} * params.q_heads * params.q_len;
-  return config.fallback ? rows * static_cast<int64_t>(sizeof(RowGradient)) : 0;
+  const int64_t heads = int64_t{params.batch} * params.q_heads;
+  const int64_t rows = config.fallback ? heads * params.q_len * static_cast<int64_t>(sizeof(RowGradient)) : 0;
+  return rows + (config.fused ? heads * fused_sum_bytes(*config.fused, params.q_len) : 0);
 }
 
 auto compile_family(const Sm80Backward& config, const Problem& problem, const Device& device,

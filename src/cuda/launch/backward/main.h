@@ -21,6 +21,8 @@ struct RowStatistics {
   // The preprocess computes them, from lse, out, d_out and d_lse. Tiles only, and lse must be there. False: the main
   // part writes them, before the postprocess reads them.
   bool from_output = false;
+  // In how many parts blocks add to a tile's d_q, in the order of RowTiles::last_adders. 0: they do not.
+  int parts = 0;
 };
 RowStatistics row_statistics(const BackwardConfig& config);
 // Device memory of its own that BackwardMain::launch() gets, which may hold anything. Reads shapes and lengths only.

@@ -12,7 +12,9 @@
 namespace flashlift::cuda {
 namespace {
 
-constexpr int kBoxRows = 64;  // of a bulk copy, in both kernels
+constexpr int kBoxRows = 64;  // of a bulk copy, in all kernels
+// Key-value heads whose blocks take turns, so that few blocks of one head wait for each other.
+constexpr int kHeadsOfAChain = 16;
 
 class MainSm90 : public BackwardMain {
  public:
@@ -22,22 +24,29 @@ class MainSm90 : public BackwardMain {
     const auto begin = [&](Kernel& kernel, const Sm90BackwardKernel& config) {
       return std::async([&] { return kernel.compile(problem, device_, config, compile_kernel); });
     };
-    auto keys = begin(keys_, config_.keys);
+    std::future<Status> keys = config_.fused ? begin(fused_, *config_.fused) : begin(keys_, config_.keys);
     std::future<Status> values;
-    if (config_.values) {
+    if (config_.values && !config_.fused) {
       values = begin(values_, *config_.values);
     }
     Result<std::unique_ptr<const BackwardMain>> fallback = std::unique_ptr<const BackwardMain>();
     if (config_.fallback) {
       fallback = compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel);
     }
-    const Status queries = queries_.compile(problem, device_, config_.queries, compile_kernel);
+    // The fused kernel leaves to it what only a mask can hide.
+    const bool wants_queries = !config_.fused || config_.queries.config.has_mask_mod;
+    const Status queries =
+        wants_queries ? queries_.compile(problem, device_, config_.queries, compile_kernel) : Status();
     const Status compiled_keys = keys.get();
     const Status compiled_values = values.valid() ? values.get() : Status();
     FLASHLIFT_ASSIGN_OR_RETURN(fallback_, std::move(fallback));
     FLASHLIFT_RETURN_IF_ERROR(queries);
     FLASHLIFT_RETURN_IF_ERROR(compiled_keys);
-    return compiled_values;
+    FLASHLIFT_RETURN_IF_ERROR(compiled_values);
+    if (config_.fused) {
+      FLASHLIFT_ASSIGN_OR_RETURN(round_, fused_.library->kernel("flashlift_backward_round", device_.handle, 0));
+    }
+    return {};
   }
 
   Status accepts(const BackwardCall& call) const override {
@@ -67,29 +76,55 @@ class MainSm90 : public BackwardMain {
     const int64_t row_bytes = (config.head_dim + config.value_dim) * static_cast<int64_t>(size_in_bytes(config.dtype));
     const int64_t groups = int64_t{params.batch} * params.kv_heads;
     // `length`: of what comes as columns.
-    const auto run = [&](const Kernel& kernel, int64_t length, int64_t blocks, const ForwardConfig& with) {
+    const auto sections = [&](int64_t length, int64_t blocks, const ForwardConfig& with) {
       const HeadGroups heads{.groups = groups, .bytes = length * row_bytes, .blocks = blocks};
-      params.heads_per_section = static_cast<int>(groups_per_section(heads, with, device_) * params.group);
+      return static_cast<int>(groups_per_section(heads, with, device_) * params.group);
+    };
+    const auto run = [&](const Kernel& kernel, int64_t blocks, const ForwardConfig& with) {
       void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};
       const Grid grid{
           .x = static_cast<unsigned>(groups * blocks), .threads = with.threads, .shared_bytes = with.shared_bytes};
       return cuda::launch(call, kernel.kernel, grid, parameters);
     };
-    FLASHLIFT_RETURN_IF_ERROR(run(queries_, params.kv_len, query_tiles(params) * params.group, config));
-    const int64_t queries = int64_t{params.q_len} * params.group;
-    if (call.arguments.d_k || (call.arguments.d_v && !config_.values)) {
-      FLASHLIFT_RETURN_IF_ERROR(run(keys_, queries, key_tiles(params), config_.keys.config));
-    }
-    if (config_.values && call.arguments.d_v) {
-      FLASHLIFT_RETURN_IF_ERROR(run(values_, queries, key_tiles(params), config_.values->config));
+    const auto run_queries = [&] {
+      params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
+      return run(queries_, query_tiles(params) * params.group, config);
+    };
+    const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
+      params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
+      return run(kernel, key_tiles(params), with);
+    };
+    CuPointer rest = workspace;
+    if (config_.fused) {
+      call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
+      const int64_t heads = int64_t{params.batch} * params.q_heads;
+      rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
+      params.heads_per_section = kHeadsOfAChain * params.group;
+      FLASHLIFT_RETURN_IF_ERROR(run(fused_, key_tiles(params), config_.fused->config));
+      if (call.arguments.d_q) {
+        const Grid grid{.x = static_cast<unsigned>(heads * call.row_tiles.tiles * kFusedParts), .threads = 128};
+        void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+        FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, round_, grid, parameters));
+        if (queries_.kernel != nullptr) {
+          FLASHLIFT_RETURN_IF_ERROR(run_queries());
+        }
+      }
+    } else {
+      FLASHLIFT_RETURN_IF_ERROR(run_queries());
+      if (call.arguments.d_k || (call.arguments.d_v && !config_.values)) {
+        FLASHLIFT_RETURN_IF_ERROR(run_keys(keys_, config_.keys.config));
+      }
+      if (config_.values && call.arguments.d_v) {
+        FLASHLIFT_RETURN_IF_ERROR(run_keys(values_, config_.values->config));
+      }
     }
     if (fallback_ == nullptr) {
       return {};
     }
-    call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
+    call.backward.rows = reinterpret_cast<RowGradient*>(rest);
     call.backward.only_if[0] = call.row_tiles.any_large;
     call.backward.only_if[1] = call.backward.d_out_has_low;
-    return fallback_->launch(call, workspace);
+    return fallback_->launch(call, rest);
   }
 
  private:
@@ -104,7 +139,8 @@ class MainSm90 : public BackwardMain {
     Status compile(const Problem& problem, const Device& device, const Sm90BackwardKernel& config,
                    const KernelCompiler& compile_kernel) {
       FLASHLIFT_ASSIGN_OR_RETURN(library, LoadedLibrary::compile(backward_source(problem, config), compile_kernel));
-      const char* name = config.rows_are_keys ? "flashlift_backward_keys" : "flashlift_backward_queries";
+      const char* name = config.fused           ? "flashlift_backward_fused"
+                         : config.rows_are_keys ? "flashlift_backward_keys" : "flashlift_backward_queries";
       FLASHLIFT_ASSIGN_OR_RETURN(kernel, library->kernel(name, device.handle, config.config.shared_bytes));
       return {};
     }
@@ -141,6 +177,8 @@ class MainSm90 : public BackwardMain {
 
   Sm90Backward config_;
   Device device_;
+  Kernel fused_;
+  CuKernel round_ = nullptr;  // of the fused kernel's sums
   Kernel queries_;
   Kernel keys_;
   Kernel values_;

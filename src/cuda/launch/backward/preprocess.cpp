@@ -49,13 +49,18 @@ int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
   return row_count(params) * round_up(problem_.value_dim * element, 16);
 }
 
+int64_t Preprocess::flag_count(const ForwardParams& params) const {
+  constexpr int64_t kFlags = 4;  // before the parts'
+  return kFlags + int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
+}
+
 Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layout) const {
   Places places;
   if (statistics_.tile > 0) {
     const int64_t heads = int64_t{params.batch} * params.q_heads;
     const int64_t rows = heads * tile_count(params, statistics_.tile) * statistics_.tile;
     places.rows = layout.take(2 * rows * static_cast<int64_t>(sizeof(float)));
-    places.flags = layout.take(2 * sizeof(int));
+    places.flags = layout.take(flag_count(params) * static_cast<int64_t>(sizeof(int)));
   } else {
     places.rows = layout.take(row_count(params) * static_cast<int64_t>(sizeof(RowGradient)));
   }
@@ -76,10 +81,15 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
     call.row_tiles = {.statistics = at<float>(memory, places.rows),
                       .any_large = at<int>(memory, places.flags),
                       .any_empty = at<int>(memory, places.flags) + 1,
-                      .out_residual = nullptr,
+                      .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
+                      .next_block = at<int>(memory, places.flags) + 2,
+                      .nonfinite_keys = at<int>(memory, places.flags) + 3,
+                      .last_adders = at<int>(memory, places.flags) + 4,
+                      .d_q_sums = nullptr,
                       .rows = statistics_.tile,
                       .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
-                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out)};
+                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
+                                    (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
   } else {
     call.backward.rows = at<RowGradient>(memory, places.rows);
   }
@@ -124,7 +134,8 @@ Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& 
 
 Status Preprocess::fill_row_tiles(BackwardCall& call) const {
   FLASHLIFT_RETURN_IF_ERROR(
-      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large), 2 * sizeof(int), call.stream));
+      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
+            static_cast<size_t>(flag_count(call.forward)) * sizeof(int), call.stream));
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
   const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
   if (blocks > INT32_MAX) {

@@ -32,6 +32,8 @@ class Preprocess {
   Status launch(const Places& places, CuPointer memory, BackwardCall& call) const;
 
  private:
+  // The integers of RowTiles.
+  int64_t flag_count(const ForwardParams& params) const;
   int64_t d_out_bytes(const ForwardParams& params) const;
   void place_d_out(const Places& places, CuPointer memory, BackwardCall& call) const;
   Status fill_row_tiles(BackwardCall& call) const;

@@ -1,0 +1,320 @@
+// The Hopper backward kernel that makes all gradients from five products: d_k and d_v in registers, as the kernel for keys
+// does, and d_q in memory, to which every block adds its keys' part.
+//
+// Two warpgroups have 64 keys each, and give d_s of each tile of queries to each other. Each multiplies its part of d_q with all
+// 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order of the key
+// tiles, so that the sums have the same bits in every run: RowTiles::last_adders says which key tile has added to a part
+// last. Blocks wait only for blocks of lower numbers, which have started before them, and walk from the last queries to the
+// first: under a causal mask the first keys, which most queries see, need most time and come first, and blocks that begin
+// together follow one another through the same queries.
+//
+// A second kernel scales and rounds the sums.
+#include "cuda/kernels/sm90/backward_keys.cuh"
+#include "cuda/kernels/sm90/backward_producer.cuh"
+
+namespace flashlift::cuda {
+namespace {
+
+constexpr int kParts = kConsumers;
+constexpr int kPartFloats = kPartBytes / sizeof(float);
+
+struct FusedConsumer : Consumer {
+  // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves the
+  // registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of nothing.)
+  __device__ __forceinline__ void sweep() {
+#pragma unroll
+    for (int i = 0; i < kFirstSums; ++i) {
+      first[i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kSecondSums; ++i) {
+      second[i] = 0.0f;
+    }
+    u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
+    pin(rows_qk);
+    float part[kPartSums];
+    int round = 0;
+    int flags;
+#pragma unroll 1
+    do {
+      const u32 stage = rings.qk.stage();
+      const u32 qk = shared.columns_qk + stage * kColumnQkBytes;
+      const u32 v = shared.columns_v + rings.v_stage() * kColumnVBytes;
+      const u32 fields = shared.fields + 4 * kFieldCount * stage;
+      const u32 statistics = shared.statistics + stage * kStatisticsBytes;
+      barrier_wait(shared.qk_full + 8 * stage, rings.qk.phase());
+      pin(s);
+      wgmma_fence();
+      issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
+      flags = load_shared_once(fields + 4 * kFieldFlags);
+      const TilePlace place{b,
+                            load_shared_once(fields + 4 * kFieldHead),
+                            {row(0), row(1)},
+                            load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
+      wgmma_wait<1>();
+      finish_d_k(round > 0, stage);
+#if FL_DROPOUT
+      const u32 undropped = undropped_bits<kScores>(params, place);
+#else
+      constexpr u32 undropped = 0xffffffff;
+#endif
+      wgmma_wait<0>();
+      pin(s);
+      const bool partial = (flags & kPartial) != 0;
+      take_probabilities(place, partial, undropped, statistics);
+      barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
+      pin(s);
+      pin(p);
+      pin(first);
+      wgmma_fence();
+      // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
+      const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
+                                                   : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
+      issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
+      issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      wgmma_wait<1>();
+      pin(s);
+      take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
+      issue_part(part, round - 1);
+      give_gradients(round);
+      pin(ds);
+      pin(second);
+      wgmma_fence();
+      issue_sum(second, ds, descriptor_n_major(qk, kColumnBoxBytes));
+      wgmma_wait<1>();
+      pin(first);
+      pin(p);
+      pin(part);
+      release(shared.v_empty + 8 * rings.v_stage());
+      if (round > 0) {
+        give_part(part, round - 1);
+      }
+      ++round;
+      rings.advance();
+    } while ((flags & kLast) == 0);
+    issue_part(part, round - 1);
+    wgmma_wait<0>();
+    finish_d_k(true, rings.qk.stage());
+    pin(part);
+    give_part(part, round - 1);
+  }
+
+ private:
+  // Of the tile before the one in `stage`.
+  __device__ __forceinline__ void finish_d_k(bool exists, u32 stage) {
+    pin(second);
+    pin(ds);
+    if (exists) {
+      release(shared.qk_empty + 8 * (stage == 0 ? kQkStages - 1 : stage - 1));
+    }
+  }
+
+  // d_s of a round to all warpgroups.
+  __device__ __forceinline__ void give_gradients(int round) {
+    const u32 stage = round % kGradientStages;
+    barrier_wait(shared.gradients_empty + 8 * stage, round / kGradientStages % 2 ^ 1);
+    const u32 lane = threadIdx.x % 32;
+    const u32 row = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane % 16;
+    const u32 address = shared.gradients + stage * kGradientBytes + row * 128;
+#pragma unroll
+    for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
+      store_matrices(address + step / 4 * kGradientBoxBytes + ((lane / 16 + step % 4 * 2) ^ (lane % 8)) * 16,
+                     &ds[4 * step]);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    release(shared.gradients_full + 8 * stage);
+  }
+
+  // This warpgroup's part of d_q, of all keys. (Round -1 has none: of anything.)
+  __device__ __forceinline__ void issue_part(float (&part)[kPartSums], int round) {
+    const u32 stage = round % kGradientStages & 1;
+    if (round >= 0) {
+      barrier_wait(shared.gradients_full + 8 * stage, round / kGradientStages % 2);
+    }
+    // A box of columns, half of the only one, or 64 of the queries.
+    const u32 columns = kPartsOfQueries ? 0 : warpgroup * (kQkBoxes > 1 ? kRowBoxBytes : kPartColumns * 2);
+    const u32 queries = kPartsOfQueries ? warpgroup * kGradientBoxBytes : 0;
+    const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
+    const u64 keys = descriptor_n_major(shared.rows_qk + columns, 0);
+    pin(part);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4 * kConsumers; ++step) {
+      // 16 keys are 16 rows of 128 bytes.
+      wgmma_dq(part, d_s + step * 128, keys + step / 4 * (kRowQkBytes / 16) + step % 4 * 128, step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // The part to the warp that adds it up.
+  __device__ __forceinline__ void give_part(const float (&part)[kPartSums], int round) {
+    release(shared.gradients_empty + 8 * (round % kGradientStages));
+    barrier_wait(shared.parts_empty + 8 * warpgroup, round % 2 ^ 1);
+    const u32 address = shared.parts + warpgroup * kPartBytes + 16 * (threadIdx.x % 128);
+#pragma unroll
+    for (int i = 0; i < kPartSums / 4; ++i) {
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * 128 * 16), "f"(part[4 * i]),
+                   "f"(part[4 * i + 1]), "f"(part[4 * i + 2]), "f"(part[4 * i + 3])
+                   : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    release(shared.parts_full + 8 * warpgroup);
+  }
+};
+
+__device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
+  constexpr u32 kExponent = FL_BF16 ? 0x7f80 : 0x7c00;
+  return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
+}
+
+// A key that no query may see, but whose elements are not finite, would make 0 * inf of d_s * k. Its queries are left to the
+// kernel for queries, which knows how to deal with it.
+__device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shared, const RowTiles& tiles) {
+  bool found = false;
+  barrier_wait(shared.rows_full, 0);
+#pragma unroll 1
+  for (u32 at = 16 * (threadIdx.x % 32); at < kConsumers * kRowQkBytes; at += 16 * 32) {
+    u32 x[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared.rows_qk + at)
+                 : "memory");
+    found |= has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
+  }
+  if (found) {
+    *tiles.nonfinite_keys = 1;
+  }
+}
+
+__device__ __forceinline__ void wait_for_adder(const int* last_adder, int expected) {
+  int last;
+  do {
+    asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(last) : "l"(last_adder) : "memory");
+  } while (last != expected);
+}
+
+// One thread: adds a consumer's parts to the sums in memory whenever it is this key tile's turn.
+__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int key_tile, int part) {
+  const u32 staged = shared.parts + part * kPartBytes;
+  int flags;
+  int visit = 0;
+#pragma unroll 1
+  do {
+    barrier_wait(shared.parts_full + 8 * part, visit % 2);
+    const u32 fields = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
+    const int place = load_shared(fields + 4 * kVisitTile) * kParts + part;
+    const int before = load_shared(fields + 4 * kVisitBefore);
+    flags = load_shared(fields + 4 * kVisitFlags);
+    if ((flags & kNothing) != 0) {
+      return;
+    }
+    float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
+    if (before >= 0) {
+      wait_for_adder(tiles.last_adders + place, before + 1);
+      asm volatile("fence.proxy.async.global;" ::: "memory");
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums), "r"(staged),
+                   "r"(kPartBytes)
+                   : "memory");
+    } else {
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged), "r"(kPartBytes)
+                   : "memory");
+    }
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+    barrier_arrive(shared.parts_empty + 8 * part);
+    asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(key_tile + 1) : "memory");
+    ++visit;
+  } while ((flags & kLast) == 0);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    flashlift_backward_fused(const __grid_constant__ ForwardParams params,
+                             const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles,
+                             const __grid_constant__ TensorMap d_out_map) {
+  if (others_run(backward, tiles)) {
+    return;
+  }
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const SharedLayout shared = shared_layout(shared_address(shared_memory));
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    prefetch_map(params.q_map);
+    prefetch_map(params.k_map);
+    prefetch_map(params.v_map);
+    prefetch_map(d_out_map);
+    // Blocks count in the order in which they start.
+    store_shared(shared.fields, atomicAdd(tiles.next_block, 1));
+  }
+  __syncthreads();
+  const KeyTile keys = key_tile(params, backward, load_shared(shared.fields));
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    registers_decrease<FL_PRODUCER_REGISTERS>();
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    if (warp == 0) {
+      Producer producer{params, tiles, d_out_map, shared, keys.b, keys.kv_head};
+      producer.load_rows(0, keys.first);
+      const int first_head = keys.kv_head * params.group;
+      // The tile for no rows.
+      const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
+      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
+    } else if (warp <= kParts) {
+      if (threadIdx.x % 32 == 0) {
+        add_parts(shared, tiles, keys.index, warp - 1);
+      }
+#if FL_HAS_MASK_MOD
+    } else {
+      look_for_nonfinite_keys(shared, tiles);
+#endif
+    }
+  } else {
+    registers_increase<FL_CONSUMER_REGISTERS>();
+    FusedConsumer consumer{{params, shared, warpgroup - 1, keys.b, keys.first}};
+    barrier_wait(shared.rows_full, 0);
+    consumer.sweep();
+    finish_keys(consumer, params, backward, tiles, keys);
+  }
+}
+
+// A block for each part: d_q from its sums, or zeros where no key has been seen.
+extern "C" __global__ void __launch_bounds__(128)
+    flashlift_backward_round(const __grid_constant__ ForwardParams params,
+                             const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {
+  const int place = blockIdx.x;
+  const int tile = place / kParts;
+  const int head = tile / tiles.tiles;
+  const int first = tile % tiles.tiles * tiles.rows;
+  if (others_run(backward, tiles) || first >= params.q_len) {
+    return;
+  }
+  const bool seen = tiles.last_adders[place] != 0;
+  const float4* const sums =
+      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats) + threadIdx.x;
+  float x[kPartSums];
+#pragma unroll
+  for (int i = 0; i < kPartSums / 4; ++i) {
+    const float4 four = seen ? sums[i * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    x[4 * i] = four.x;
+    x[4 * i + 1] = four.y;
+    x[4 * i + 2] = four.z;
+    x[4 * i + 3] = four.w;
+  }
+  const int part = place % kParts;
+  const Strides& strides = backward.d_q_strides;
+  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
+                             head % params.q_heads * strides.head;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int q = first + (kPartsOfQueries ? 64 * part : 0) + static_cast<int>(threadIdx.x) / 32 * 16 +
+                  static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
+    if (q < params.q_len) {
+      store_gradient_row(x, r, params.scale, rows + q * strides.row, strides.column, backward.paired_d_q,
+                         kPartsOfQueries ? 0 : kPartColumns * part, FL_HEAD_DIM);
+    }
+  }
+}
+
+}  // namespace flashlift::cuda
