@@ -35,17 +35,17 @@ typedef struct FlashliftFuseOptions {
 
 typedef struct FlashliftFused FlashliftFused;
 
-/* Finds attention in a module of `size` bytes and replaces it: StableHLO text, pretty or generic, MLIR bytecode, or VHLO
- * (a portable artifact); the first bytes tell which. `options` may be NULL. An attention that cannot be proved is no error: it stays, with a reason in the report.
- * Errors: INVALID_ARGUMENT with line and column, or the byte, for what is not a valid module; UNSUPPORTED for what cannot
- * be read, or not be written in the form asked for. */
+/* Finds attention in a module of `size` bytes and replaces it: StableHLO text, pretty or generic, MLIR bytecode, or
+ * VHLO (a portable artifact); the first bytes tell which. `options` may be NULL. An attention that cannot be proved is
+ * no error: it stays, with a reason in the report. Errors: INVALID_ARGUMENT with line and column, or the byte, for what
+ * is not a valid module; UNSUPPORTED for what cannot be read, or not be written in the form asked for. */
 FlashliftError* flashlift_stablehlo_fuse(const char* module, size_t size, const FlashliftFuseOptions* options,
                                          FlashliftFused** fused);
 /* Takes NULL too. */
 void flashlift_fused_destroy(FlashliftFused* fused);
 
-/* The module; the input, byte for byte, when nothing was fused and no other form was asked for. Ends with a zero byte that `size`, which may be
- * NULL, does not count. Lives as long as `fused`, as does the report. */
+/* The module; the input, byte for byte, when nothing was fused and no other form was asked for. Ends with a zero byte
+ * that `size`, which may be NULL, does not count. Lives as long as `fused`, as does the report. */
 const char* flashlift_fused_module(const FlashliftFused* fused, size_t* size);
 /* How many attentions were replaced. */
 size_t flashlift_fused_count(const FlashliftFused* fused);

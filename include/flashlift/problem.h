@@ -47,7 +47,8 @@ struct Problem {
   EmptyRows empty_rows = EmptyRows::kZero;
   bool want_lse = false;      // f32 [batch, q_heads, q_len]
   bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score, sinks aside; -inf without a key
-  // Of out's dtype and shape: what rounding took from out. A backward pass that is given it is as exact as from an f32 output.
+  // Of out's dtype and shape: what rounding took from out. A backward pass that is given it is as exact as from an f32
+  // output.
   bool want_residual = false;
   bool normalize = true;  // false: the output is not divided by the row sum
 
@@ -71,10 +72,10 @@ struct AttentionArguments {
   TensorView k;
   TensorView v;
   TensorView out;
-  std::vector<TensorView> captures;   // in the order of Problem::captures
-  std::optional<TensorView> sinks;    // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
-  std::optional<TensorView> lse;      // f32 [batch, q_heads, q_len], if Problem::want_lse
-  std::optional<TensorView> row_max;  // f32 [batch, q_heads, q_len], if Problem::want_row_max
+  std::vector<TensorView> captures;    // in the order of Problem::captures
+  std::optional<TensorView> sinks;     // f32 [q_heads, sinks], or [sinks] for all heads, if Problem::sinks > 0
+  std::optional<TensorView> lse;       // f32 [batch, q_heads, q_len], if Problem::want_lse
+  std::optional<TensorView> row_max;   // f32 [batch, q_heads, q_len], if Problem::want_row_max
   std::optional<TensorView> residual;  // of out's dtype, shape and strides, if Problem::want_residual
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
   // those of masked keys may hold anything.

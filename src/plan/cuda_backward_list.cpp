@@ -10,8 +10,7 @@ constexpr int kAnyNewer = std::numeric_limits<int>::max();
 
 constexpr CudaBackward kList[] = {
     // No newer architecture has its instructions. Calls that want gradients of captured tensors are left to the next.
-    {.kind = cuda::BackwardKind::kHopper,
-     .architectures = {90, 90}},
+    {.kind = cuda::BackwardKind::kHopper, .architectures = {90, 90}},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };
 static_assert(std::size(kList) == cuda::kBackwardKinds);
@@ -20,13 +19,9 @@ static_assert(std::size(kList) == cuda::kBackwardKinds);
 
 std::span<const CudaBackward> cuda_backward_list() { return kList; }
 
-std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device,
-                                   bool by_name) {
+std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device) {
   if (auto reason = refusal(row.architectures, device)) {
     return reason;
-  }
-  if (row.less_exact != nullptr && !by_name) {
-    return fmt::format("{}; ask for it by name to use it", row.less_exact);
   }
   const Result<cuda::BackwardConfig> config =
       cuda::choose_backward_config(problem, row.kind, device.architecture, false);

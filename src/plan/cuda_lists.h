@@ -31,8 +31,6 @@ struct CudaForward {
 struct CudaBackward {
   cuda::BackwardKind kind;
   Architectures architectures;
-  // Less exact than the promise that all else keeps, or null: it runs only if it is asked for by name.
-  const char* less_exact = nullptr;
 
   const char* name() const { return to_string(kind); }
 };
@@ -43,8 +41,7 @@ std::span<const CudaBackward> cuda_backward_list();
 // Why an implementation does not take such calls of a problem, which is verified and simplified; none if it does.
 std::optional<std::string> refusal(const CudaForward& row, const Problem& problem, cuda::LengthClass length,
                                    const cuda::Device& device, bool by_name);
-std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device,
-                                   bool by_name);
+std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device);
 
 // The same of a device alone.
 std::optional<std::string> refusal(const Architectures& architectures, const cuda::Device& device);

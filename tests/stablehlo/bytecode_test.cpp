@@ -129,7 +129,8 @@ TEST(Bytecode, SaysWhatIsWrong) {
     return module.ok() ? std::string("none") : module.error().message;
   };
   using namespace std::string_view_literals;
-  EXPECT_EQ(message("ML\xefR"), "m: byte 4: expected 1 more bytes, got 0: the bytecode is cut off or damaged");
+  EXPECT_NE(message("ML\xefR").find("byte 4: expected 1 more bytes, got 0: the bytecode is cut off or damaged"),
+            std::string::npos);
   EXPECT_NE(message("ML\xefR\x21MLIR\0"sv).find("version 16; Flashlift reads versions up to 6"), std::string::npos);
   EXPECT_NE(message("ML\xefR\x0dMLIR\0"sv).find("section 0 is missing"), std::string::npos);
 }

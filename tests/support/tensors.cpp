@@ -119,7 +119,8 @@ TensorView with_strides_of(const TensorView& other, const MakeTensor& make) {
   const TensorView memory = make(other.dtype, {count}, false);
   const int64_t first = memory.strides[0] < 0 ? memory.strides[0] * (count - 1) : 0;
   TensorView view = other;
-  view.data = static_cast<std::byte*>(memory.data) + (first - lowest) * static_cast<int64_t>(size_in_bytes(other.dtype));
+  view.data =
+      static_cast<std::byte*>(memory.data) + (first - lowest) * static_cast<int64_t>(size_in_bytes(other.dtype));
   return view;
 }
 

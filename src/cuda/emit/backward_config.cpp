@@ -130,7 +130,8 @@ int64_t sm90_shared_bytes(const Sm90BackwardKernel& kernel) {
   // d_s, and parts of d_q: two of each.
   const int64_t fused = kernel.fused ? 2 * 2 * config.q_tile * config.kv_tile + 2 * 4 * 64 * 64 : 0;
   return config.q_tile * (qk_row + (kernel.sums_second ? v_row : 0)) +
-         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused + kSm90Bookkeeping;
+         config.kv_tile * (config.stages * (qk_row + kStatisticBytes) + kernel.v_stages * v_row) + fused +
+         kSm90Bookkeeping;
 }
 
 // As many stages as there is room for; those of q and k are held longer.

@@ -10,8 +10,8 @@ namespace flashlift::cuda {
 
 // Text of the header program.cuh for a problem whose programs are verified and simplified:
 //   score_mod(raw, row, column, b, h, q, kv_first, key, params): the score of key kv_first + key from its unscaled
-//   product, divided by FL_SCORE_FACTOR; and mask_mod(row, column, b, h, q, kv_first, key, params), where the problem has
-//   one. For each of them (mask_..., FL_MASK_... likewise):
+//   product, divided by FL_SCORE_FACTOR; and mask_mod(row, column, b, h, q, kv_first, key, params), where the problem
+//   has one. For each of them (mask_..., FL_MASK_... likewise):
 //     row and column: what score_row(b, h, q, params) and score_column(b, kv, params) give, searches;
 //     FL_SCORE_COLUMNS: is there anything in a column; agree(x, y): is it the same from key to key;
 //     FL_SCORE_STRAIGHT_LOADS: does it load at positions that grow with the keys. Then score_mod_inside(raw, row,

@@ -30,9 +30,9 @@ struct RowTiles {
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
   float* d_q_sums;      // [batch * q_heads][tiles][parts][64 * 64]
-  int rows;        // of a tile
-  int tiles;       // of a query head, the one for no rows included
-  int vector_out;  // rows of out and d_out are contiguous and begin at multiples of 16 bytes
+  int rows;             // of a tile
+  int tiles;            // of a query head, the one for no rows included
+  int vector_out;       // rows of out and d_out are contiguous and begin at multiples of 16 bytes
 };
 
 struct BackwardParams {

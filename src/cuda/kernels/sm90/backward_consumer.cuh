@@ -1,7 +1,7 @@
 // A consumer warpgroup of the Hopper backward kernels: 64 rows against every visited column tile.
 //
-// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and sums
-// over columns, whose left operands these results are:
+// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and
+// sums over columns, whose left operands these results are:
 //
 //   rows are   first                              second
 //   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
@@ -10,15 +10,15 @@
 // Where registers do not hold both sums, there are two kernels for keys, one for each, and none makes the first for
 // queries.
 //
-// One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for d_p.
-// So a warpgroup's own exponentials have no products of its own to run under; they run under the other warpgroup's, which
-// it never meets.
+// One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for
+// d_p. So a warpgroup's own exponentials have no products of its own to run under; they run under the other
+// warpgroup's, which it never meets.
 //
 // d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. Rounding the output to 16 bits
 // puts an error into it that is too large where all values are much alike, or one key has nearly all of a row. The
 // kernel whose rows are queries sees it, since a row's d_s should add up to nothing: it corrects delta for the kernels
-// whose rows are keys, which run after it, and takes the error times its first sum from d_q. That sum costs next to nothing,
-// for it runs while d_s is made. Without it, the kernel begins again if the error shows.
+// whose rows are keys, which run after it, and takes the error times its first sum from d_q. That sum costs next to
+// nothing, for it runs while d_s is made. Without it, the kernel begins again if the error shows.
 #pragma once
 
 #include "cuda/kernels/common/gradients.cuh"
@@ -27,7 +27,7 @@
 
 namespace flashlift::cuda {
 
-constexpr int kScores = FL_BLOCK_N / 2;  // of a thread
+constexpr int kScores = FL_BLOCK_N / 2;                                                       // of a thread
 constexpr int kFirstSums = !FL_SUMS_FIRST ? 4 : kRowsAreKeys ? FL_V_DIM / 2 : FL_QK_DIM / 2;  // (arrays have elements)
 constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
 // Are the operands of the two sums more than a factor of d_p apart?
@@ -205,7 +205,8 @@ struct Consumer {
 
   // Products become probabilities, in s. `derivatives` of scores by the scaled products.
 #if FL_HAS_SCORE_MOD
-  __device__ __forceinline__ void take_exponentials(float (&derivatives)[kScores], const TilePlace& place, u32 statistics) {
+  __device__ __forceinline__ void take_exponentials(float (&derivatives)[kScores], const TilePlace& place,
+                                                    u32 statistics) {
     TilePlace at = place;
 #if FL_SCORE_LOADS
     // Loads must not come before the scores: ptxas would put them, with their addresses, between the products.
@@ -248,9 +249,10 @@ struct Consumer {
     }
   }
 
-  // s becomes probabilities, and p and ds what the sums' operands are made of: p is that of the first, which stays as it is
-  // from here on.
-  __device__ __forceinline__ void take_probabilities(const TilePlace& place, bool partial, u32 undropped, u32 statistics) {
+  // s becomes probabilities, and p and ds what the sums' operands are made of: p is that of the first, which stays as
+  // it is from here on.
+  __device__ __forceinline__ void take_probabilities(const TilePlace& place, bool partial, u32 undropped,
+                                                     u32 statistics) {
 #if FL_HAS_SCORE_MOD
     float derivatives[kScores];
     take_exponentials(derivatives, place, statistics);

@@ -1,12 +1,12 @@
-// The Hopper backward kernel that makes all gradients from five products: d_k and d_v in registers, as the kernel for keys
-// does, and d_q in memory, to which every block adds its keys' part.
+// The Hopper backward kernel that makes all gradients from five products: d_k and d_v in registers, as the kernel for
+// keys does, and d_q in memory, to which every block adds its keys' part.
 //
-// Two warpgroups have 64 keys each, and give d_s of each tile of queries to each other. Each multiplies its part of d_q with all
-// 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order of the key
-// tiles, so that the sums have the same bits in every run: RowTiles::last_adders says which key tile has added to a part
-// last. Blocks wait only for blocks of lower numbers, which have started before them, and walk from the last queries to the
-// first: under a causal mask the first keys, which most queries see, need most time and come first, and blocks that begin
-// together follow one another through the same queries.
+// Two warpgroups have 64 keys each, and give d_s of each tile of queries to each other. Each multiplies its part of d_q
+// with all 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order
+// of the key tiles, so that the sums have the same bits in every run: RowTiles::last_adders says which key tile has
+// added to a part last. Blocks wait only for blocks of lower numbers, which have started before them, and walk from the
+// last queries to the first: under a causal mask the first keys, which most queries see, need most time and come first,
+// and blocks that begin together follow one another through the same queries.
 //
 // A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_keys.cuh"
@@ -19,8 +19,9 @@ constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
 
 struct FusedConsumer : Consumer {
-  // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves the
-  // registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of nothing.)
+  // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves
+  // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
+  // nothing.)
   __device__ __forceinline__ void sweep() {
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
@@ -167,8 +168,8 @@ __device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
   return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
 }
 
-// A key that no query may see, but whose elements are not finite, would make 0 * inf of d_s * k. Its queries are left to the
-// kernel for queries, which knows how to deal with it.
+// A key that no query may see, but whose elements are not finite, would make 0 * inf of d_s * k. Its queries are left
+// to the kernel for queries, which knows how to deal with it.
 __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shared, const RowTiles& tiles) {
   bool found = false;
   barrier_wait(shared.rows_full, 0);
@@ -179,7 +180,8 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(shared.rows_qk + at)
                  : "memory");
-    found |= has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
+    found |=
+        has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
   }
   if (found) {
     *tiles.nonfinite_keys = 1;
@@ -212,11 +214,12 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     if (before >= 0) {
       wait_for_adder(tiles.last_adders + place, before + 1);
       asm volatile("fence.proxy.async.global;" ::: "memory");
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums), "r"(staged),
-                   "r"(kPartBytes)
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                   "r"(staged), "r"(kPartBytes)
                    : "memory");
     } else {
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged), "r"(kPartBytes)
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged),
+                   "r"(kPartBytes)
                    : "memory");
     }
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");

@@ -12,8 +12,8 @@ struct KeyTile {
   int first, last;
 };
 
-// Heads whose queries fit the L2 cache together are neighbours; among them the early keys come first, which under a causal
-// mask are the ones that most queries see.
+// Heads whose queries fit the L2 cache together are neighbours; among them the early keys come first, which under a
+// causal mask are the ones that most queries see.
 __device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
   const int section_heads = params.heads_per_section / params.group;
   const int section = index / (section_heads * backward.kv_tiles);
@@ -23,11 +23,13 @@ __device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const B
   const int tile = within / heads;
   const int head = first_head + within - tile * heads;
   const int first_key = tile * FL_BLOCK_M;
-  return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + FL_BLOCK_M, params.kv_len) - 1};
+  return {tile, head / params.kv_heads, head % params.kv_heads, first_key,
+          min(first_key + FL_BLOCK_M, params.kv_len) - 1};
 }
 
 #if FL_EMPTY_UNIFORM && FL_SUMS_FIRST
-// A row without keys that gives the mean of all values passes its gradient on to each of them. Rare, so small code counts.
+// A row without keys that gives the mean of all values passes its gradient on to each of them. Rare, so small code
+// counts.
 __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const ForwardParams& params,
                                                const BackwardParams& backward, const RowTiles& tiles,
                                                const KeyTile& keys) {
@@ -39,8 +41,9 @@ __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const F
       if (*row_statistics(params, tiles, keys.b, h, q) != FL_INFINITY) {
         continue;
       }
-      const InputElement* const row = static_cast<const InputElement*>(backward.d_out) + keys.b * backward.d_out_strides.batch +
-                                      h * backward.d_out_strides.head + q * backward.d_out_strides.row;
+      const InputElement* const row = static_cast<const InputElement*>(backward.d_out) +
+                                      keys.b * backward.d_out_strides.batch + h * backward.d_out_strides.head +
+                                      q * backward.d_out_strides.row;
 #pragma unroll
       for (int i = 0; i < kFirstSums / 2; ++i) {
         const int column = i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;

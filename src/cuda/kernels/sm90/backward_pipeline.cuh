@@ -1,10 +1,10 @@
 // Shared memory and barriers of the Hopper backward kernels: a block's own rows, and a ring of column tiles.
 //
-// The fused kernel (FL_FUSED, rows are keys) makes d_q too: its consumers give d_s to each other through shared memory, each
-// multiplies a part of d_q, and warps beside the producer add the parts up in memory.
+// The fused kernel (FL_FUSED, rows are keys) makes d_q too: its consumers give d_s to each other through shared memory,
+// each multiplies a part of d_q, and warps beside the producer add the parts up in memory.
 //
-// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the others it is the other way round
-// (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
+// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the others it is the other way
+// round (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
 //
 // FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh).
 #pragma once
@@ -34,7 +34,7 @@ constexpr u32 kRowVBytes = kVBoxes * kRowBoxBytes;
 constexpr u32 kColumnBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kColumnQkBytes = kQkBoxes * kColumnBoxBytes;
 constexpr u32 kColumnVBytes = kVBoxes * kColumnBoxBytes;
-constexpr u32 kBlockVBytes = FL_SUMS_SECOND ? kConsumers * kRowVBytes : 0;  // d_p alone asks for them
+constexpr u32 kBlockVBytes = FL_SUMS_SECOND ? kConsumers * kRowVBytes : 0;           // d_p alone asks for them
 constexpr u32 kStatisticsBytes = kRowsAreKeys ? FL_BLOCK_N * 2 * sizeof(float) : 0;  // columns' lse, and their deltas
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 
@@ -44,9 +44,9 @@ constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
 constexpr int kNothing = 4;  // it stands for no columns at all
 
-// Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a part of d_q
-// for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after thread, and so on. A
-// part is half of the queries where a tile has 128 of them, otherwise half of the columns.
+// Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a
+// part of d_q for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after
+// thread, and so on. A part is half of the queries where a tile has 128 of them, otherwise half of the columns.
 constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
@@ -56,8 +56,8 @@ constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
 constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
 static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kQkBoxes == 1 : kQkBoxes <= kConsumers));
-// What the producer tells the warps that add parts up. It is at most kQkStages tiles ahead of the consumers, and these are
-// two ahead of the parts that they have made.
+// What the producer tells the warps that add parts up. It is at most kQkStages tiles ahead of the consumers, and these
+// are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
 static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
 enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitFieldCount };
@@ -166,7 +166,8 @@ __device__ __forceinline__ void release(u32 barrier) {
 }
 
 // A row's place among the rows' statistics: its lse; its delta comes `tiles.rows` further.
-__device__ __forceinline__ float* row_statistics(const ForwardParams& params, const RowTiles& tiles, int b, int h, int q) {
+__device__ __forceinline__ float* row_statistics(const ForwardParams& params, const RowTiles& tiles, int b, int h,
+                                                 int q) {
   const long long tile = (static_cast<long long>(b) * params.q_heads + h) * tiles.tiles + q / tiles.rows;
   return tiles.statistics + tile * 2 * tiles.rows + q % tiles.rows;
 }

@@ -38,10 +38,10 @@ __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params,
   return full ? kTileFull : kTilePartial;
 }
 
-// The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs of
-// them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first. Of the fused
-// kernel the last columns come first, and none is passed over with its run: other blocks, which look for the tile alone,
-// must come to the same.
+// The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs
+// of them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first. Of the
+// fused kernel the last columns come first, and none is passed over with its run: other blocks, which look for the tile
+// alone, must come to the same.
 class ColumnTiles {
  public:
   __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)
@@ -79,9 +79,9 @@ class ColumnTiles {
       return kTileSkipped;
     }
     const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
-    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : rows_.first, kRowsAreKeys ? last : rows_.last,
-                           kRowsAreKeys ? rows_.first : first, kRowsAreKeys ? rows_.last : last,
-                           last - first == count * FL_BLOCK_N - 1);
+    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : rows_.first,
+                           kRowsAreKeys ? last : rows_.last, kRowsAreKeys ? rows_.first : first,
+                           kRowsAreKeys ? rows_.last : last, last - first == count * FL_BLOCK_N - 1);
   }
 
   __device__ __forceinline__ void look_for_runs() {
@@ -117,10 +117,10 @@ class ColumnTiles {
   const int tiles_;
   const int run_;  // tiles of a run
   int head_;
-  int next_ = 0;   // tile that no run has been looked for from
+  int next_ = 0;  // tile that no run has been looked for from
   int first_run_ = 0;
-  u32 runs_ = 0;   // that are still to be looked into
-  int base_ = 0;   // tile of the first bit
+  u32 runs_ = 0;  // that are still to be looked into
+  int base_ = 0;  // tile of the first bit
   u32 hits_ = 0;
   u32 partial_ = 0;
 };
@@ -238,8 +238,8 @@ struct Producer {
     if (leads()) {
       const u32 barrier = shared.v_full + 8 * rings.v_stage();
       barrier_arrive_expect(barrier, kColumnVBytes);
-      load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes, kRowsAreKeys ? d_out_map : params.v_map,
-                                 barrier, tile.first, head);
+      load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
+                                 kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first, head);
     }
     rings.advance();
   }

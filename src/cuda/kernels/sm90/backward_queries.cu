@@ -31,14 +31,15 @@ __device__ __forceinline__ bool has_nonfinite(const Consumer& consumer) {
 __device__ __forceinline__ float missing_delta(const Consumer& consumer, const ForwardParams& params,
                                                const BackwardParams& backward, const QueryTile& tile, int r) {
   const int q = consumer.row(r);
-  const float rest = quad_sum(consumer.row_rest[r]) - sinks_share(params, tile.h, consumer.row_lse[r]) * consumer.row_delta[r];
+  const float rest =
+      quad_sum(consumer.row_rest[r]) - sinks_share(params, tile.h, consumer.row_lse[r]) * consumer.row_delta[r];
   const bool empty = consumer.row_lse[r] == FL_INFINITY;
   return empty ? 0.0f : rest - (q < params.q_len ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f);
 }
 
-// Does it show beside what rounding does to d_s? It adds `missing` times a mean of K to a row of d_q; rounding adds some
-// kRounding times the square root of the row's sum of squares. As a mean over a warp's rows, and of any row. (What rounding
-// takes from an output of independent values gives a share of 0.7.)
+// Does it show beside what rounding does to d_s? It adds `missing` times a mean of K to a row of d_q; rounding adds
+// some kRounding times the square root of the row's sum of squares. As a mean over a warp's rows, and of any row. (What
+// rounding takes from an output of independent values gives a share of 0.7.)
 __device__ __forceinline__ bool shows(const float (&missing)[2], const float (&squares)[2]) {
   constexpr float kRounding = FL_BF16 ? 1.0f / 512 : 1.0f / 4096;
   constexpr float kMeanShare = 1.5f;
@@ -94,10 +95,10 @@ __device__ __forceinline__ void finish(Consumer& consumer, const ForwardParams& 
     }
     if (backward.d_q != nullptr) {
       const Strides& strides = backward.d_q_strides;
-      store_gradient_row(consumer.second, r, params.scale,
-                         static_cast<InputElement*>(backward.d_q) + tile.b * strides.batch + tile.h * strides.head +
-                             q * strides.row,
-                         strides.column, backward.paired_d_q, 0, FL_HEAD_DIM);
+      store_gradient_row(
+          consumer.second, r, params.scale,
+          static_cast<InputElement*>(backward.d_q) + tile.b * strides.batch + tile.h * strides.head + q * strides.row,
+          strides.column, backward.paired_d_q, 0, FL_HEAD_DIM);
     }
   }
 }

@@ -23,9 +23,9 @@ struct Consumer {
   const SharedLayout& shared;
   const int warpgroup;
   RingPosition ring;
-  u32 tiles = 0;  // query tiles begun
-  int left = 0;   // key tiles of the query tile from the next one on; negative behind the last query tile
-  int index = 0;  // of the key tile in its query tile whose probabilities are present, or anything greater
+  u32 tiles = 0;       // query tiles begun
+  int left = 0;        // key tiles of the query tile from the next one on; negative behind the last query tile
+  int index = 0;       // of the key tile in its query tile whose probabilities are present, or anything greater
   bool check = false;  // the accumulator holds all tiles that the mask cuts through, for the first time
   float factor;
   u64 q;  // descriptor
@@ -101,8 +101,8 @@ struct Consumer {
 
   __device__ __forceinline__ void apply_mods(int kv, bool partial, bool zeros) {
 #if FL_SCORE_LOADS && !FL_SCORE_STRAIGHT_LOADS
-    // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses, between
-    // the products, which then start late.
+    // Loads must not come before the scores: ptxas would put them, hundreds of instructions with their addresses,
+    // between the products, which then start late.
     kv |= __float_as_int(scores[0]) & params.zero;
 #endif
     apply_score_mod(scores, params, rows(), kv, zeros);
@@ -202,11 +202,12 @@ struct Consumer {
   // second scores, between the two.
   //
   // kPlain: the next key tile is the same query tile's, is not cut by the mask, and nothing is to be done with the
-  // accumulator. Most rounds are. They have code of their own, because instructions are fetched in order: around the code
-  // that others need, long rows of narrow heads were 7 % slower.
+  // accumulator. Most rounds are. They have code of their own, because instructions are fetched in order: around the
+  // code that others need, long rows of narrow heads were 7 % slower.
   //
-  // Products in a branch make ptxas serialise all of them (C7520), and so does a way out between the two. The first round
-  // therefore multiplies no probabilities, and the last two work on scores that do not count; the results are dropped.
+  // Products in a branch make ptxas serialise all of them (C7520), and so does a way out between the two. The first
+  // round therefore multiplies no probabilities, and the last two work on scores that do not count; the results are
+  // dropped.
   template <bool kPlain>
   __device__ __forceinline__ void round() {
     const bool begins = !kPlain && index == 0;  // the present probabilities are a query tile's first

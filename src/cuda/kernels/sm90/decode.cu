@@ -60,8 +60,8 @@ __device__ __forceinline__ void produce(const Ring& ring, const ForwardParams& p
   }
 }
 
-// Of rows of 128 swizzled bytes, the address of the lane's row in the first 16 bytes of a step; those of step s of a box
-// are at that address ^ 32 * s.
+// Of rows of 128 swizzled bytes, the address of the lane's row in the first 16 bytes of a step; those of step s of a
+// box are at that address ^ 32 * s.
 __device__ __forceinline__ u32 swizzled_row(u32 box, int row, int half) {
   return box + row * 128 + ((half ^ row % 8) << 4);
 }

@@ -19,8 +19,8 @@ constexpr u32 kQBytes = kQkBoxes * kQBoxBytes;  // of one warpgroup
 enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldSkipped, kFieldCount };
 constexpr int kNoMoreTiles = -1;  // in kFieldVisits
 constexpr int kLastRounds = 2;    // of the consumers, after the last scores
-// Where a query tile has no keys, one tile is visited all the same, so that consumers know one kind only: this, which lies
-// behind all keys. Copies of it are zeros and read nothing.
+// Where a query tile has no keys, one tile is visited all the same, so that consumers know one kind only: this, which
+// lies behind all keys. Copies of it are zeros and read nothing.
 constexpr int kNoTile = (1 << 29) / FL_BLOCK_N;
 // Query tiles whose fields are kept: one is being written while the next one's scores are computed, and the one after
 // that may have been handed out.
@@ -31,7 +31,7 @@ enum VisitField {
   kVisitTile,
   kVisitPartial,
   kVisitFull,
-  kVisitSkipped,      // of each warpgroup
+  kVisitSkipped,                                   // of each warpgroup
   kVisitPartialBits = kVisitSkipped + kConsumers,  // of each lane
   kVisitFullBits = kVisitPartialBits + 32,
   kVisitZerosBits = kVisitFullBits + 32,
@@ -72,8 +72,8 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
 }
 
 // The host asks for this many bytes of dynamic shared memory; see emit/source.cpp.
-constexpr u32 kSharedBytes =
-    kConsumers * (kQStages * (kQBytes + 16) + 4 * kFieldCount * kFieldSlots) + kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
+constexpr u32 kSharedBytes = kConsumers * (kQStages * (kQBytes + 16) + 4 * kFieldCount * kFieldSlots) +
+                             kStages * (kKBytes + kVBytes + 32 + 4) + 16 + 4 * kVisitFieldCount;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages. One register.

@@ -48,8 +48,8 @@ struct Scout {
   const SharedLayout& shared;
 
   // How many visits of the query tile the warpgroup may pass over: the first ones, as long as its own rows do not see
-  // them. A tile of all rows reaches beyond the diagonal by the rows of the others. One visit stays, since consumers know
-  // no query tile without one, and the keys that it is for must be in the ring.
+  // them. A tile of all rows reaches beyond the diagonal by the rows of the others. One visit stays, since consumers
+  // know no query tile without one, and the keys that it is for must be in the ring.
   __device__ __forceinline__ int skipped_visits(const QueryTile& tile, const Visits& found, int warpgroup) {
     if (tile.end_kv_tile - tile.first_kv_tile > 32) {
       return 0;
@@ -82,8 +82,7 @@ struct Scout {
   __device__ __forceinline__ void run() {
     u32 phase = 0;
 #pragma unroll 1
-    for (int index = blockIdx.x; index < params.total_tiles;
-         index = __shfl_sync(0xffffffff, claim_tile(params), 0)) {
+    for (int index = blockIdx.x; index < params.total_tiles; index = __shfl_sync(0xffffffff, claim_tile(params), 0)) {
       const QueryTile tile = query_tile(params, index);
       const Visits found = find_visits(params, tile);
 #if FL_SKIPS

@@ -140,7 +140,8 @@ class MainSm90 : public BackwardMain {
                    const KernelCompiler& compile_kernel) {
       FLASHLIFT_ASSIGN_OR_RETURN(library, LoadedLibrary::compile(backward_source(problem, config), compile_kernel));
       const char* name = config.fused           ? "flashlift_backward_fused"
-                         : config.rows_are_keys ? "flashlift_backward_keys" : "flashlift_backward_queries";
+                         : config.rows_are_keys ? "flashlift_backward_keys"
+                                                : "flashlift_backward_queries";
       FLASHLIFT_ASSIGN_OR_RETURN(kernel, library->kernel(name, device.handle, config.config.shared_bytes));
       return {};
     }

@@ -133,9 +133,8 @@ Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& 
 }
 
 Status Preprocess::fill_row_tiles(BackwardCall& call) const {
-  FLASHLIFT_RETURN_IF_ERROR(
-      clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
-            static_cast<size_t>(flag_count(call.forward)) * sizeof(int), call.stream));
+  FLASHLIFT_RETURN_IF_ERROR(clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
+                                  static_cast<size_t>(flag_count(call.forward)) * sizeof(int), call.stream));
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
   const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
   if (blocks > INT32_MAX) {
