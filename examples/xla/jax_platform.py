@@ -1,7 +1,7 @@
 """JAX with its attention fused, forward and backward, without a change of the program.
 
-    pip install flashlift fastatomstruct-xla-cpu          # or jax[cuda13], on a machine with a GPU
-    JAX_PLATFORMS=flashlift FLASHLIFT_LOG=info python jax_platform.py
+pip install flashlift fastatomstruct-xla-cpu          # or jax[cuda13], on a machine with a GPU
+JAX_PLATFORMS=flashlift FLASHLIFT_LOG=info python jax_platform.py
 """
 
 import jax
@@ -23,7 +23,7 @@ def step(weights, x):
 def main():
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.normal(keys[4], (2, 256, 128))
-    weights = {name: 0.05 * jax.random.normal(key, (128, 4, 32)) for name, key in zip("qkv", keys)}
+    weights = {name: 0.05 * jax.random.normal(key, (128, 4, 32)) for name, key in zip("qkv", keys[:3], strict=True)}
     weights["out"] = 0.05 * jax.random.normal(keys[3], (4, 32, 128))
     for i in range(5):
         value, weights = step(weights, x)

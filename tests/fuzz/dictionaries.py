@@ -2,8 +2,8 @@
 
     dictionaries.py [--write]
 
-The words are taken from the readers' tables and sources. (tests/problem/write_words.cpp makes problem.dict.) Exit code 1, and a list, where some are missing; --write adds
-them.
+The words are taken from the readers' tables and sources. (tests/problem/write_words.cpp makes problem.dict.) Exit code
+1, and a list, where some are missing; --write adds them.
 """
 
 import re

@@ -1,10 +1,9 @@
 """Each pair of matrix products with a softmax between them is a candidate of the report, with a reason where it stays."""
 
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import pytest
-
-import flashlift.stablehlo
 
 HEAD = "%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>"
 SCORES = """
@@ -67,8 +66,14 @@ ONES = """
 """
 
 MODULES = {
-    "custom call on the scores": (module(SCORES, call("another_library", "%s"), softmax("%c"), output()), "another_library"),
-    "custom call on the probabilities": (module(SCORES, softmax(), call("another_library", "%p"), output("%c")), "another_library"),
+    "custom call on the scores": (
+        module(SCORES, call("another_library", "%s"), softmax("%c"), output()),
+        "another_library",
+    ),
+    "custom call on the probabilities": (
+        module(SCORES, softmax(), call("another_library", "%p"), output("%c")),
+        "another_library",
+    ),
     "scores in branches": (
         module(ZERO, SCORES_IN_CASE, softmax(), output()),
         "in a `stablehlo.case`",

@@ -41,13 +41,27 @@ ONE_PARTITION, TWO_PARTITIONS = b"\x1a\x04\x20\x01\x28\x01", b"\x1a\x04\x20\x01\
 
 
 class Program(ctypes.Structure):
-    _fields_ = [("struct_size", Size), ("extensions", P), ("code", P), ("code_size", Size),
-                ("format", ctypes.c_char_p), ("format_size", Size), ("behind", ctypes.c_int64)]
+    _fields_ = [
+        ("struct_size", Size),
+        ("extensions", P),
+        ("code", P),
+        ("code_size", Size),
+        ("format", ctypes.c_char_p),
+        ("format_size", Size),
+        ("behind", ctypes.c_int64),
+    ]
 
 
 class CompileArgs(ctypes.Structure):
-    _fields_ = [("struct_size", Size), ("extensions", P), ("client", P), ("program", ctypes.POINTER(Program)),
-                ("options", ctypes.c_char_p), ("options_size", Size), ("executable", ctypes.c_char_p)]
+    _fields_ = [
+        ("struct_size", Size),
+        ("extensions", P),
+        ("client", P),
+        ("program", ctypes.POINTER(Program)),
+        ("options", ctypes.c_char_p),
+        ("options_size", Size),
+        ("executable", ctypes.c_char_p),
+    ]
 
 
 class TopologyCompileArgs(ctypes.Structure):
@@ -101,8 +115,13 @@ def in_a_process(test, plugin, behaviour="", wrapper=None, wraps=None, log="off"
         environment.pop("FLASHLIFT_PJRT_PLUGIN", None)
         if plugin is not None:
             environment["FLASHLIFT_PJRT_PLUGIN"] = str(plugin)
-        ran = subprocess.run([sys.executable, __file__, "--run", test.__name__, str(wrapper or WRAPPER)],
-                             env=environment, capture_output=True, text=True, timeout=120)
+        ran = subprocess.run(
+            [sys.executable, __file__, "--run", test.__name__, str(wrapper or WRAPPER)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert ran.returncode == 0, f"{test.__name__} exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
         lines = report.read_text().splitlines() if report.exists() else []
         return ran.stdout, ran.stderr, [json.loads(line) for line in lines]
@@ -126,8 +145,11 @@ def compile_others(plugin):
         "no attention": (ATTENTION.replace("exponential", "sine"), "mlir", ONE_PARTITION),
         "hlo": (b"exponential dot_general", "hlo", ONE_PARTITION),
         "partitioned": (ATTENTION, "mlir", TWO_PARTITIONS),
-        "partitioned by attribute": (ATTENTION.replace("jit_attention", "jit_attention attributes {mhlo.num_partitions "
-                                                       "= 2 : i32}"), "mlir", ONE_PARTITION),
+        "partitioned by attribute": (
+            ATTENTION.replace("jit_attention", "jit_attention attributes {mhlo.num_partitions = 2 : i32}"),
+            "mlir",
+            ONE_PARTITION,
+        ),
         "no options": (ATTENTION, "mlir", b"\xff\xff"),
         "broken": (ATTENTION[:-20], "mlir", ONE_PARTITION),
         "empty": (b"", "mlir", ONE_PARTITION),
@@ -135,7 +157,7 @@ def compile_others(plugin):
     }
     for name, (code, format, options) in cases.items():
         came = plugin.compile(code, format, options)
-        expected = (code if isinstance(code, str) else code.split(b"\0")[0].decode(errors="replace"))
+        expected = code if isinstance(code, str) else code.split(b"\0")[0].decode(errors="replace")
         print(name, "as it came" if came == expected else f"changed: {came}")
 
 
@@ -240,8 +262,12 @@ class BadPlugins(PluginTest):
     def test_untouched(self):
         """Plugins that cannot be told what to fuse work as they would by themselves; the log says why."""
         for behaviour, why in {
-            "old": "version 0.56", "major": "version 1.106", "no_ffi": "no PJRT extension", "small_ffi": "40 bytes",
-            "ffi_0.2": "this runtime has 0.2", "refuses_handlers": "the fake takes no handlers",
+            "old": "version 0.56",
+            "major": "version 1.106",
+            "no_ffi": "no PJRT extension",
+            "small_ffi": "40 bytes",
+            "ffi_0.2": "this runtime has 0.2",
+            "refuses_handlers": "the fake takes no handlers",
             "asks_nothing": "did not ask",
         }.items():
             with self.subTest(behaviour):
@@ -268,8 +294,10 @@ class Programs(PluginTest):
         self.assertIn("module jit_attention", log)
         self.assertIn("1 attention fused", log)
         (report,) = reports
-        self.assertEqual((report["module"], report["form"], report["fused"], report["reason"], report["failed"]),
-                         ("jit_attention", "text", 1, "", False))
+        self.assertEqual(
+            (report["module"], report["form"], report["fused"], report["reason"], report["failed"]),
+            ("jit_attention", "text", 1, "", False),
+        )
         self.assertEqual(report["bytes"], len(ATTENTION))
         self.assertTrue(report["candidates"][0]["problem"].startswith("attn b1 hq4 hkv4 sq8 skv8 dqk16 dv16 f32"))
 
