@@ -49,7 +49,12 @@ class Attention:
     """
 
     def __init__(
-        self, problem: str | Problem, device: str = "cpu", implementation: str | None = None, *, lengths_known: bool = True
+        self,
+        problem: str | Problem,
+        device: str = "cpu",
+        implementation: str | None = None,
+        *,
+        lengths_known: bool = True,
     ) -> None:
         """As compile(). lengths_known=False: b, sq and skv of the problem only fill their places; kernels for a GPU are
         compiled by the first calls, for lengths like theirs."""

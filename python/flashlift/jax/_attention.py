@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +102,8 @@ class _Call:
 
     def attributes(self, operands: Sequence[jax.Array]) -> dict[str, str]:
         # A part of a sharded call has operands of other sizes.
-        problem = dataclasses.replace(self.problem, **_sizes(self.layout, *operands[:3]))
+        sizes: dict[str, Any] = {**_sizes(self.layout, *operands[:3])}
+        problem = dataclasses.replace(self.problem, **sizes)
         dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
         lse_dims = {"lse_dims": "bhs"} if self.with_lse else {}
         names = {} if self.capture_names is None else {"captures": self.capture_names}
