@@ -30,7 +30,7 @@ class Descriptor {
     std::swap(number_, other.number_);
     return *this;
   }
-  ~Descriptor() { close(); }
+  ~Descriptor() { [[maybe_unused]] const std::error_code ignored = close(); }
 
   bool is_open() const { return number_ >= 0; }
   int get() const { return number_; }
