@@ -32,8 +32,9 @@ def bind(text, q, k, v, captures=()):
     d_out = torch.randn_like(out)
     gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     d_q, d_k, d_v = gradients
-    run = attention.bind_backward(q, k, v, out, d_out, captures=captures, lse=lse, residual=residual,
-                                   d_q=d_q, d_k=d_k, d_v=d_v)
+    run = attention.bind_backward(
+        q, k, v, out, d_out, captures=captures, lse=lse, residual=residual, d_q=d_q, d_k=d_k, d_v=d_v
+    )
     return gradients, d_out, run
 
 

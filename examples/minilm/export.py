@@ -1,7 +1,7 @@
 """The sentence encoder of the demo as files for a client without Python: the module, and its arguments' bytes.
 
-    python examples/minilm/export.py FOLDER [BATCH LENGTH]
-    client FOLDER/minilm.mlir FUSING_PLUGIN.so PLUGIN.so --inputs FOLDER/minilm.bin
+python examples/minilm/export.py FOLDER [BATCH LENGTH]
+client FOLDER/minilm.mlir FUSING_PLUGIN.so PLUGIN.so --inputs FOLDER/minilm.bin
 """
 
 import sys

@@ -136,8 +136,8 @@ class Attention:
         value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks], or [sinks] for all
         heads.
         With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
-        Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the problem
-        asks.
+        Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the
+        problem asks.
         """
         for name, array in (("q", q), ("v", v)):
             if len(getattr(array, "shape", ())) != 4:

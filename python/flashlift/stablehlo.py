@@ -65,8 +65,8 @@ def fuse(
     custom call as well. Otherwise both stay.
     emit: the form of the new module: "text", "bytecode" (MLIR's, of StableHLO), "vhlo=1.9.0" (a portable artifact of
     that version of StableHLO), "vhlo" (of the oldest version that can say it) or "" (the form it was given in).
-    Raises InvalidArgumentError with line and column, or the byte, for what is not a valid module. An attention that cannot be
-    proved stays, with a reason.
+    Raises InvalidArgumentError with line and column, or the byte, for what is not a valid module. An attention that
+    cannot be proved stays, with a reason.
     """
     if fuse_as not in _AS:
         raise InvalidArgumentError(f'fuse_as is "{fuse_as}"; expected one of {", ".join(_AS)}')
@@ -74,7 +74,9 @@ def fuse(
         raise InvalidArgumentError('gradients=True with fuse_as="composite": gradients are fused as custom calls only')
     library = stablehlo()
     given = module if isinstance(module, bytes) else c_text(module, "module")
-    options = FuseOptions(ctypes.sizeof(FuseOptions), _AS[fuse_as], c_text(name, "name"), gradients, c_text(emit, "emit"))
+    options = FuseOptions(
+        ctypes.sizeof(FuseOptions), _AS[fuse_as], c_text(name, "name"), gradients, c_text(emit, "emit")
+    )
     fused = ctypes.c_void_p()
     check(library, library.flashlift_stablehlo_fuse(given, len(given), options, ctypes.byref(fused)))
     try:

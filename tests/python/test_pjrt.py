@@ -158,8 +158,13 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_serialized_executables_load_in_another_process(plugin, modules, tmp_path):
     folder, _ = modules
-    script = SERIALIZE.format(here=str(HERE), blob=str(tmp_path / "blob"), arguments=str(folder / "causal.npz"),
-                              wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
+    script = SERIALIZE.format(
+        here=str(HERE),
+        blob=str(tmp_path / "blob"),
+        arguments=str(folder / "causal.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "causal.mlir"),
+    )
     outputs = [run(sys.executable, "-c", script, plugin=plugin).stdout for _ in range(2)]
     assert outputs[0] == outputs[1] != ""
     assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
@@ -190,8 +195,12 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_compiles_while_others_run(plugin, modules, tmp_path):
     folder, _ = modules
-    script = THREADS.format(here=str(HERE), arguments=str(folder / "gradients.npz"), wrapper=str(WRAPPER),
-                            module=str(folder / "gradients.mlir"))
+    script = THREADS.format(
+        here=str(HERE),
+        arguments=str(folder / "gradients.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "gradients.mlir"),
+    )
     assert run(sys.executable, "-c", script, plugin=plugin).stdout == "30 True\n"
 
 
@@ -213,7 +222,9 @@ with pypjrt.Client.create({wrapper!r}) as client:
 def test_compiles_ahead_of_time(plugin, modules, tmp_path):
     folder, _ = modules
     script = AHEAD_OF_TIME.format(wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
-    version, result = run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl").stdout.splitlines()
+    version, result = run(
+        sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl"
+    ).stdout.splitlines()
     assert version.startswith("flashlift ")
     (told,) = read_report(tmp_path / "report.jsonl")
     if plugin.name == "libpjrt_cpu.so":  # this one has no such compiler
@@ -246,8 +257,13 @@ np.testing.assert_array_equal(first(), a)
 @pytest.mark.parametrize("order", ["jaxlib, plugin", "plugin, jaxlib"])
 def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
     folder, _ = modules
-    script = TWO_RUNTIMES.format(here=str(HERE), arguments=str(folder / "causal.npz"), wrapper=str(WRAPPER),
-                                 module=str(folder / "causal.mlir"), order=order)
+    script = TWO_RUNTIMES.format(
+        here=str(HERE),
+        arguments=str(folder / "causal.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "causal.mlir"),
+        order=order,
+    )
     run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl", JAX_PLATFORMS="cpu")
     assert read_report(tmp_path / "report.jsonl")[0]["fused"] == 1
 
@@ -266,8 +282,14 @@ def test_jax_platform(plugin, root, tmp_path):
 
 
 def test_jax_platform_without_a_plugin():
-    ran = run(sys.executable, "-c", "import jax; jax.devices()", plugin="/nowhere/plugin.so", ok=False,
-              JAX_PLATFORMS="flashlift")
+    ran = run(
+        sys.executable,
+        "-c",
+        "import jax; jax.devices()",
+        plugin="/nowhere/plugin.so",
+        ok=False,
+        JAX_PLATFORMS="flashlift",
+    )
     assert "/nowhere/plugin.so cannot be wrapped: there is no such file" in ran.stderr
 
 
@@ -284,8 +306,18 @@ def test_jax_is_left_alone():
 def test_client_in_cpp(plugin, module, root, tmp_path):
     examples = root / "examples" / "xla"
     compiler = os.environ.get("CXX", "c++")
-    run(compiler, "-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror", examples / "client.cpp", "-o", tmp_path / "client",
-        "-ldl")
+    run(
+        compiler,
+        "-O1",
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        examples / "client.cpp",
+        "-o",
+        tmp_path / "client",
+        "-ldl",
+    )
     command = (tmp_path / "client", examples / f"{module}.mlir", WRAPPER, plugin, "--runs", 2)
     ran = run(*command, plugin=plugin, report=tmp_path / "report.jsonl")
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
@@ -298,15 +330,22 @@ def test_client_in_cpp(plugin, module, root, tmp_path):
 def test_client_in_go(plugin, root, tmp_path):
     examples = root / "examples" / "xla"
     run("go", "build", "-o", tmp_path / "client", examples / "go" / "main.go", HOME=str(tmp_path), CGO_CFLAGS="-O1")
-    ran = run(tmp_path / "client", examples / "attention.mlir", WRAPPER, plugin=plugin, report=tmp_path / "report.jsonl")
+    ran = run(
+        tmp_path / "client", examples / "attention.mlir", WRAPPER, plugin=plugin, report=tmp_path / "report.jsonl"
+    )
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
     assert "result 0: 2097152 bytes" in ran.stdout
 
 
 @each_plugin
 def test_client_with_pypjrt(plugin, root, tmp_path):
-    run(sys.executable, root / "examples" / "xla" / "pypjrt_client.py", WRAPPER, plugin=plugin,
-        report=tmp_path / "report.jsonl")
+    run(
+        sys.executable,
+        root / "examples" / "xla" / "pypjrt_client.py",
+        WRAPPER,
+        plugin=plugin,
+        report=tmp_path / "report.jsonl",
+    )
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
 
 
@@ -337,9 +376,13 @@ def test_interface(root):
         assert table.SLOT[full] == place, full
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
     for ours, theirs in {
-        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args", "ErrorMessageArgs": "PJRT_Error_Message_Args",
-        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args", "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
-        "Program": "PJRT_Program", "ClientCompileArgs": "PJRT_Client_Compile_Args", "CompileArgs": "PJRT_Compile_Args",
+        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args",
+        "ErrorMessageArgs": "PJRT_Error_Message_Args",
+        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args",
+        "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
+        "Program": "PJRT_Program",
+        "ClientCompileArgs": "PJRT_Client_Compile_Args",
+        "CompileArgs": "PJRT_Compile_Args",
         "FfiExtension": "PJRT_FFI_Extension",
     }.items():
         assert ctypes.sizeof(getattr(table, theirs)) == int(sizes[ours]), ours

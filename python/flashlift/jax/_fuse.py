@@ -209,6 +209,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
             raise UnsupportedError(str(report))
         return jitted, report
     register()
+    assert isinstance(fused.module, str), "text gives text"
     # The current version and not the oldest: older ones do not know dictionaries as a custom call's configuration.
     serialized = stablehlo_dialect.serialize_portable_artifact_str(
         fused.module, stablehlo_dialect.get_current_version()

@@ -102,10 +102,10 @@ class Direct(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(wanted, features, scale, grad_out, grad_lse, query, key, value, out, lse, residual, sinks, seed, *captures):  # noqa: ANN001, ANN002, ANN205
+    def forward(*given: Any) -> tuple:
+        wanted, features, scale, grad_out, grad_lse, *tensors, sinks, seed = given[:13]
         backward = torch.ops.flashlift.attention_backward
-        read = query, key, value, out, lse, residual, list(captures), sinks, seed
-        return tuple(backward(grad_out, grad_lse, *read, wanted, features, scale))
+        return tuple(backward(grad_out, grad_lse, *tensors, list(given[13:]), sinks, seed, wanted, features, scale))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

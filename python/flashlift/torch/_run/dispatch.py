@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import torch
 
@@ -10,7 +11,6 @@ from flashlift.torch._run.autograd import Direct, InTransform, Recorded, no_forw
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.kernels import run
 from flashlift.torch._run.modes import are_plain
-
 
 HOPPER = 9  # the compute capability whose backward pass reads residuals, for rows of up to so many columns
 WIDEST_FUSED = 128
@@ -29,7 +29,10 @@ def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         raise ValueError(f"scale must be finite, got {call.scale}")
     given, query = call.tensors, call.query
     half = query.dtype != torch.float32
-    more = {"f32_out": half and query.device.type == "cpu", "want_residual": half and _reads_residual(call)}
+    more: dict[str, Any] = {
+        "f32_out": half and query.device.type == "cpu",
+        "want_residual": half and _reads_residual(call),
+    }
     if torch._C._are_functorch_transforms_active():
         results = InTransform.apply(*call._replace(**more).flat())
     elif are_plain(given):

@@ -81,7 +81,7 @@ def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[
 
 
 def save(ctx: Any, call: Call, output: Results) -> None:
-    """Keeps what the backward pass reads: query, key, value, out, lse, residual, sinks, seed and the captured tensors."""
+    """Keeps what the backward pass reads: query, key, value, out, lse, residual, sinks, seed and the captures."""
     ctx.features, ctx.scale = call.features, call.scale
     ctx.save_for_backward(*call[:3], *output[:2], output[3], call.sinks, call.seed, *call.captures)
     ctx.mark_non_differentiable(*output[2:])
