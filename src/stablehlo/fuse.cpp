@@ -11,8 +11,10 @@
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
 #include "support/environment.h"
+#include "support/error.h"
 #include "support/fork_guard.h"
 #include "support/own_stack.h"
 
@@ -31,11 +33,17 @@ class Fuser {
 
   void run() {
     llvm::SmallVector<mlir::Operation*> products;
+    llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
-      if (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) {
+      if (is_cudnn_attention(op)) {
+        cudnn_calls.push_back(op);
+      } else if (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) {
         products.push_back(op);
       }
     });
+    for (mlir::Operation* call : cudnn_calls) {
+      visit_cudnn(call);
+    }
     for (mlir::Operation* product : products) {
       if (!erased_.contains(product)) {
         visit(product);
@@ -52,12 +60,35 @@ class Fuser {
   std::set<int64_t> composites;  // those of which an operation was part of a fused attention
 
  private:
-  void visit(mlir::Operation* product) {
+  static Candidate candidate_at(mlir::Operation* op) {
     Candidate candidate;
-    candidate.location = describe(product->getLoc());
-    if (auto function = product->getParentOfType<mlir::func::FuncOp>()) {
+    candidate.location = describe(op->getLoc());
+    if (auto function = op->getParentOfType<mlir::func::FuncOp>()) {
       candidate.function = function.getName().str();
     }
+    return candidate;
+  }
+
+  void visit_cudnn(mlir::Operation* call) {
+    Candidate candidate = candidate_at(call);
+    const std::string target(custom_call(call)->target);
+    const Result<Problem> problem = as_ == FuseAs::kCustomCall
+                                        ? replace_cudnn_attention(call, gradients_)
+                                        : unsupported("it has no decomposition to keep in a composite");
+    if (problem.ok()) {
+      changed = candidate.fused = true;
+      candidate.reason = fmt::format("cuDNN's call {}", target);
+      candidate.problem = print(*problem);
+      candidate.score_mod = problem->score_mod ? print(*problem->score_mod) : "";
+      candidate.mask_mod = problem->mask_mod ? print(*problem->mask_mod) : "";
+    } else {
+      candidate.reason = fmt::format("cuDNN's call {} stays: {}", target, problem.error().message);
+    }
+    candidates.push_back(std::move(candidate));
+  }
+
+  void visit(mlir::Operation* product) {
+    Candidate candidate = candidate_at(product);
     const Result<LiftedAttention> found = lift_attention(product, gradients_, work_);
     if (!found.ok()) {
       if (found.error().kind == ErrorKind::kNotFound) {

@@ -11,6 +11,21 @@ mlir::RankedTensorType with_shape(mlir::Value value, llvm::ArrayRef<int64_t> sha
   return mlir::RankedTensorType::get(shape, mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType());
 }
 
+// Row-major layouts of all values: dense<[2, 1, 0]> : tensor<3xindex> and so on.
+mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types) {
+  llvm::SmallVector<mlir::Attribute> layouts;
+  for (const mlir::Type type : types) {
+    const int64_t rank = mlir::cast<mlir::RankedTensorType>(type).getRank();
+    llvm::SmallVector<int64_t> order;
+    for (int64_t dim = rank; dim-- > 0;) {
+      order.push_back(dim);
+    }
+    const auto layout_type = mlir::RankedTensorType::get({rank}, builder.getIndexType());
+    layouts.push_back(mlir::DenseIntElementsAttr::get(layout_type, order));
+  }
+  return builder.getArrayAttr(layouts);
+}
+
 }  // namespace
 
 mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef name,
@@ -23,6 +38,19 @@ mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::
     state.propertiesAttr = builder.getDictionaryAttr(attributes);
   }
   return builder.create(state);
+}
+
+mlir::Operation* fused_call(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef target,
+                            mlir::ValueRange operands, mlir::TypeRange results, mlir::DictionaryAttr config) {
+  const auto named = [&](llvm::StringRef name, mlir::Attribute value) {
+    return mlir::NamedAttribute(builder.getStringAttr(name), value);
+  };
+  return build(
+      builder, location, "stablehlo.custom_call", operands, results,
+      {named("api_version", builder.getI32IntegerAttr(4)), named("backend_config", config),
+       named("call_target_name", builder.getStringAttr(target)), named("has_side_effect", builder.getBoolAttr(false)),
+       named("operand_layouts", row_major_layouts(builder, operands.getTypes())),
+       named("result_layouts", row_major_layouts(builder, results))});
 }
 
 mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,

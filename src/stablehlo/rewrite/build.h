@@ -12,6 +12,10 @@ mlir::Operation* build(mlir::OpBuilder& builder, mlir::Location location, llvm::
                        mlir::ValueRange operands, mlir::TypeRange results,
                        llvm::ArrayRef<mlir::NamedAttribute> attributes = {});
 
+// Flashlift's custom call: typed FFI, all values in row-major order.
+mlir::Operation* fused_call(mlir::OpBuilder& builder, mlir::Location location, llvm::StringRef target,
+                            mlir::ValueRange operands, mlir::TypeRange results, mlir::DictionaryAttr config);
+
 // The value itself where nothing is to be done.
 mlir::Value reshape(mlir::OpBuilder& builder, mlir::Location location, mlir::Value value,
                     llvm::ArrayRef<int64_t> shape);

@@ -51,21 +51,6 @@ mlir::DictionaryAttr configuration(mlir::Builder& builder, const LiftedAttention
   return builder.getDictionaryAttr(entries);
 }
 
-// Row-major layouts of all values: dense<[2, 1, 0]> : tensor<3xindex> and so on.
-mlir::ArrayAttr row_major_layouts(mlir::Builder& builder, mlir::TypeRange types) {
-  llvm::SmallVector<mlir::Attribute> layouts;
-  for (const mlir::Type type : types) {
-    const int64_t rank = mlir::cast<mlir::RankedTensorType>(type).getRank();
-    llvm::SmallVector<int64_t> order;
-    for (int64_t dim = rank; dim-- > 0;) {
-      order.push_back(dim);
-    }
-    const auto layout_type = mlir::RankedTensorType::get({rank}, builder.getIndexType());
-    layouts.push_back(mlir::DenseIntElementsAttr::get(layout_type, order));
-  }
-  return builder.getArrayAttr(layouts);
-}
-
 // The values of a problem's captured tensors stand in the order of Problem::captures, which is the one in which its
 // text names them: what a reader of the call will expect.
 Status check_captures(const Problem& problem, const std::vector<mlir::Value>& values) {
@@ -143,7 +128,7 @@ class Rewriter {
     }
     mlir::Operation* call = nullptr;
     if (as_ == FuseAs::kCustomCall) {
-      call = custom_call("flashlift.attention", operands, results, configuration(builder_, found_));
+      call = fused_call(builder_, location_, "flashlift.attention", operands, results, configuration(builder_, found_));
     } else {
       llvm::SmallVector<mlir::Type> operand_types(mlir::ValueRange(operands).getTypes());
       Result<std::string> function = add_decomposition(found_, operand_types, results);
@@ -286,8 +271,8 @@ class Rewriter {
     operands.push_back(convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0])));
     operands.push_back(gradient.d_lse ? convert(builder_, location_, view(*gradient.d_lse), builder_.getF32Type())
                                       : zeros(mlir::cast<mlir::RankedTensorType>(forward_results[1].getType())));
-    mlir::Operation* call =
-        custom_call("flashlift.attention_backward", operands, types, configuration(builder_, found_, positions));
+    mlir::Operation* call = fused_call(builder_, location_, "flashlift.attention_backward", operands, types,
+                                       configuration(builder_, found_, positions));
     for (const auto& [number, result] : wanted) {
       replace(*result, call->getResult(number));
     }
@@ -295,17 +280,6 @@ class Rewriter {
 
   static mlir::Type element_type(mlir::Value value) {
     return mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType();
-  }
-
-  mlir::Operation* custom_call(llvm::StringRef target, mlir::ValueRange operands, mlir::TypeRange results,
-                               mlir::DictionaryAttr config) {
-    return build(
-        builder_, location_, "stablehlo.custom_call", operands, results,
-        {named(builder_, "api_version", builder_.getI32IntegerAttr(4)), named(builder_, "backend_config", config),
-         named(builder_, "call_target_name", builder_.getStringAttr(target)),
-         named(builder_, "has_side_effect", builder_.getBoolAttr(false)),
-         named(builder_, "operand_layouts", row_major_layouts(builder_, operands.getTypes())),
-         named(builder_, "result_layouts", row_major_layouts(builder_, results))});
   }
 
   mlir::Operation* composite(mlir::ValueRange operands, mlir::TypeRange results, const std::string& function) {

@@ -1,0 +1,399 @@
+#include "stablehlo/rewrite/cudnn.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/build.h"
+#include "support/error.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kPrefix = "__cudnn$fmha";
+
+// The part of backend_config that says what is computed.
+struct Config {
+  double scale = 1;
+  std::string mask = "NO_MASK";
+  double dropout = 0;
+  int64_t window = 0;  // keys that a query sees, itself included; 0: all
+  int64_t segments = 1;
+  bool is_paged = false;
+  bool heads_first = false;  // q, k and v are [batch, heads, length, depth] instead of [batch, length, heads, depth]
+};
+
+// Protocol buffers write 64-bit integers as text.
+std::optional<int64_t> integer(const Json& json) {
+  if (json.is_number_integer()) {
+    return json.get<int64_t>();
+  }
+  if (json.is_string()) {
+    const auto& text = json.get_ref<const std::string&>();
+    char* end = nullptr;
+    const int64_t value = std::strtoll(text.c_str(), &end, 10);
+    return !text.empty() && *end == '\0' ? std::optional(value) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::vector<int64_t> integers(const Json& json) {
+  std::vector<int64_t> list;
+  for (const Json& each : json) {
+    list.push_back(integer(each).value_or(-1));
+  }
+  return list;
+}
+
+Result<Config> read_config(std::string_view text, bool is_backward) {
+  const Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto found = whole.is_object() ? whole.find("cudnn_fmha_backend_config") : whole.end();
+  if (!whole.is_object() || found == whole.end() || !found->is_object()) {
+    return unsupported("its backend_config is no JSON text with a cudnn_fmha_backend_config");
+  }
+  const Json& json = *found;
+  Config config;
+  const auto number = [&](const char* name, double otherwise) {
+    return json.contains(name) && json[name].is_number() ? json[name].get<double>() : otherwise;
+  };
+  const auto whole_number = [&](const char* name, int64_t otherwise) {
+    return json.contains(name) ? integer(json[name]).value_or(-1) : otherwise;
+  };
+  config.scale = number("fmha_scale", 1);
+  config.dropout = number("dropout_rate", 0);
+  config.window = whole_number("sliding_window_length", 0);
+  config.segments = whole_number("max_seg_per_batch", 1);
+  config.is_paged = json.contains("is_paged_attention") && json["is_paged_attention"] == true;
+  if (json.contains("mask_type") && json["mask_type"].is_string()) {
+    config.mask = json["mask_type"].get<std::string>();
+  }
+  // k of the first product, or q of the first product's gradient
+  const char* product = is_backward ? "bmm1_grad_gemm1_dot_dimension_numbers" : "bmm1_dot_dimension_numbers";
+  if (!json.contains(product) || !json[product].is_object()) {
+    return unsupported("its backend_config lacks {}", product);
+  }
+  const Json& dims = json[product];
+  const auto list = [&](const char* name) {
+    return dims.contains(name) && dims[name].is_array() ? integers(dims[name]) : std::vector<int64_t>();
+  };
+  const std::vector<int64_t> batch = list("rhs_batch_dimensions");
+  const std::vector<int64_t> contracting = list("rhs_contracting_dimensions");
+  config.heads_first = batch == std::vector<int64_t>{0, 1};
+  const int64_t length = config.heads_first ? 2 : 1;
+  if ((!config.heads_first && batch != std::vector<int64_t>{0, 2}) ||
+      contracting != std::vector<int64_t>{is_backward ? length : 3}) {
+    return unsupported("its operands are neither [batch, length, heads, depth] nor [batch, heads, length, depth]");
+  }
+  return config;
+}
+
+class Replacement {
+ public:
+  Replacement(mlir::Operation* op, bool gradients)
+      : op_(op), gradients_(gradients), location_(op->getLoc()), builder_(op), target_(custom_call(op)->target) {}
+
+  Result<Problem> run() {
+    FLASHLIFT_RETURN_IF_ERROR(read_name());
+    const auto text = mlir::dyn_cast_or_null<mlir::StringAttr>(custom_call(op_)->backend_config);
+    if (!text) {
+      return unsupported("its backend_config is no text");
+    }
+    FLASHLIFT_ASSIGN_OR_RETURN(config_, read_config({text.data(), text.size()}, is_backward_));
+    FLASHLIFT_RETURN_IF_ERROR(check_config());
+    FLASHLIFT_RETURN_IF_ERROR(find_operands());
+    FLASHLIFT_ASSIGN_OR_RETURN(problem_, make_problem());
+    FLASHLIFT_RETURN_IF_ERROR(check_results());
+    if (is_backward_) {
+      write_backward();
+    } else {
+      write_forward();
+    }
+    op_->erase();
+    return problem_;
+  }
+
+ private:
+  // "__cudnn$fmhaScaleBiasSoftmaxDropoutBackward"
+  Status read_name() {
+    std::string_view rest = std::string_view(target_).substr(kPrefix.size());
+    const auto take = [&](std::string_view word) {
+      const bool found = rest.starts_with(word);
+      rest.remove_prefix(found ? word.size() : 0);
+      return found;
+    };
+    has_bias_ = take("ScaleBias");
+    const bool is_softmax = take("Softmax");
+    (void)take("Dropout");
+    is_backward_ = take("Backward");
+    if (!is_softmax || !rest.empty()) {
+      return unsupported("'{}' has no counterpart in Flashlift", target_);
+    }
+    return {};
+  }
+
+  Status check_config() const {
+    if (config_.dropout != 0) {
+      return unsupported("its dropout leaves out other keys than Flashlift's would");
+    }
+    if (config_.is_paged) {
+      return unsupported("its keys lie in pages");
+    }
+    if (config_.segments != 1) {
+      return unsupported("its batches hold several sequences each (max_seg_per_batch)");
+    }
+    if (config_.mask != "NO_MASK" && config_.mask != "CAUSAL" && config_.mask != "PADDING" &&
+        config_.mask != "PADDING_CAUSAL") {
+      return unsupported("its mask_type is {}", config_.mask);
+    }
+    if (config_.window < 0 || (config_.window > 0 && !is_causal())) {
+      return unsupported("its sliding window has no causal mask");
+    }
+    if (!gradients_ && is_backward_) {
+      return unsupported("a gradient stays unless gradients are asked for");
+    }
+    return {};
+  }
+
+  bool is_causal() const { return config_.mask == "CAUSAL" || config_.mask == "PADDING_CAUSAL"; }
+  bool has_lengths() const { return config_.mask.starts_with("PADDING"); }
+
+  // Forward: q, k, v, [bias], [lengths of queries, lengths of keys].
+  // Backward: q, k, v, log-sum-exp, gradient of the output, [bias], output, [lengths of queries, lengths of keys].
+  Status find_operands() {
+    const size_t expected = (is_backward_ ? 6U : 3U) + (has_bias_ ? 1U : 0U) + (has_lengths() ? 2U : 0U);
+    if (op_->getNumOperands() != expected) {
+      return unsupported("it has {} operands, where {} are expected", op_->getNumOperands(), expected);
+    }
+    for (const mlir::Value operand : op_->getOperands()) {
+      if (!static_tensor(operand)) {
+        return unsupported("an operand is no tensor of known sizes");
+      }
+    }
+    unsigned next = 0;
+    const auto take = [&] { return op_->getOperand(next++); };
+    q_ = take();
+    k_ = take();
+    v_ = take();
+    if (is_backward_) {
+      lse_ = take();
+      d_out_ = take();
+    }
+    bias_ = has_bias_ ? take() : mlir::Value();
+    if (is_backward_) {
+      out_ = take();
+    }
+    if (has_lengths()) {
+      q_lengths_ = take();
+      kv_lengths_ = take();
+    }
+    return {};
+  }
+
+  Result<Problem> make_problem() {
+    for (const mlir::Value value : {q_, k_, v_}) {
+      if (shape(value).size() != 4 || dtype(value.getType()) != dtype(q_.getType())) {
+        return unsupported("q, k and v are not of rank 4 and of one type");
+      }
+    }
+    const std::optional<DType> type = dtype(q_.getType());
+    if (type != DType::kF16 && type != DType::kBF16 && type != DType::kF32) {
+      return unsupported("its q is neither f16, bf16 nor f32");
+    }
+    const unsigned heads = config_.heads_first ? 1 : 2;
+    const unsigned length = config_.heads_first ? 2 : 1;
+    const auto q = shape(q_), k = shape(k_), v = shape(v_);
+    if (k[0] != q[0] || v[0] != q[0] || v[heads] != k[heads] || v[length] != k[length] || k[3] != q[3]) {
+      return unsupported("the sizes of q, k and v do not fit each other");
+    }
+    std::string text = fmt::format("attn b{} hq{} hkv{} sq{} skv{} dqk{} dv{} {} scale={}", q[0], q[heads], k[heads],
+                                   q[length], k[length], q[3], v[3], to_string(*type), config_.scale);
+    if (is_causal()) {
+      text += " causal";
+    }
+    if (config_.window > 0) {
+      text += fmt::format(" window={},0", config_.window - 1);
+    }
+    if (is_backward_ || op_->getNumResults() == 3) {
+      text += " lse";
+    }
+    if (has_bias_) {
+      const std::optional<DType> bias_type = dtype(bias_.getType());
+      if (!bias_type || shape(bias_).size() != 4) {
+        return unsupported("its bias is no tensor of rank 4 of floats");
+      }
+      text += fmt::format(" bias={}", to_string(*bias_type));
+    }
+    if (has_lengths()) {
+      for (const mlir::Value lengths : {q_lengths_, kv_lengths_}) {
+        if (dtype(lengths.getType()) != DType::kI32 || shape(lengths) != llvm::ArrayRef<int64_t>{q[0]}) {
+          return unsupported("its lengths are not i32[{}]", q[0]);
+        }
+      }
+      // A row of queries behind the length has no key, and so gives zeros.
+      text += fmt::format(
+          " key_lengths mask_mod(q_lengths: i32[{}]) {{ %0 = load q_lengths[b]; %1 = lt q, %0; return %1 }}", q[0]);
+    }
+    Result<Problem> problem = parse_problem(text);
+    if (problem.ok()) {
+      problem = parse_problem(print(*problem));
+    }
+    if (!problem.ok()) {
+      return unsupported("{}", problem.error().message);
+    }
+    if (const Status verified = verify(*problem); !verified.ok()) {
+      return unsupported("{}", verified.error().message);
+    }
+    return problem;
+  }
+
+  // What the call gives: a tensor of the operands' order, and then as cuDNN's has it.
+  llvm::SmallVector<int64_t> result_shape(llvm::ArrayRef<int64_t> sizes) const {
+    return config_.heads_first ? llvm::SmallVector<int64_t>(sizes)
+                               : llvm::SmallVector<int64_t>{sizes[0], sizes[2], sizes[1], sizes[3]};
+  }
+  llvm::SmallVector<int64_t> out_shape() const {
+    llvm::SmallVector<int64_t> sizes(shape(q_));
+    sizes[3] = shape(v_)[3];
+    return sizes;
+  }
+
+  Status check_results() const {
+    const unsigned count = op_->getNumResults();
+    const auto is = [&](unsigned index, llvm::ArrayRef<int64_t> sizes) {
+      return static_tensor(op_->getResult(index)) && shape(op_->getResult(index)) == sizes;
+    };
+    const int64_t heads = shape(q_)[config_.heads_first ? 1 : 2], length = shape(q_)[config_.heads_first ? 2 : 1];
+    const llvm::SmallVector<int64_t> rows = {shape(q_)[0], heads, length};
+    bool fits = false;
+    if (is_backward_) {
+      fits = (count == 4 || (count == 5 && has_bias_)) && is(0, result_shape(shape(q_))) &&
+             is(1, result_shape(shape(k_))) && is(2, result_shape(shape(v_))) && shape(lse_) == rows &&
+             shape(out_) == llvm::ArrayRef(out_shape()) && shape(d_out_) == llvm::ArrayRef(out_shape()) &&
+             (count == 4 || op_->getResult(3).getType() == bias_.getType());
+    } else {
+      fits = (count == 2 || count == 3) && is(0, result_shape(out_shape())) && (count == 2 || is(1, rows));
+    }
+    if (!fits) {
+      return unsupported("its results are not those that cuDNN gives for these operands");
+    }
+    if (!op_->getResult(count - 1).use_empty()) {
+      return unsupported("something reads its workspace");
+    }
+    if (!is_backward_ && !gradients_ && count == 3 && feeds_gradient(op_->getResult(1))) {
+      return unsupported("its gradient stands in the module; ask for gradients to fuse both");
+    }
+    return {};
+  }
+
+  static bool feeds_gradient(mlir::Value lse) {
+    return llvm::any_of(lse.getUsers(), [](mlir::Operation* user) { return is_cudnn_attention(user); });
+  }
+
+  mlir::Value capture(const std::string& name) const {
+    return name == "bias" ? bias_ : name == "q_lengths" ? q_lengths_ : kv_lengths_;
+  }
+
+  llvm::SmallVector<mlir::Value> forward_operands() const {
+    llvm::SmallVector<mlir::Value> operands = {q_, k_, v_};
+    for (const Capture& each : problem_.captures) {
+      operands.push_back(capture(each.name));
+    }
+    return operands;
+  }
+
+  mlir::DictionaryAttr configuration(const std::string& gradients) {
+    llvm::SmallVector<mlir::NamedAttribute> entries;
+    const auto add = [&](llvm::StringRef name, const std::string& value) {
+      entries.emplace_back(builder_.getStringAttr(name), builder_.getStringAttr(value));
+    };
+    const std::string dims = config_.heads_first ? "bhsd" : "bshd";
+    add("problem", print(problem_));
+    for (const char* name : {"q_dims", "k_dims", "v_dims", "out_dims"}) {
+      add(name, dims);
+    }
+    if (problem_.want_lse) {
+      add("lse_dims", "bhs");
+    }
+    if (!gradients.empty()) {
+      add("gradients", gradients);
+    }
+    return builder_.getDictionaryAttr(entries);
+  }
+
+  mlir::RankedTensorType like(mlir::Value value, llvm::ArrayRef<int64_t> sizes) const {
+    return mlir::RankedTensorType::get(sizes, mlir::cast<mlir::RankedTensorType>(value.getType()).getElementType());
+  }
+
+  // The call's [batch, length, heads, depth] as cuDNN's [batch, heads, length, depth].
+  void replace(unsigned index, mlir::Value made) {
+    const llvm::SmallVector<int64_t> permutation = {0, 2, 1, 3};
+    op_->getResult(index).replaceAllUsesWith(config_.heads_first ? made
+                                                                 : transpose(builder_, location_, made, permutation));
+  }
+
+  void write_forward() {
+    llvm::SmallVector<mlir::Type> types = {like(q_, out_shape())};
+    if (problem_.want_lse) {
+      types.push_back(op_->getResult(1).getType());
+    }
+    mlir::Operation* call =
+        fused_call(builder_, location_, "flashlift.attention", forward_operands(), types, configuration({}));
+    replace(0, call->getResult(0));
+    if (problem_.want_lse) {
+      op_->getResult(1).replaceAllUsesWith(call->getResult(1));
+    }
+  }
+
+  void write_backward() {
+    llvm::SmallVector<mlir::Value> operands = forward_operands();
+    std::string gradients = "0 1 2";
+    llvm::SmallVector<mlir::Type> types = {q_.getType(), k_.getType(), v_.getType()};
+    const bool wants_bias = op_->getNumResults() == 5;
+    for (size_t i = 3; wants_bias && i < operands.size(); ++i) {
+      if (operands[i] == bias_) {
+        gradients += " " + std::to_string(i);
+        types.push_back(bias_.getType());
+      }
+    }
+    const auto rows = mlir::cast<mlir::RankedTensorType>(lse_.getType());
+    const mlir::NamedAttribute zeros(builder_.getStringAttr("value"), mlir::DenseElementsAttr::get(rows, 0.0f));
+    const mlir::Value d_lse =
+        build(builder_, location_, "stablehlo.constant", {}, mlir::TypeRange(rows), zeros)->getResult(0);
+    operands.append({out_, lse_, d_out_, d_lse});
+    mlir::Operation* call =
+        fused_call(builder_, location_, "flashlift.attention_backward", operands, types, configuration(gradients));
+    for (unsigned i = 0; i < 3; ++i) {
+      replace(i, call->getResult(i));
+    }
+    if (wants_bias) {
+      op_->getResult(3).replaceAllUsesWith(call->getResult(3));
+    }
+  }
+
+  mlir::Operation* op_;
+  bool gradients_;
+  mlir::Location location_;
+  mlir::OpBuilder builder_;
+  std::string target_;
+  bool has_bias_ = false;
+  bool is_backward_ = false;
+  Config config_;
+  Problem problem_;
+  mlir::Value q_, k_, v_, bias_, q_lengths_, kv_lengths_, lse_, d_out_, out_;
+};
+
+}  // namespace
+
+bool is_cudnn_attention(mlir::Operation* op) {
+  return kind(op) == OpKind::kCustomCall && custom_call(op)->target.starts_with(kPrefix);
+}
+
+Result<Problem> replace_cudnn_attention(mlir::Operation* op, bool gradients) {
+  return Replacement(op, gradients).run();
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,97 @@
+"""Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU once they are fused."""
+
+import flashlift
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jaxlib.mlir import ir
+
+BATCH, LENGTH, HEADS, DEPTH = 2, 48, 4, 32
+
+
+@pytest.fixture(autouse=True)
+def lower_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda *_, **__: 91900)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_, **__: True)
+    flashlift.jax.register()
+
+
+def draw(*shape, dtype=jnp.float16, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def lowered(function, *arguments):
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def run(text, *arguments):
+    device = jax.devices("cpu")[0]
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        executable = device.client.compile_and_load(
+            module.operation.get_asm(), xla_client.DeviceList((device,)), xla_client.CompileOptions()
+        )
+    results = executable.execute_sharded([jax.device_put(each, device) for each in arguments])
+    return [np.asarray(each[0], np.float32) for each in results.disassemble_into_single_device_arrays()]
+
+
+def exact(*arguments):
+    return [jnp.asarray(each, jnp.float32) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in arguments]
+
+
+CASES = {
+    "plain": ({}, HEADS, ()),
+    "grouped": ({}, 2, ()),
+    "causal": ({"is_causal": True}, HEADS, ()),
+    "window": ({"is_causal": True, "local_window_size": (10, 0)}, 2, ()),
+    "bias": ({}, HEADS, ("bias",)),
+    "causal_bias": ({"is_causal": True}, HEADS, ("bias",)),
+    "lengths": ({}, HEADS, ("query_seq_lengths", "key_value_seq_lengths")),
+}
+EXTRAS = {
+    "bias": lambda: draw(BATCH, HEADS, LENGTH, LENGTH, seed=7),
+    "query_seq_lengths": lambda: jnp.asarray([LENGTH, 17], jnp.int32),
+    "key_value_seq_lengths": lambda: jnp.asarray([31, LENGTH], jnp.int32),
+}
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_computes_what_jax_does(case, gradient):
+    options, kv_heads, names = CASES[case]
+    q = draw(BATCH, LENGTH, HEADS, DEPTH, seed=1)
+    k, v = (draw(BATCH, LENGTH, kv_heads, DEPTH, seed=seed) for seed in (2, 3))
+    extras = [EXTRAS[name]() for name in names]
+
+    def attend(implementation):
+        def call(q, k, v, *extras):
+            keywords = dict(zip(names, extras, strict=True))
+            return jax.nn.dot_product_attention(q, k, v, implementation=implementation, **keywords, **options)
+
+        if not gradient:
+            return call
+        # Of the bias, too, if there is one.
+        wanted = (0, 1, 2, 3) if "bias" in names else (0, 1, 2)
+        return jax.grad(lambda *all: jnp.sum(call(*all).astype(jnp.float32) ** 2), argnums=wanted)
+
+    text = lowered(attend("cudnn"), q, k, v, *extras)
+    result = flashlift.stablehlo.fuse(text, gradients=gradient)
+    assert result.fused_count == (2 if gradient else 1), result.candidates
+    assert "__cudnn" not in result.module
+    want = jax.tree.leaves(attend("xla")(*exact(q, k, v, *extras)))
+    for got, expected in zip(run(result.module, q, k, v, *extras), want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=4e-3 * max(1, float(jnp.max(jnp.abs(expected)))))
+
+
+def test_says_why_a_call_stays():
+    q = draw(BATCH, LENGTH, HEADS, DEPTH)
+    text = lowered(lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"), q)
+    dropout = text.replace("dropout_rate\\22: 0.0", "dropout_rate\\22: 0.5")
+    assert dropout != text
+    result = flashlift.stablehlo.fuse(dropout)
+    assert result.module == dropout
+    assert "its dropout leaves out other keys than Flashlift's would" in result.candidates[0].reason
