@@ -1,6 +1,6 @@
 """Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU once they are fused."""
 
-import flashlift
+import flashlift.jax
 import jax
 import jax.numpy as jnp
 import numpy as np
