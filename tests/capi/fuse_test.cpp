@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "flashlift/flashlift_stablehlo.h"
 
@@ -47,6 +48,30 @@ TEST(CApiFuse, ReplacesAttention) {
     EXPECT_NE(std::strstr(flashlift_fused_report(fused), "\"problem\""), nullptr);
     flashlift_fused_destroy(fused);
   }
+}
+
+TEST(CApiFuse, TakesAndGivesBytes) {
+  FlashliftFuseOptions options = {};
+  options.struct_size = sizeof(options);
+  options.emit = "vhlo=1.9.0";
+  FlashliftFused* portable = nullptr;
+  FlashliftError* error = flashlift_stablehlo_fuse(kAttention, std::strlen(kAttention), &options, &portable);
+  ASSERT_EQ(error, nullptr) << flashlift_error_message(error);
+  size_t size = 0;
+  const char* bytes = flashlift_fused_module(portable, &size);
+  EXPECT_NE(std::string_view(bytes, size).find("StableHLO_v1.9.0"), std::string_view::npos);
+  options.emit = "text";
+  FlashliftFused* text = nullptr;
+  error = flashlift_stablehlo_fuse(bytes, size, &options, &text);
+  ASSERT_EQ(error, nullptr) << flashlift_error_message(error);
+  EXPECT_NE(std::strstr(flashlift_fused_module(text, nullptr), "flashlift.attention"), nullptr);
+  flashlift_fused_destroy(text);
+  flashlift_fused_destroy(portable);
+  options.emit = "vhlo=1";
+  error = flashlift_stablehlo_fuse(kNoAttention, std::strlen(kNoAttention), &options, &text);
+  ASSERT_NE(error, nullptr);
+  EXPECT_NE(std::strstr(flashlift_error_message(error), "vhlo=VERSION"), nullptr);
+  flashlift_error_destroy(error);
 }
 
 TEST(CApiFuse, AnswersForNull) {
