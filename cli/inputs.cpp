@@ -122,6 +122,7 @@ double tensor_bytes(const Problem& p) {
          bytes_of(p.out_dtype, {p.batch, p.q_heads, p.q_len, p.value_dim}) * (p.want_residual ? 2 : 1) +
          bytes_of(DType::kF32, {p.batch, p.q_heads, p.q_len}) * (1 + (p.want_row_max ? 1 : 0)) +
          bytes_of(DType::kF32, {p.q_heads, p.sinks}) +
+         (p.keep_mask ? bytes_of(DType::kBool, {p.batch, p.q_heads, p.q_len, p.kv_len}) : 0) +
          (p.page_size > 0 ? bytes_of(DType::kI32, {p.batch, p.kv_len / p.page_size}) : 0);
 }
 
@@ -243,6 +244,10 @@ Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
   if (p.page_size > 0) {
     arguments.page_table = inputs.allocate(DType::kI32, {p.batch, p.kv_len / p.page_size});
     shuffle_pages(*arguments.page_table, Random(seed, stream++));
+  }
+  if (p.keep_mask) {
+    arguments.keep_mask = inputs.allocate(DType::kBool, {p.batch, p.q_heads, p.q_len, p.kv_len});
+    fill(*arguments.keep_mask, p, Random(seed, stream++));
   }
   arguments.dropout_seed = seed;
   return inputs;

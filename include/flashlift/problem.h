@@ -56,10 +56,14 @@ struct Problem {
   // row sum and lse know nothing of it. Which keys stay is a function of the call's seed and of (b, h, q, kv) alone:
   // see docs/problem.md.
   float dropout = 0.0f;
+  // Each call says which keys stay, by a tensor in place of the seed. `dropout` is then the rate alone, and may be 0.
+  bool keep_mask = false;
 
   // Keys of a page; 0: k and v are not paged. Paged k and v are [pages, kv_heads, page_size, dim], and key `kv` of
   // batch b is row kv % page_size of page page_table[b, kv / page_size].
   int64_t page_size = 0;
+
+  bool drops_keys() const { return dropout > 0 || keep_mask; }
 };
 
 // The tensors of one call. Logical orders, whatever the strides:
@@ -80,7 +84,9 @@ struct AttentionArguments {
   // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
   // those of masked keys may hold anything.
   std::optional<TensorView> page_table;
-  uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout
+  uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask
+  // bool [batch, q_heads, q_len, kv_len], where each size may be 1 instead, if Problem::keep_mask: the keys that stay.
+  std::optional<TensorView> keep_mask;
 };
 
 // The number of keys of a call: k's, or what the page table has room for.

@@ -74,6 +74,7 @@ class Arguments(Structure):
         ("page_table", POINTER(DLTensor)),
         ("dropout_seed", c_uint64),
         ("residual", POINTER(DLTensor)),
+        ("keep_mask", POINTER(DLTensor)),
     ]
 
 
@@ -117,6 +118,7 @@ class ProblemInfo(Structure):
         ("dropout", c_float),
         ("want_row_max", c_int32),
         ("want_residual", c_int32),
+        ("keep_mask", c_int32),
     ]
 
 

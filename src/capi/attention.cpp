@@ -92,7 +92,8 @@ Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInf
                                      .page_size = p.page_size,
                                      .dropout = p.dropout,
                                      .want_row_max = p.want_row_max ? 1 : 0,
-                                     .want_residual = p.want_residual ? 1 : 0};
+                                     .want_residual = p.want_residual ? 1 : 0,
+                                     .keep_mask = p.keep_mask ? 1 : 0};
   std::memcpy(result, &info, known);
   return {};
 }
@@ -167,6 +168,9 @@ Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionA
   }
   if (given.page_table != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.page_table, to_view(given.page_table, "page_table", device));
+  }
+  if (given.keep_mask != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.keep_mask, to_view(given.keep_mask, "keep_mask", device));
   }
   arguments.dropout_seed = given.dropout_seed;
   return {};

@@ -249,7 +249,7 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
                     .dq = nullptr,
                     .d_stride = d_stride(),
                     .v_stride = v_stride(),
-                    .dropout = dropout_of(problem, forward.dropout_seed)};
+                    .dropout = dropout_of(problem, forward)};
   CaptureGradients captured(problem, arguments, sizes);
   const MemoryLayout layout(*this, sizes, arguments.d_q.has_value(), &captured, parallel.concurrency);
   FLASHLIFT_RETURN_IF_ERROR(memory->reserve(layout.memory));

@@ -209,7 +209,7 @@ class RowFinder {
     for (int64_t r = 0; r < rows_; ++r) {
       float* row = dp + r * layout_.s_stride;
       const float* e = at<float>(layout_.s) + r * layout_.s_stride;
-      if (call_.dropout.threshold > 0) {
+      if (call_.dropout.is_active()) {
         kernels.drop_out(row, columns, call_.dropout, {b_, h_, q_begin_ + r}, kv_begin);
       }
       float sum = 0;

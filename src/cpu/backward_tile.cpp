@@ -86,7 +86,7 @@ class ChunkRunner {
 };
 
 void ChunkRunner::drop_out(float* scores, const ScorePart& part) {
-  for (int64_t r = 0; call_.dropout.threshold > 0 && r < part.rows; ++r) {
+  for (int64_t r = 0; call_.dropout.is_active() && r < part.rows; ++r) {
     const RowCoordinates& row = at<RowCoordinates>(layout_.coordinates)[part.row + r];
     kernels_.drop_out(scores + r * layout_.s_stride, part.columns, call_.dropout, {row.b, row.h, row.q},
                       kv_begin_ + part.key);
@@ -377,7 +377,7 @@ void ChunkRunner::add_uniform_rows(int64_t b, int64_t g) {
       kernels_.convert_rows(head_rows(call_.arguments.d_out, b, h, q), 1, problem_.value_dim, factor, row,
                             call_.v_stride);
       for (int64_t j = 0; j < products_.keys(); ++j) {
-        if (call_.dropout.threshold > 0 && !keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
+        if (call_.dropout.is_active() && !keeps(call_.dropout, {b, h, q}, kv_begin_ + j)) {
           continue;
         }
         products_.add_row_to_value(j, row);

@@ -1,10 +1,29 @@
 #include "cpu/dropout.h"
 
+#include <cmath>
+
 #include "cpu/tile/philox.h"
+#include "problem/dropout.h"
 
 namespace flashlift::cpu {
 
+Dropout dropout_of(const Problem& problem, const AttentionArguments& arguments) {
+  const double rate = problem.dropout;
+  Dropout dropout{.threshold = static_cast<uint32_t>(std::llround(std::ldexp(rate, 32))),
+                  .factor = static_cast<float>(1.0 / (1.0 - rate)),
+                  .seed = arguments.dropout_seed};
+  if (problem.keep_mask) {
+    dropout.keep = static_cast<const uint8_t*>(arguments.keep_mask->data);
+    dropout.keep_strides = problem::keep_mask_strides(*arguments.keep_mask);
+  }
+  return dropout;
+}
+
 bool keeps(const Dropout& dropout, const DropoutRow& row, int64_t kv) {
+  if (dropout.keep != nullptr) {
+    const auto& [b, h, q, key] = dropout.keep_strides;
+    return dropout.keep[row.b * b + row.h * h + row.q * q + kv * key] != 0;
+  }
   uint32_t words[4] = {static_cast<uint32_t>(kv / 64 * 16 + kv % 16), static_cast<uint32_t>(row.q),
                        static_cast<uint32_t>(row.h), static_cast<uint32_t>(row.b)};
   uint32_t key[2] = {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32)};

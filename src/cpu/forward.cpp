@@ -112,8 +112,7 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
                                              .visits = kMaxVisitGroups,
                                              .visited = divide_up(sizes.kv_len, config_.kv_tile)}));
   const SharedParts parts(memory->shared() + partial_bytes, problem_, partition, memory->visits);
-  const ForwardCall call{
-      *this, arguments, sizes, memory->visits, captures, dropout_of(problem_, arguments.dropout_seed), parts};
+  const ForwardCall call{*this, arguments, sizes, memory->visits, captures, dropout_of(problem_, arguments), parts};
   float* partials = partition.splits() > 1 ? reinterpret_cast<float*>(memory->shared()) : nullptr;
   Work work(call, parallel, partition, layout, partials);
   if (workers == 1) {

@@ -50,7 +50,7 @@ class Forward {
   // The products' bf16 kernels, or null: f32 products of operands widened when they are packed.
   // Dropout works on probabilities in f32.
   const PairKernels* pairs() const {
-    return problem_.dtype == DType::kBF16 && problem_.dropout == 0 ? kernels_->pairs : nullptr;
+    return problem_.dtype == DType::kBF16 && !problem_.drops_keys() ? kernels_->pairs : nullptr;
   }
   const CompiledScore* score() const { return score_.get(); }
   // The problem's scale in two factors. A power of two multiplies one operand without rounding: the keys where they are

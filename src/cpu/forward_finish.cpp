@@ -79,7 +79,7 @@ void uniform_row(const ForwardCall& call, const FinishedRows& rows, int64_t q, f
   for (int64_t d = 0; d < problem.value_dim; ++d) {
     double sum = 0;
     for (int64_t j = 0; j < kv_len; ++j) {
-      if (call.dropout.threshold == 0 || keeps(call.dropout, {rows.b, rows.h, q}, j)) {
+      if (!call.dropout.is_active() || keeps(call.dropout, {rows.b, rows.h, q}, j)) {
         const KeyPlace at = key_place(call.arguments, problem.page_size, rows.b, j);
         sum += element(v, at.batch * v.strides[0] + rows.g * v.strides[1] + at.row * v.strides[2] + d * v.strides[3]);
       }

@@ -166,7 +166,7 @@ void PartFinder::Found::add(const Part& part) {
 
 // Leaves out the first and last keys that none of the rows sees; false if those are all.
 bool PartFinder::trim_columns(Part& part) {
-  const int64_t step = call_.dropout.threshold > 0 ? kDropoutColumns : kTrimColumns;
+  const int64_t step = call_.dropout.is_active() ? kDropoutColumns : kTrimColumns;
   visits::TileBox tile = box(part.row_begin, part.row_end);
   const auto skipped = [&](int64_t begin, int64_t end) {
     tile.kv_begin = part.block * kv_tile_ + begin;

@@ -395,7 +395,7 @@ void TaskRunner::run_direct(int64_t block, bool partial) {
   kernels_.softmax(s_, kv_tile_, rows, round_up(columns, kernels_.lanes), maxima_, state_, o_, layout_.o_stride,
                    layout_.o_stride);
   values_finite_ = true;
-  if (call_.dropout.threshold > 0) {
+  if (call_.dropout.is_active()) {
     drop_out(whole);
   }
   const int64_t outputs = rows * layout_.o_stride;
@@ -424,7 +424,7 @@ void TaskRunner::run_part(const Part& part) {
   const auto softmax = pairs_ != nullptr && values_finite_ ? pairs_->softmax : kernels_.softmax;
   softmax(s_, kv_tile_, part.rows(), round_up(part.columns, kernels_.lanes), maxima_ + part.row_begin,
           state_ + part.row_begin, o_ + part.row_begin * layout_.o_stride, layout_.o_stride, layout_.o_stride);
-  if (call_.dropout.threshold > 0) {
+  if (call_.dropout.is_active()) {
     drop_out(part);
   }
   if (values_finite_) {

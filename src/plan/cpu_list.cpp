@@ -70,7 +70,7 @@ std::optional<std::string> refusal(const CpuImplementation& row, const Problem& 
   if (row.bf16_products && problem.dtype != DType::kBF16) {
     return fmt::format("multiplies bf16 operands only, and these are {}", to_string(problem.dtype));
   }
-  if (row.bf16_products && problem.dropout > 0) {
+  if (row.bf16_products && problem.drops_keys()) {
     return "dropout works on probabilities in f32, and this rounds them to bf16";
   }
   if (row.faster_with && !machine.has.has(*row.faster_with) && !by_name) {

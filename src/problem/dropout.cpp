@@ -19,16 +19,31 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint3
   return counter;
 }
 
-double dropout_factor(const Problem& problem, uint64_t seed, int64_t b, int64_t h, int64_t q, int64_t kv) {
+std::array<int64_t, 4> keep_mask_strides(const TensorView& mask) {
+  std::array<int64_t, 4> strides{};
+  for (size_t d = 0; d < strides.size(); ++d) {
+    strides[d] = mask.sizes[d] == 1 ? 0 : mask.strides[d];
+  }
+  return strides;
+}
+
+double dropout_factor(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t h, int64_t q,
+                      int64_t kv) {
+  const double factor = 1.0 / (1.0 - static_cast<double>(problem.dropout));
+  if (problem.keep_mask) {
+    const std::array<int64_t, 4> strides = keep_mask_strides(*arguments.keep_mask);
+    const int64_t offset = b * strides[0] + h * strides[1] + q * strides[2] + kv * strides[3];
+    return static_cast<const uint8_t*>(arguments.keep_mask->data)[offset] != 0 ? factor : 0.0;
+  }
   if (problem.dropout == 0) {
     return 1.0;
   }
+  const uint64_t seed = arguments.dropout_seed;
   const std::array<uint32_t, 4> words = philox({static_cast<uint32_t>(kv / 64 * 16 + kv % 16), static_cast<uint32_t>(q),
                                                 static_cast<uint32_t>(h), static_cast<uint32_t>(b)},
                                                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  const double rate = problem.dropout;
-  const bool kept = words[static_cast<size_t>(kv / 16 % 4)] >= std::round(std::ldexp(rate, 32));
-  return kept ? 1.0 / (1.0 - rate) : 0.0;
+  const double threshold = std::round(std::ldexp(static_cast<double>(problem.dropout), 32));
+  return words[static_cast<size_t>(kv / 16 % 4)] >= threshold ? factor : 0.0;
 }
 
 }  // namespace flashlift::problem

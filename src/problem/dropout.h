@@ -12,6 +12,10 @@ namespace flashlift::problem {
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 // What the probability of this key is multiplied by: 0 or 1 / (1 - dropout); 1 for problems without dropout.
-double dropout_factor(const Problem& problem, uint64_t seed, int64_t b, int64_t h, int64_t q, int64_t kv);
+double dropout_factor(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t h, int64_t q,
+                      int64_t kv);
+
+// How far apart the elements of a keep mask lie along its dimensions: 0 where its size is 1.
+std::array<int64_t, 4> keep_mask_strides(const TensorView& mask);
 
 }  // namespace flashlift::problem

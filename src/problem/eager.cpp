@@ -35,8 +35,8 @@ class Eager {
     for (size_t j = 0; j < probabilities_.size(); ++j) {
       float& p = probabilities_[j];
       p = round_to(p_.dtype, p);
-      if (p_.dropout > 0) {
-        const double factor = dropout_factor(p_, a_.dropout_seed, b, h, i, static_cast<int64_t>(j));
+      if (p_.drops_keys()) {
+        const double factor = dropout_factor(p_, a_, b, h, i, static_cast<int64_t>(j));
         p = factor == 0 ? 0.0f : round_to(p_.dtype, p * static_cast<float>(factor));
       }
     }

@@ -97,7 +97,7 @@ class EagerBackward {
  private:
   float round(float x) const { return round_to(problem_.dtype, x); }
   float dropout_factor(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    return static_cast<float>(problem::dropout_factor(problem_, arguments_.dropout_seed, b, h, i, j));
+    return static_cast<float>(problem::dropout_factor(problem_, arguments_, b, h, i, j));
   }
 
   void row(int64_t b, int64_t h, int64_t i) {

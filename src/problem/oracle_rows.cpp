@@ -29,7 +29,7 @@ void OracleRows::compute(int64_t b, int64_t h, int64_t i) {
 }
 
 double OracleRows::dropout_factor(int64_t b, int64_t h, int64_t i, int64_t j) const {
-  return problem::dropout_factor(problem_, arguments_.dropout_seed, b, h, i, j);
+  return problem::dropout_factor(problem_, arguments_, b, h, i, j);
 }
 
 }  // namespace flashlift::problem

@@ -276,6 +276,17 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
     const std::span<const int64_t> wanted = arguments.sinks->rank == 1 ? std::span(shape).last(1) : std::span(shape);
     FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, wanted}));
   }
+  if (arguments.keep_mask.has_value() != p.keep_mask) {
+    return invalid_argument("the problem has {} keep_mask, but the call {} one", p.keep_mask ? "a" : "no",
+                            arguments.keep_mask ? "gives" : "lacks");
+  }
+  if (arguments.keep_mask) {
+    std::array<int64_t, 4> shape = {batch, p.q_heads, q_len, kv_len};
+    for (size_t d = 0; d < shape.size(); ++d) {
+      shape[d] = arguments.keep_mask->sizes[d] == 1 ? 1 : shape[d];
+    }
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"keep_mask", *arguments.keep_mask, DType::kBool, shape}));
+  }
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape));

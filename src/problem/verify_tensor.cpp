@@ -128,6 +128,9 @@ void add_inputs(const AttentionArguments& arguments, const Problem& problem, Cal
   if (arguments.page_table) {
     tensors.add_input("page_table", *arguments.page_table);
   }
+  if (arguments.keep_mask) {
+    tensors.add_input("keep_mask", *arguments.keep_mask);
+  }
 }
 
 std::vector<int64_t> capture_shape(const Capture& capture, const Problem& problem, int64_t any, int64_t same) {

@@ -178,7 +178,7 @@ TEST_P(Pairs, RandomProblemsAgreeWithTheOracle) {
     problem.dtype = DType::kBF16;
     const Result<Forward> forward = Forward::compile(problem, kernels_);
     ASSERT_TRUE(forward.ok()) << forward.error().message;
-    ASSERT_EQ(forward->pairs() == nullptr, problem.dropout > 0);  // dropout works on probabilities in f32
+    ASSERT_EQ(forward->pairs() == nullptr, problem.drops_keys());  // dropout works on probabilities in f32
     testing::OwnedArguments arguments = testing::strided_arguments(problem, random);
     ASSERT_TRUE(forward->run(arguments.views, serial).ok());
     const Result<problem::Judgement> report = problem::check_output(problem, arguments.views);
@@ -200,6 +200,7 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
     Problem problem = testing::draw_problem(random);
     problem.dtype = DType::kBF16;
     problem.dropout = 0;
+    problem.keep_mask = false;
     problem.q_len = std::max<int64_t>(problem.q_len, 64);  // fewer have products in f32
     problem.normalize = true;
     problem.page_size = 0;

@@ -54,8 +54,8 @@ std::vector<std::string> hopper_problems() {
   }
   for (const char* features :
        {"causal", "alibi window=100", "sinks=2 unnormalized", "out=f32 lse causal=bottom_right",
-        "empty_rows=nan scale=-1", "empty_rows=uniform causal prefix=9", "dropout=0.1 row_max causal",
-        "score_mod() { %0 = lt q, kv; %1 = select %0, -inf, score; return %1 }",
+        "empty_rows=nan scale=-1", "dropout=0.1 keep_mask causal", "empty_rows=uniform causal prefix=9",
+        "dropout=0.1 row_max causal", "score_mod() { %0 = lt q, kv; %1 = select %0, -inf, score; return %1 }",
         "score_mod(mask: f32[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }",
         "softcap=30 score_mod(mask: bf16[?,?]) { %0 = load mask[q, kv]; %1 = add score, %0; return %1 }"}) {
     problems.push_back(std::string("attn h2 s512 d128 bf16 ") + features);

@@ -118,7 +118,7 @@ std::string random_problem(Draw& draw, bool any_dtype) {
   text += draw.of<const char*>(
       {"", " lse", " sinks=2 lse", " empty_rows=uniform lse", " empty_rows=nan", " unnormalized lse"});
   text += draw.of<const char*>({"", "", "", "", " scale=0.3", " scale=-0.2"});
-  text += draw.of<const char*>({"", "", "", "", " row_max", " dropout=0.3"});
+  text += draw.of<const char*>({"", "", "", "", " row_max", " dropout=0.3", " dropout=0.3 keep_mask"});
   text += draw.one_in(3) ? random_score_mod(draw) : "";
   text += draw.one_in(3) ? random_mask_mod(draw) : "";
   return text;

@@ -28,11 +28,11 @@ TEST(Dropout, LeavesOutTheGivenShareAndNoneTwiceAlike) {
   int64_t same_as_other_row = 0;
   constexpr int64_t kKeys = 100'000;
   for (int64_t kv = 0; kv < kKeys; ++kv) {
-    const double factor = dropout_factor(problem, 5, 1, 2, 3, kv);
+    const double factor = dropout_factor(problem, {.dropout_seed = 5}, 1, 2, 3, kv);
     EXPECT_TRUE(factor == 0 || factor == 1 / 0.75);
     kept += factor != 0 ? 1 : 0;
-    same_as_other_seed += factor == dropout_factor(problem, 6, 1, 2, 3, kv) ? 1 : 0;
-    same_as_other_row += factor == dropout_factor(problem, 5, 1, 2, 4, kv) ? 1 : 0;
+    same_as_other_seed += factor == dropout_factor(problem, {.dropout_seed = 6}, 1, 2, 3, kv) ? 1 : 0;
+    same_as_other_row += factor == dropout_factor(problem, {.dropout_seed = 5}, 1, 2, 4, kv) ? 1 : 0;
   }
   const double deviation = 5 * std::sqrt(0.25 * 0.75 * kKeys);  // five standard deviations
   EXPECT_NEAR(static_cast<double>(kept), 0.75 * kKeys, deviation);

@@ -31,7 +31,7 @@ TEST(ProblemText, NamedFeaturesBecomePrograms) {
 
 TEST(ProblemText, RoundTrips) {
   for (const char* text :
-       {"attn h1 s1 d1", "attn h2 s9 d8 dropout=0.25 row_max page_size=3",
+       {"attn h1 s1 d1", "attn h2 s9 d8 dropout=0.25 keep_mask row_max page_size=3",
         "attn b2 h2 s9 d8 segment_ids key_lengths causal=bottom_right mask=i32 bias=bf16 logits=f16 softcap=9",
         "attn h2 s9 d8 cu_seqlens causal window=3 prefix=2 alibi",
         "attn b2 hq4 hkv2 sq7 skv9 dqk96 dv64 f16 out=f32 scale=0.25 lse sinks=2 empty_rows=nan",

@@ -18,7 +18,7 @@ struct DrawOptions {
       bf16_implementation;  // of problems that products of bf16 operands compute; empty: what is chosen for them
 
   CompileOptions compile_options(const Problem& problem) const {
-    const bool is_taken = problem.dtype == DType::kBF16 && problem.dropout == 0;
+    const bool is_taken = problem.dtype == DType::kBF16 && !problem.drops_keys();
     return {.implementation = is_taken ? bf16_implementation : std::string()};
   }
 };

@@ -427,7 +427,8 @@ Problem draw_problem(Random& random) {
   p.normalize = draw(random, 0, 7) != 0;
   p.want_row_max = draw(random, 0, 3) == 0;
   if (draw(random, 0, 4) == 0) {
-    p.dropout = one_of(random, {0.1f, 0.5f, 0.9f, 1.0f / 3.0f});
+    p.keep_mask = draw(random, 0, 2) == 0;
+    p.dropout = p.keep_mask && draw(random, 0, 1) == 0 ? 0.0f : one_of(random, {0.1f, 0.5f, 0.9f, 1.0f / 3.0f});
   }
   return p;
 }

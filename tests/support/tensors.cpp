@@ -158,6 +158,13 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
   if (p.want_row_max) {
     views.row_max = make(DType::kF32, {p.batch, p.q_heads, p.q_len}, false);
   }
+  if (p.keep_mask) {
+    std::vector<int64_t> shape = {p.batch, p.q_heads, p.q_len, p.kv_len};
+    for (int64_t& size : shape) {
+      size = draw(random, 0, 3) == 0 ? 1 : size;
+    }
+    views.keep_mask = make(DType::kBool, shape, true);
+  }
   views.dropout_seed = 0x0123456789abcdef;
 }
 

@@ -32,8 +32,19 @@ void philox(Vector::Integer (&words)[4], uint64_t seed) {
   }
 }
 
+void keep_masked(float* s, int64_t columns, const uint8_t* keep, int64_t stride) {
+  for (int64_t c = 0; c < columns; ++c) {
+    s[c] = keep[c * stride] != 0 ? s[c] : 0.0f;
+  }
+}
+
 // One counter stands for keys 16 apart, so that a vector of counters gives four vectors of neighbouring keys.
 void drop_out(float* s, int64_t columns, const Dropout& dropout, const DropoutRow& row, int64_t kv_begin) {
+  if (dropout.keep != nullptr) {
+    const auto& [b, h, q, key] = dropout.keep_strides;
+    keep_masked(s, columns, dropout.keep + row.b * b + row.h * h + row.q * q + kv_begin * key, key);
+    return;
+  }
   const Vector::Integer threshold = Vector::set_integer(dropout.threshold);
   for (int64_t block = 0; block < columns; block += 64) {
     for (int64_t lane = 0; lane < 16 && block + lane < columns; lane += kLanes) {

@@ -85,9 +85,13 @@ struct PairKernels;  // pairs.h
 
 // Dropout of one call.
 struct Dropout {
-  uint32_t threshold = 0;  // a probability stays if its random word is not below; 0: no dropout
+  uint32_t threshold = 0;  // a probability stays if its random word is not below
   float factor = 1;        // 1 / (1 - rate), which those that stay are multiplied by
   uint64_t seed = 0;
+  const uint8_t* keep = nullptr;  // the caller's mask instead, where the problem has one
+  std::array<int64_t, 4> keep_strides{};
+
+  bool is_active() const { return threshold > 0 || keep != nullptr; }
 };
 // The row of the problem whose probabilities are meant.
 struct DropoutRow {

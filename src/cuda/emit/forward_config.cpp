@@ -179,12 +179,13 @@ ForwardConfig common_config(const Problem& problem) {
   // f32 scores are scaled first, so that nothing is lost in the exponent.
   config.has_score_mod = problem.score_mod.has_value() || problem.scale <= 0.0f || problem.dtype == DType::kF32;
   config.has_mask_mod = problem.mask_mod.has_value();
-  config.redo_all = problem.dropout > 0 || (problem.score_mod && may_mask(*problem.score_mod));
+  config.redo_all = problem.drops_keys() || (problem.score_mod && may_mask(*problem.score_mod));
   config.has_sinks = problem.sinks > 0;
   config.want_lse = problem.want_lse;
   config.want_row_max = problem.want_row_max;
   config.want_residual = problem.want_residual;
-  config.dropout = problem.dropout > 0;
+  config.dropout = problem.drops_keys();
+  config.keep_mask = problem.keep_mask;
   config.page_size = static_cast<int>(problem.page_size);
   config.normalize = problem.normalize;
   config.empty_rows = problem.empty_rows;
@@ -363,6 +364,7 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("WANT_ROW_MAX", config.want_row_max);
   define("WANT_RESIDUAL", config.want_residual);
   define("DROPOUT", config.dropout);
+  define("KEEP_MASK", config.keep_mask);
   define("PAGE_SIZE", config.page_size);
   define("PAGE_PIECE", config.page_piece);
   define("SPLIT", config.decodes());

@@ -57,6 +57,7 @@ Result<DeviceTensors> DeviceTensors::copy_of(const AttentionArguments& host, int
   if (host.page_table) {
     FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.page_table, tensors.upload(*host.page_table));
   }
+  FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.keep_mask, tensors.upload(host.keep_mask));
   tensors.views_.dropout_seed = host.dropout_seed;
   return tensors;
 }

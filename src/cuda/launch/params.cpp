@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "problem/dropout.h"
 #include "problem/sinks.h"
 #include "problem/verify_tensor.h"
 #include "support/error.h"
@@ -81,6 +82,11 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.dropout_seed[1] = static_cast<uint32_t>(arguments.dropout_seed >> 32);
   params.dropout_threshold = static_cast<uint32_t>(std::llround(std::ldexp(rate, 32)));
   params.dropout_factor = static_cast<float>(1.0 / (1.0 - rate));
+  params.keep = nullptr;
+  if (arguments.keep_mask) {
+    params.keep = static_cast<const unsigned char*>(arguments.keep_mask->data);
+    std::ranges::copy(problem::keep_mask_strides(*arguments.keep_mask), params.keep_strides);
+  }
   params.scale = problem.scale;
   params.batch = static_cast<int>(arguments.q.sizes[0]);
   params.q_heads = static_cast<int>(problem.q_heads);

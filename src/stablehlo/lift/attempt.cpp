@@ -527,10 +527,12 @@ Result<LiftedAttention> Attempt::run() {
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(check_clean_up());
+  leave_out_known_conditions();
   FLASHLIFT_RETURN_IF_ERROR(give_letters());
   FLASHLIFT_RETURN_IF_ERROR(options_.gradient == GradientUse::kNone ? check_uses() : find_gradient());
   FLASHLIFT_RETURN_IF_ERROR(build_programs());
   FLASHLIFT_RETURN_IF_ERROR(place_sinks());
+  FLASHLIFT_RETURN_IF_ERROR(place_keep_mask());
   if (lifted_.gradient) {
     FLASHLIFT_RETURN_IF_ERROR(write_sums());
   }

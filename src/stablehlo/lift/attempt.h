@@ -47,6 +47,9 @@ using DigitSizes = std::vector<std::vector<int64_t>>;
 inline constexpr std::string_view kGradientReason =
     "scores or probabilities are used beside the output, and not as by its gradient: ";
 
+// How the reason begins where nothing stands in the way of the output alone but other uses of the scores.
+inline constexpr std::string_view kUsedElsewhere = "scores or probabilities are used elsewhere";
+
 // What the score plane is computed for.
 enum class GradientUse : uint8_t {
   kNone,          // the output alone
@@ -103,6 +106,8 @@ class Attempt {
   Status find_gradient();  // attempt_gradient.cpp
   Status find_log_sum_exp(mlir::Value value);
   Status place_sinks();
+  void leave_out_known_conditions();
+  Status place_keep_mask();
   bool is_sink_source(mlir::Value value);
   std::optional<std::vector<Index>> row_indices(mlir::Value value);
   static std::optional<DType> half_type(mlir::Operation* first, mlir::Operation* second, unsigned side,
@@ -231,6 +236,7 @@ class Attempt {
   PlacedTensor q_, k_, v_, out_;
   Roles roles_;
   std::vector<LeafInfo> leaf_infos_;
+  SymId undropped_ = kNoSym;      // the probabilities before dropout
   SymId log_sum_exp_ = kNoSym;    // where the module reads it
   SymId program_score_ = kNoSym;  // what the forward call's score_mod computes
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split_;

@@ -59,7 +59,7 @@ SymId Attempt::score_with_shift(SymId of) {
 }
 
 Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
-  std::vector<SymId> known = {whole_, softmax_.score};
+  std::vector<SymId> known = {whole_, undropped_, softmax_.score};
   for (const SymId given : {gradient_formula_, d_lse_formula_}) {
     if (given != kNoSym) {
       known.push_back(given);
@@ -124,12 +124,16 @@ struct Row {
   bool has_keys = true;
 };
 
-Row row_of(NumericRow& numbers, SymId probability, SymId d_probability, SymId d_lse, size_t keys) {
+Row row_of(NumericRow& numbers, SymId probability, SymId d_probability, SymId d_lse, const Softmax& softmax,
+           size_t keys) {
   Row row{.p = std::vector<double>(keys), .d_p = std::vector<double>(keys)};
   for (size_t key = 0; key < keys; ++key) {
     row.p[key] = numbers.value(probability, key);
     row.has_keys = row.has_keys && !std::isnan(row.p[key]);
-    row.d_p[key] = numbers.value(d_probability, key);
+    row.d_p[key] = numbers.value(d_probability, key) * softmax.keep_factor;
+    for (const SymId condition : softmax.keep) {
+      row.d_p[key] = numbers.holds(condition, key) ? row.d_p[key] : 0;
+    }
     row.p_d_p += row.p[key] * row.d_p[key];
   }
   row.p_d_p -= d_lse == kNoSym ? 0 : numbers.value(d_lse, 0);
@@ -144,7 +148,7 @@ Status Attempt::compare_gradient(SymId formula, SymId shifted) {
   }
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
-    const Row row = row_of(numbers, whole_, gradient_formula_, d_lse_formula_, keys);
+    const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
     if (!row.has_keys) {
       return false;
     }
@@ -168,7 +172,7 @@ Status Attempt::compare_gradient(SymId formula, SymId shifted) {
 Status Attempt::compare_sinks(SymId formula) {
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
-    const Row row = row_of(numbers, whole_, gradient_formula_, d_lse_formula_, keys);
+    const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
     const auto largest = static_cast<size_t>(std::max_element(row.p.begin(), row.p.end()) - row.p.begin());
     if (!row.has_keys || row.p[largest] == 0) {
       return false;

@@ -63,7 +63,7 @@ Status Attempt::build_programs() {
     lifted_.out.dims = "bhsd";
   }
 
-  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, whole_, softmax_));
+  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, undropped_, softmax_));
   problem.empty_rows = before_extraction;
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp());
   // A row of masked scores alone has them in its log-sum-exp.
@@ -71,7 +71,8 @@ Status Attempt::build_programs() {
   const FiniteMasks masks = extract_finite_masks(arena_, masked, known_bounds(), lifted_.gradient.has_value());
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !lifted_.lse)) {
     softmax_ = std::move(masked);
-    auto empty_rows = classify_empty_rows(arena_, whole_, softmax_);
+    leave_out_known_conditions();
+    auto empty_rows = classify_empty_rows(arena_, undropped_, softmax_);
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }
@@ -157,6 +158,67 @@ bool Attempt::is_never_empty() {
   const bool data_may_mask = std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(),
                                          [&](const SignedTerm& term) { return !loads_of(arena_, term.term).empty(); });
   return !data_may_mask && keeps_a_key(arena_, known_bounds(), softmax_.guards, sizes_[kKeyAtom]);
+}
+
+// Probabilities that are masked again by a condition under which alone their keys take part are not changed by that: in
+// a row with keys they are 0 without it, and what a row without keys gives is computed from the formula.
+void Attempt::leave_out_known_conditions() {
+  std::erase_if(softmax_.keep, [&](SymId condition) { return llvm::is_contained(softmax_.guards, condition); });
+  undropped_ = without_dropout(arena_, whole_, softmax_);
+}
+
+// Which keys dropout leaves is a tensor of the call: the value on the way to the probabilities that is the condition.
+// However its bits were made, they are made outside.
+Status Attempt::place_keep_mask() {
+  if (softmax_.keep.empty()) {
+    return softmax_.keep_factor == 1 ? Status()
+                                     : unsupported("rows of probabilities are scaled by more than their sum");
+  }
+  Problem& problem = lifted_.problem;
+  if (softmax_.keep.size() != 1) {
+    return unsupported("probabilities are set to 0 by several conditions behind the softmax; join them with `and`");
+  }
+  if (softmax_.keep_selects && problem.empty_rows == EmptyRows::kNan && !is_never_empty()) {
+    return unsupported(
+        "dropout by a select clears the NaN of a row without keys, but only of those keys that it leaves out; multiply "
+        "the probabilities by the mask, or mask scores with a finite number");
+  }
+  const SymId condition = softmax_.keep[0];
+  for (const Evaluator::Place& place : evaluator_->places()) {
+    const bool is_computed = std::any_of(place.indices.begin(), place.indices.end(),
+                                         [](const Index& index) { return index.general != kNoSym; });
+    if (place.formula != condition || dtype(place.value.getType()) != DType::kBool || is_computed) {
+      continue;
+    }
+    const auto tensor = place_tensor(place.value, affine_of(place.indices), evaluator_->atom_sizes());
+    if (!tensor) {
+      continue;
+    }
+    OperandView view{.source = place.value, .reshape = {}, .permutation = {}, .dims = {}};
+    const std::vector<int> order = tensor->order();
+    for (const int atom : order) {
+      view.reshape.push_back(sizes_[static_cast<size_t>(atom)]);
+    }
+    bool fits = true;
+    for (const std::vector<int>& atoms : {roles_.batch, roles_.heads(), roles_.query, roles_.key}) {
+      const auto present =
+          std::count_if(atoms.begin(), atoms.end(), [&](int atom) { return llvm::is_contained(order, atom); });
+      fits = fits && (present == 0 || present == static_cast<int64_t>(atoms.size()));
+      lifted_.keep_shape.push_back(present == 0 ? 1 : extent(atoms, sizes_));
+      for (const int atom : present == 0 ? std::vector<int>{} : atoms) {
+        view.permutation.push_back(std::find(order.begin(), order.end(), atom) - order.begin());
+      }
+    }
+    if (!fits || view.permutation.size() != order.size()) {
+      lifted_.keep_shape.clear();
+      continue;
+    }
+    lifted_.keep_mask = std::move(view);
+    problem.keep_mask = true;
+    problem.dropout = 1 - 1 / softmax_.keep_factor;
+    return {};
+  }
+  return unsupported("which probabilities dropout keeps does not stand as one boolean for each place of the scores");
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one
@@ -297,10 +359,8 @@ Status Attempt::check_uses() {
       }
       for (mlir::Operation* user : result.getUsers()) {
         if (!is_removable(user)) {
-          return unsupported(
-              "scores or probabilities are used elsewhere (for a gradient, or as an output): they reach "
-              "`{}` at {}",
-              user->getName().getStringRef().str(), describe(user->getLoc()));
+          return unsupported("{} (for a gradient, or as an output): they reach `{}` at {}", kUsedElsewhere,
+                             user->getName().getStringRef().str(), describe(user->getLoc()));
         }
         stack.push_back(user);
       }
@@ -317,6 +377,7 @@ std::string Attempt::summary() const {
   note(p.score_mod.has_value(), "with a score_mod");
   note(p.mask_mod.has_value(), "with a mask_mod");
   note(p.sinks > 0, "with sinks");
+  note(p.keep_mask, "with dropout by the module's own random bits");
   note(p.want_lse, "with the log-sum-exp");
   note(softmax_.maximum == kNoSym, "finite where the module's exponentials overflow or all of a row vanish");
   return text;

@@ -197,7 +197,8 @@ Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation*
     if (again.ok()) {
       return again;
     }
-    if (way.gradient == GradientUse::kBesideOutput && again.error().message.starts_with(kGradientReason)) {
+    if (lifted.error().message.starts_with(kUsedElsewhere) && way.gradient == GradientUse::kBesideOutput &&
+        again.error().message.starts_with(kGradientReason)) {
       return again.error();
     }
   }
@@ -205,6 +206,43 @@ Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation*
 }
 
 }  // namespace
+
+bool is_near_softmax(mlir::Value value) {
+  constexpr size_t kFarthest = 500;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack(value.user_begin(), value.user_end());
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second || is_of_products(op)) {
+      continue;
+    }
+    if (kind(op) == OpKind::kExponential && is_summed(op)) {
+      return true;
+    }
+    if (kind(op) != OpKind::kOptimizationBarrier) {
+      stack.insert(stack.end(), op->user_begin(), op->user_end());
+    }
+  }
+  seen.clear();
+  stack = {value.getDefiningOp()};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op == nullptr || !seen.insert(op).second || is_of_products(op)) {
+      continue;
+    }
+    if (kind(op) == OpKind::kExponential && is_summed(op)) {
+      return true;
+    }
+    for (const mlir::Value operand : op->getOperands()) {
+      if (kind(op) != OpKind::kOptimizationBarrier) {
+        stack.push_back(operand.getDefiningOp());
+      }
+    }
+  }
+  return false;
+}
 
 std::vector<const ResultView*> results_of(const LiftedAttention& found) {
   std::vector<const ResultView*> results;

@@ -19,4 +19,8 @@ namespace flashlift::stablehlo {
 // products of a module: once it is spent, an error says so.
 Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);
 
+// Whether a value flows into an exponential that is summed, or comes from one, with no product between: scores,
+// probabilities, statistics of their rows.
+bool is_near_softmax(mlir::Value value);
+
 }  // namespace flashlift::stablehlo

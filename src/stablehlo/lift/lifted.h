@@ -63,8 +63,10 @@ struct LiftedAttention {
   OperandView v;
   std::vector<mlir::Value> captures;  // as Problem::captures
   std::optional<OperandView>
-      sinks;       // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
-  ResultView out;  // `replaced` is null where the module has the gradient alone
+      sinks;  // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
+  std::optional<OperandView> keep_mask;  // once reshaped and transposed, elements in the order of keep_shape
+  std::vector<int64_t> keep_shape;       // [batch, q_heads, q_len, kv_len], each size that or 1
+  ResultView out;                        // `replaced` is null where the module has the gradient alone
   std::optional<ResultView> lse;
   bool nan_where_lse_is_minus_infinity = false;  // the output of a row without keys, behind the call
   std::optional<LiftedGradient> gradient;

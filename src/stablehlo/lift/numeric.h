@@ -41,6 +41,10 @@ class NumericRow {
     const auto& column = values(id);
     return column[column.size() == 1 ? 0 : key].f;
   }
+  bool holds(SymId condition, size_t key) {
+    const auto& column = values(condition);
+    return column[column.size() == 1 ? 0 : key].i != 0;
+  }
   // Of the formula by kShift: not a number where the formula reduces over what depends on it.
   double derivative(SymId id, size_t key);
 

@@ -321,6 +321,9 @@ class ProductReader {
         const SymId guard = keeps_when_true ? sym.args[0] : arena_.op(Op::k_not, {sym.args[0]});
         product = read(assume(arena_, kept, guard));
         add_guard(arena_, product.guards, guard);
+        if (arena_[kept].has_score) {
+          add_guard(arena_, product.clears, guard);
+        }
         return true;
       }
     }
@@ -337,6 +340,7 @@ Product as_product(SymArena& arena, SymId formula) { return ProductReader(arena)
 
 void multiply(Product& product, const Product& factor) {
   append(product.guards, factor.guards);
+  append(product.clears, factor.clears);
   append(product.exponent, factor.exponent);
   append(product.over, factor.over);
   append(product.times, factor.times);

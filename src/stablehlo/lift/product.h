@@ -15,6 +15,7 @@ struct SignedTerm {
 
 struct Product {
   std::vector<SymId> guards;         // i1: the product is 0 unless all hold
+  std::vector<SymId> clears;         // those of them that make it 0 even where it is NaN: of a select
   std::vector<SignedTerm> exponent;  // of e
   std::vector<SymId> over;           // divided by these
   std::vector<SymId> times;          // multiplied by these

@@ -150,6 +150,19 @@ bool subtracts_own_maximum(SymArena& arena, const Softmax& softmax) {
   return found_keys;
 }
 
+// The terms of a sum where conditions hold.
+std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& terms,
+                              const std::vector<SymId>& conditions) {
+  if (conditions.empty()) {
+    return terms;
+  }
+  SymId sum = sum_of(arena, terms);
+  for (const SymId condition : conditions) {
+    sum = assume(arena, sum, condition);
+  }
+  return as_exponent(arena, sum).exponent;
+}
+
 Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
   Softmax softmax;
   softmax.denominator = z;
@@ -193,10 +206,22 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
       softmax.sink_atoms.push_back(piece.atom);
       continue;
     }
+    for (const SymId guard : key_guards) {
+      if (std::find(body.guards.begin(), body.guards.end(), guard) == body.guards.end()) {
+        if (arena[guard].has_score) {
+          return unsupported(
+              "probabilities are set to 0 by a condition on the scores that their row sum does not know");
+        }
+        softmax.keep.push_back(guard);
+        softmax.keep_selects = softmax.keep_selects || std::find(numerator.clears.begin(), numerator.clears.end(),
+                                                                 guard) != numerator.clears.end();
+      }
+    }
     std::vector<SignedTerm> z_key;
     std::vector<SignedTerm> z_row;
     partition(arena, body.exponent, z_key, z_row);
-    if (found_keys || sorted(z_key) != sorted(of_key) || z_key.empty()) {
+    if (found_keys || z_key.empty() ||
+        sorted(where(arena, z_key, softmax.keep)) != sorted(where(arena, of_key, softmax.keep))) {
       return unsupported("the row sum that divides is of other exponentials than those it divides");
     }
     if (sorted(z_row) != sorted(of_row)) {
@@ -207,19 +232,14 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
         return unsupported("the row sum masks keys that the probabilities do not mask");
       }
     }
-    for (const SymId guard : key_guards) {
-      if (std::find(body.guards.begin(), body.guards.end(), guard) == body.guards.end()) {
-        return unsupported("the probabilities are masked again after the softmax (dropout or a second mask)");
-      }
-    }
     softmax.guards = body.guards;
+    softmax.score = sum_of(arena, z_key);
+    softmax.key_terms = z_key;
     found_keys = true;
   }
   if (!found_keys) {
     return unsupported("the divisor is not a sum over the keys");
   }
-  softmax.score = sum_of(arena, of_key);
-  softmax.key_terms = of_key;
   softmax.subtracted = of_row;
   if (subtracts_own_maximum(arena, softmax)) {
     softmax.maximum = of_row[0].term;
@@ -296,19 +316,33 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
                    [&](const SignedTerm& term) { return arena[term.term].has_score; })) {
     return unsupported("what multiplies the values is no exponential of the scores");
   }
+  float keep_factor = 1;
+  bool is_scaled = false;  // by more than numbers
   for (const SymId factor : product.times) {
     if (depends_on_key(arena, factor)) {
-      return unsupported("the probabilities are multiplied by a factor of their own (dropout or another weight)");
+      return unsupported(
+          "the probabilities are multiplied by weights of their own; dropout is fused if the weights are a condition "
+          "(which keys stay) times a constant");
+    }
+    if (arena.is_constant(factor)) {
+      keep_factor *= arena.f32_value(factor);
+    } else {
+      is_scaled = true;
     }
   }
+  std::vector<SymId> over;
   for (const SymId divisor : product.over) {
     if (depends_on_key(arena, divisor)) {
       return unsupported("the exponentials are divided by something that is not one number a row");
     }
+    if (arena.is_constant(divisor)) {
+      keep_factor /= arena.f32_value(divisor);
+    } else {
+      over.push_back(divisor);
+    }
   }
   std::string reason = "the exponentials are not divided by their sum over the keys";
-  for (size_t i = 0; i < product.over.size(); ++i) {
-    const SymId z = product.over[i];
+  for (const SymId z : over) {
     if (!holds_row_sum(arena, z)) {
       continue;
     }
@@ -317,11 +351,19 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
       reason = softmax.error().message;
       continue;
     }
-    if (product.over.size() > 1 || !product.times.empty()) {
+    softmax->keep_factor = keep_factor;
+    if (over.size() > 1 || is_scaled || (softmax->keep.empty() && keep_factor != 1)) {
       return unsupported("rows of probabilities are scaled by more than their sum");
     }
+    if (!softmax->keep.empty() && !(keep_factor >= 1 && std::isfinite(keep_factor))) {
+      return unsupported("probabilities that stay are multiplied by {}; dropout divides them by 1 - its rate",
+                         keep_factor);
+    }
     for (const SymId guard : product.guards) {
-      const bool known = std::find(softmax->guards.begin(), softmax->guards.end(), guard) != softmax->guards.end();
+      const auto is_in = [&](const std::vector<SymId>& guards) {
+        return std::find(guards.begin(), guards.end(), guard) != guards.end();
+      };
+      const bool known = is_in(softmax->guards) || is_in(softmax->keep);
       if (!known && !says_not_empty(arena, guard, *softmax, softmax->score, softmax->needs_maximum)) {
         return unsupported("rows of probabilities are set to 0 by a condition that is not their emptiness");
       }
@@ -335,6 +377,16 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
     return softmax;
   }
   return unsupported("{}", reason);
+}
+
+SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax) {
+  if (softmax.keep.empty()) {
+    return probability;
+  }
+  for (const SymId condition : softmax.keep) {
+    probability = assume(arena, probability, condition);
+  }
+  return arena.op(Op::k_div, {probability, arena.f32(softmax.keep_factor)});
 }
 
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax) {

@@ -25,6 +25,10 @@ struct Softmax {
   std::vector<int64_t> sink_sizes;
   std::vector<int> sink_atoms;  // bound atom that runs over a piece of sinks, or -1
   EmptyRows empty_rows = EmptyRows::kNan;
+  // Behind the softmax, a probability is multiplied by keep_factor if these hold, and is 0 otherwise: dropout.
+  std::vector<SymId> keep;
+  float keep_factor = 1;
+  bool keep_selects = false;           // by a select, which clears NaN too, and not by a product with 0
   std::vector<SignedTerm> key_terms;   // whose sum is the score
   SymId denominator = kNoSym;          // the reduction that divides
   std::vector<SignedTerm> subtracted;  // row terms of the exponent, the same in the denominator
@@ -40,6 +44,9 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product);
 // What a row gives that has no key left, by computing such a row of the formula of what multiplies the values. Errors:
 // kUnsupported for a row that gives none of zero, uniform and NaN.
 Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
+
+// The formula of the softmax where each probability is kept, and not multiplied by keep_factor.
+SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);
 
 // What the row maximum is of, for the key at hand: the body of its reduction over the keys. Nothing without one.
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);

@@ -140,6 +140,16 @@ Result<std::string> add_decomposition(const LiftedAttention& found, llvm::ArrayR
     }
   }
 
+  if (found.keep_mask) {
+    const mlir::Value argument = body->getArgument(next++);
+    llvm::SmallVector<int64_t> digits(found.keep_mask->reshape.begin(), found.keep_mask->reshape.end());
+    for (const auto [i, from] : llvm::enumerate(found.keep_mask->permutation)) {
+      digits[i] = found.keep_mask->reshape[static_cast<size_t>(from)];
+    }
+    mapping.map(found.keep_mask->source,
+                source_of(builder, location, *found.keep_mask, reshape(builder, location, argument, digits)));
+  }
+
   Slice slice(mapping);
   llvm::SmallVector<const ResultView*> results = {&found.out};
   if (found.lse) {

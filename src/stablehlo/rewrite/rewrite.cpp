@@ -126,6 +126,9 @@ class Rewriter {
       const mlir::Value sinks = reshape(builder_, location_, view(*found_.sinks), shape);
       operands.push_back(convert(builder_, location_, sinks, builder_.getF32Type()));
     }
+    if (found_.keep_mask) {
+      operands.push_back(reshape(builder_, location_, view(*found_.keep_mask), found_.keep_shape));
+    }
     mlir::Operation* call = nullptr;
     if (as_ == FuseAs::kCustomCall) {
       call = fused_call(builder_, location_, "flashlift.attention", operands, results, configuration(builder_, found_));
@@ -265,6 +268,9 @@ class Rewriter {
       for (const ResultView& result : gradient.d_sinks) {
         want(operands.size(), result, builder_.getF32Type());
       }
+      operands.push_back(forward_operands[forward_operands.size() - (found_.keep_mask ? 2 : 1)]);
+    }
+    if (found_.keep_mask) {
       operands.push_back(forward_operands.back());
     }
     operands.append(forward_results.begin(), forward_results.end());

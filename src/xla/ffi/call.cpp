@@ -23,13 +23,15 @@ Status check_count(std::string_view what, size_t expected, size_t actual, std::s
 
 std::string names_of_operands(const Problem& problem) {
   return fmt::format("q, k, v, {} captured tensors{}{}", problem.captures.size(), problem.sinks > 0 ? ", sinks" : "",
-                     problem.dropout > 0 ? ", dropout's seed" : "");
+                     problem.keep_mask     ? ", the keep mask"
+                     : problem.dropout > 0 ? ", dropout's seed"
+                                           : "");
 }
 
 bool has_gradient(const Signature& signature, size_t operand) {
   const std::vector<Capture>& captures = signature.problem().captures;
-  const bool is_seed = signature.has_seed() && operand + 1 == signature.input_count();
-  return !is_seed &&
+  const bool drops = signature.problem().drops_keys() && operand + 1 == signature.input_count();  // seed or mask
+  return !drops &&
          (operand < 3 || operand - 3 >= captures.size() || is_float(captures[signature.capture_of(operand)].dtype));
 }
 

@@ -61,6 +61,11 @@ Result<TensorView> bind_sinks(const Buffer& buffer, const Problem& problem) {
   return dense(buffer, "sinks");
 }
 
+Result<TensorView> bind_keep_mask(const Buffer& buffer) {
+  FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kBool, "the keep mask"));
+  return dense(buffer, "the keep mask");
+}
+
 // The two halves of 64 bits, low first.
 Result<uint64_t> read_seed(const Buffer& buffer) {
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kU32, "dropout's seed"));
@@ -177,6 +182,9 @@ Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::
   }
   if (problem_.sinks > 0) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.sinks, bind_sinks(inputs[3 + problem_.captures.size()], problem_));
+  }
+  if (problem_.keep_mask) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.keep_mask, bind_keep_mask(inputs.back()));
   }
   if (has_seed()) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_seed, read_seed(inputs.back()));

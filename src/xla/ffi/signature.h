@@ -38,17 +38,17 @@ class Signature {
   const Problem& problem() const { return problem_; }
   const std::string& implementation() const { return implementation_; }
 
-  bool has_seed() const { return problem_.dropout > 0; }
+  bool has_seed() const { return problem_.dropout > 0 && !problem_.keep_mask; }
   size_t input_count() const {
-    return 3 + problem_.captures.size() + (problem_.sinks > 0 ? 1 : 0) + (has_seed() ? 1 : 0);
+    return 3 + problem_.captures.size() + (problem_.sinks > 0 ? 1 : 0) + (problem_.drops_keys() ? 1 : 0);
   }
   size_t output_count() const { return problem_.want_lse ? 2 : 1; }
 
   // Which of the problem's captured tensors an input is, from the fourth on; beyond their number, none is.
   size_t capture_of(size_t input) const { return input - 3 < captures_.size() ? captures_[input - 3] : input - 3; }
 
-  // `inputs`: q, k, v, captured tensors, sinks, dropout's seed, which must be in the host's memory; `outputs`: out,
-  // lse; as many as counted above.
+  // `inputs`: q, k, v, captured tensors, sinks, the keep mask or dropout's seed, which must be in the host's memory;
+  // `outputs`: out, lse; as many as counted above.
   Result<AttentionArguments> bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const;
 
   // The gradient by out (0) or lse (1).

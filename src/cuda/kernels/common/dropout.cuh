@@ -34,7 +34,12 @@ __device__ __forceinline__ PhiloxWords dropout_words(int b, int h, int q, int kv
 }
 
 __device__ __forceinline__ bool keeps_key(int b, int h, int q, int kv, const ForwardParams& params) {
-#if FL_DROPOUT
+#if FL_DROPOUT && FL_KEEP_MASK
+  // A tile's rows and columns may lie beyond the problem's.
+  return q < params.q_len && kv < params.kv_len &&
+         params.keep[b * params.keep_strides[0] + h * params.keep_strides[1] + q * params.keep_strides[2] +
+                     kv * params.keep_strides[3]] != 0;
+#elif FL_DROPOUT
   const PhiloxWords words = dropout_words(b, h, q, kv, params);
   const int word = kv / 16 % 4;
   const u32 x = word < 2 ? (word == 0 ? words.x[0] : words.x[1]) : (word == 2 ? words.x[2] : words.x[3]);
@@ -47,7 +52,13 @@ __device__ __forceinline__ bool keeps_key(int b, int h, int q, int kv, const For
 // Takes probabilities of a tile out (layout: softmax.cuh). `kv` is the thread's first column.
 template <int kCount>
 __device__ __forceinline__ void drop_out(float (&p)[kCount], const ForwardParams& params, const Rows& rows, int kv) {
-#if FL_DROPOUT
+#if FL_DROPOUT && FL_KEEP_MASK
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int r = i / 2 % 2;
+    p[i] = keeps_key(rows.b, rows.h[r], rows.q[r], kv + i / 4 * 8 + i % 2, params) ? p[i] : 0.0f;
+  }
+#elif FL_DROPOUT
   // The keys that one counter's words belong to are 16 apart.
   constexpr int kKeys = 2 * kCount;
   constexpr int kGroup = kKeys < 64 ? kKeys : 64;

@@ -81,6 +81,9 @@ struct ForwardParams {
   unsigned dropout_seed[2];  // low, high
   unsigned dropout_threshold;
   float dropout_factor;  // 1 without dropout
+  // Which keys stay instead, where the problem has a keep mask. A stride is 0 along a dimension of size 1.
+  const unsigned char* keep;
+  long long keep_strides[4];
 
   int zero;  // always 0; NVRTC cannot know that, and folds nothing with it
 

@@ -1,0 +1,223 @@
+"""Dropout behind the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward and backward,
+or left alone with a reason. Everything is compared with what XLA makes of the original."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_lifting_rules import B, D, H, S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
+
+KEY = jnp.asarray([5, 7], jnp.uint32)
+
+
+def causal():
+    return jnp.arange(T)[None, :] <= jnp.arange(S)[:, None]
+
+
+def uniform(key, shape):
+    """Numbers from 0 to 1. XLA compiles JAX's own generator for seconds; one test has that."""
+    x = jax.lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape) * jnp.uint32(2654435761) + key[0]
+    for _ in range(2):
+        x = (x ^ (x >> 15)) * jnp.uint32(2246822519) + key[1]
+    return (x >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def bits(key, shape=(B, H, S, T), rate=0.25):
+    return uniform(key, shape) < 1 - rate
+
+
+def flax(p, key, rate=0.25, shape=(B, H, S, T)):
+    return p * (bits(key, shape, rate).astype(p.dtype) / jnp.asarray(1 - rate, p.dtype))
+
+
+def flax_broadcast(p, key):
+    return flax(p, key, shape=(1, 1, S, T))
+
+
+def linen_dropout(p, key, rate=0.25):
+    return jax.lax.select(jnp.broadcast_to(bits(key, p.shape, rate), p.shape), p / (1 - rate), jnp.zeros_like(p))
+
+
+def haiku(p, key, rate=0.25):
+    return bits(key, p.shape, rate) * p / (1 - rate)
+
+
+def equinox(p, key, rate=0.25):
+    return jnp.where(bits(key, p.shape, rate), p / (1 - rate), 0)
+
+
+def torch(p, key, rate=0.25):
+    return (uniform(key, p.shape) > rate) * p * (1 / (1 - rate))
+
+
+def unscaled(p, key):
+    return p * bits(key, p.shape)
+
+
+DROPOUTS = [flax, flax_broadcast, linen_dropout, haiku, equinox, torch, unscaled]
+MASKS = {
+    "plain": lambda s: s,
+    "causal": lambda s: jnp.where(causal(), s, jnp.finfo(s.dtype).min),
+    "causal of infinity": lambda s: jnp.where(causal(), s, -jnp.inf),
+    "bias": lambda s: s + jnp.sin(jnp.arange(H * T, dtype=s.dtype)).reshape(H, 1, T),
+}
+
+
+def attention(drop, mask=MASKS["plain"]):
+    return lambda q, k, v, key: weigh(drop(jax.nn.softmax(mask(products(q, k) / 4), -1), key).astype(v.dtype), v)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("drop", DROPOUTS)
+def test_dropout_is_fused(drop, mask, gradients):
+    report = assert_fused(attention(drop, MASKS[mask]), *qkv(), KEY, gradients=gradients)
+    assert "keep_mask" in report and "stays" not in report, report
+
+
+def test_each_gradient_of_a_loss_is_fused():
+    def step(q, k, v, key):
+        return jax.grad(lambda *x: jnp.sum(jnp.sin(attention(equinox, MASKS["causal"])(*x, key))), (0, 1, 2))(q, k, v)
+
+    assert_fused(step, *qkv(), KEY)
+
+
+def test_bits_of_jax():
+    def drop(p, key):
+        return jnp.where(jax.random.bernoulli(jax.random.wrap_key_data(key), 0.75, p.shape), p / 0.75, 0)
+
+    assert_fused(attention(drop), *qkv(), KEY, gradients=True)
+
+
+def test_grouped_queries():
+    def grouped(q, k, v, key):
+        k, v = k[:, :1], v[:, :1]
+        s = jnp.einsum("bghqd,bgkd->bghqk", q.reshape(B, 1, H, S, D), k)
+        p = flax(jax.nn.softmax(s / 4, -1), key, shape=(B, 1, H, S, T))
+        return jnp.einsum("bghqk,bgkd->bghqd", p, v)
+
+    assert_fused(grouped, *qkv(), KEY, gradients=True)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_16_bits(dtype):
+    assert_fused(attention(flax), *qkv(dtype=dtype), KEY, gradients=True, tolerance=3e-2)
+
+
+def test_bits_of_another_layout():
+    def drop(p, key):
+        return p * jnp.einsum("kqhb->bhqk", bits(key, (T, S, H, B)).astype(p.dtype)) / 0.75
+
+    assert_fused(attention(drop), *qkv(), KEY)
+
+
+def test_a_mask_of_its_own_argument():
+    keep = jnp.arange(B * H * S * T).reshape(B, H, S, T) % 3 > 0
+    report = assert_fused(lambda q, k, v, keep: attention(lambda p, _: jnp.where(keep, p * 2, 0))(q, k, v, 0), *qkv(), keep)
+    assert "dropout=0.5 keep_mask" in report
+
+
+# --- What is not dropout ---
+
+
+@pytest.mark.parametrize(
+    ("drop", "words"),
+    [
+        (lambda p, key: p * uniform(key, p.shape), "weights of their own"),
+        (lambda p, key: p * bits(key, p.shape) * 0.5, "multiplied by 0.5"),
+        (lambda p, key: jnp.where(p > 0.1, p, 0), "condition on the scores"),
+        (lambda p, key: jnp.where(bits(key, p.shape), p, 0.01), ""),
+        (lambda p, key: flax(p, key) / jnp.sum(flax(p, key), -1, keepdims=True), ""),
+        (lambda p, key: p / 0.75, "scaled by more"),
+        (lambda p, key: linen_dropout(flax(p, key), key + 1), ""),
+    ],
+)
+def test_other_weights_stay(drop, words):
+    assert_left_alone(attention(drop), *qkv(), KEY, words=words)
+
+
+def test_dropout_before_the_sum_is_a_mask():
+    """Then the sum knows it, and nothing is left to the keep mask."""
+
+    def drop(q, k, v, key):
+        s = products(q, k) / 4
+        e = jnp.exp(s - s.max(-1, keepdims=True)) * bits(key)
+        return weigh(e / (e.sum(-1, keepdims=True) + 1e-3), v)
+
+    fused(drop, *qkv(), KEY)
+
+
+@pytest.mark.parametrize(("other", "rate"), [(1, 0.25), (0, 0.3)])
+def test_a_gradient_with_other_bits_or_another_rate_stays(other, rate):
+    @jax.custom_vjp
+    def drop(p, key):
+        return equinox(p, key)
+
+    drop.defvjp(
+        lambda p, key: (drop(p, key), key),
+        lambda key, g: (jnp.where(bits(key + jnp.uint32(other)), g / (1 - rate), 0), np.zeros(2, jax.dtypes.float0)),
+    )
+    candidates, report = fused(attention(drop), *qkv(), KEY, gradients=True)
+    assert not any(candidate.fused for candidate in candidates), report
+
+
+def test_rows_without_keys_under_a_select():
+    """NaN of rows without keys is cleared where bits are false."""
+    empty = jnp.zeros((S, T), bool).at[1:].set(True)
+
+    def drop(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(empty, products(q, k) / 4, -jnp.inf), -1)
+        return weigh(jnp.where(bits(key, rate=0.9), p / 0.1, 0), v)
+
+    candidates, _ = fused(drop, *qkv(), KEY)
+    assert not candidates[0].fused and "without keys" in candidates[0].reason
+
+
+# --- Masked again ---
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("value", [-jnp.inf, jnp.finfo(jnp.float32).min, -1e9])
+def test_masked_again_is_left_out(value, gradients):
+    def again(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, value), -1)
+        return weigh(jnp.where(causal(), p, 0), v)
+
+    report = assert_fused(again, *qkv(), KEY, gradients=gradients)
+    assert "keep_mask" not in report
+
+
+@pytest.mark.parametrize("value", [jnp.finfo(jnp.float32).min, -1e9])
+def test_rows_without_keys_masked_again_are_zero(value):
+    mask = jnp.broadcast_to(jnp.arange(T) < jnp.asarray([0, 5])[:, None], (B, T))[:, None, None]
+
+    def again(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(mask, products(q, k) / 4, value), -1)
+        return weigh(p * mask, v)
+
+    assert_fused(again, *qkv(), KEY)
+
+
+def test_masked_again_by_another_mask_is_kept():
+    def again(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, -1e9), -1)
+        return weigh(jnp.where(jnp.arange(T) % 3 > 0, p, 0), v)
+
+    report = assert_fused(again, *qkv(), KEY, gradients=True)
+    assert "keep_mask" in report
+
+
+def test_masked_again_and_dropped():
+    def again(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, -1e9), -1)
+        return weigh(flax(jnp.where(causal(), p, 0), key), v)
+
+    assert_fused(again, *qkv(), KEY, gradients=True)
+
+
+def test_masked_again_and_scaled_stays():
+    def again(q, k, v, key):
+        p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, -1e9), -1)
+        return weigh(jnp.where(causal(), 2 * p, 0), v)
+
+    fused(again, *qkv(), KEY)
