@@ -7,6 +7,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Builders.h"
+#include "stablehlo/barriers.h"
 #include "stablehlo/bytecode/write.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/reader/normalize.h"
@@ -44,6 +45,8 @@ class Fuser {
     for (mlir::Operation* call : cudnn_calls) {
       visit_cudnn(call);
     }
+    Barriers barriers;
+    barriers.open(module_);
     for (mlir::Operation* product : products) {
       if (!erased_.contains(product)) {
         visit(product);
@@ -52,6 +55,7 @@ class Fuser {
         break;  // the last candidate says so
       }
     }
+    barriers.close(erased_);
     remove_dead_code(module_);
   }
 

@@ -19,7 +19,7 @@ bool Attempt::is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices
   }
   const PlacedTensor& root_x = of_x.tensors.back();
   const PlacedTensor& root_y = of_y.tensors.back();
-  return root_x.value == root_y.value && root_x.dims == root_y.dims && root_x.scale == root_y.scale;
+  return root_x.dims == root_y.dims && root_x.scale == root_y.scale && SameValues()(root_x.value, root_y.value);
 }
 
 // d_out is what is multiplied with the values to give the gradient by the probabilities, or, where nobody asks for that

@@ -181,6 +181,9 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
   if (op == nullptr || !static_tensor(value)) {
     return leaf(value, indices);
   }
+  if (const mlir::Value same = same_number(value)) {
+    return evaluate(same, indices);
+  }
   if (op == score_product_) {
     const SymId product = score(indices);
     return product == kNoSym ? kNoSym : rounded(product, op);
@@ -246,7 +249,7 @@ SymId Evaluator::evaluate_elementwise(mlir::Operation* op, const std::vector<Ind
     }
     return arena_.op(Op::k_min, {arena_.op(Op::k_max, {args[1], args[0]}), args[2]});
   }
-  if (op_kind == OpKind::kReducePrecision || op_kind == OpKind::kOptimizationBarrier) {
+  if (op_kind == OpKind::kReducePrecision) {
     return kNoSym;
   }
   const auto scalar = op_kind == OpKind::kChloSquare ? Op::k_mul : scalar_op(op_kind);
@@ -478,7 +481,8 @@ SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
     const Type type_of_index = index.general != kNoSym ? arena_[index.general].type : Type::kI32;
     formulas.push_back(index_formula(index, type_of_index));
   }
-  const auto found = std::find(leaves_.begin(), leaves_.end(), value);
+  const auto found =
+      std::find_if(leaves_.begin(), leaves_.end(), [&](mlir::Value leaf) { return same_values_(leaf, value); });
   const int64_t number = found - leaves_.begin();
   if (found == leaves_.end()) {
     leaves_.push_back(value);

@@ -12,6 +12,7 @@
 #include "mlir/IR/Value.h"
 #include "stablehlo/lift/affine.h"
 #include "stablehlo/lift/ranges.h"
+#include "stablehlo/lift/same_value.h"
 #include "stablehlo/lift/symbol.h"
 #include "stablehlo/lift/work.h"
 #include "stablehlo/reader/ops.h"
@@ -126,6 +127,7 @@ class Evaluator {
   std::optional<DType> half_;
   std::function<bool(mlir::Operation*)> depends_on_score_;
   std::vector<mlir::Value> leaves_;
+  SameValues same_values_;
   std::vector<Index> score_indices_;
   std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
   std::vector<Place> places_;

@@ -107,6 +107,9 @@ Step step_back(mlir::Value value, const std::vector<Affine>& indices, const std:
     return {};
   }
   const mlir::Value operand = op->getOperand(0);
+  if (const mlir::Value same = same_number(value)) {
+    return {.value = same, .indices = indices};
+  }
   switch (kind(op)) {
     case OpKind::kTranspose: {
       Step step{.value = operand, .indices = std::vector<Affine>(indices.size())};
@@ -306,6 +309,10 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
 
 std::optional<DType> half_type_of(mlir::Value operand) {
   while (mlir::Operation* op = operand.getDefiningOp()) {
+    if (const mlir::Value same = same_number(operand)) {
+      operand = same;
+      continue;
+    }
     float factor = 1.0f;
     const mlir::Value scaled = scaled_operand(op, factor);
     const bool moves = kind(op) == OpKind::kTranspose || kind(op) == OpKind::kReshape ||

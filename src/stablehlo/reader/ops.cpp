@@ -164,6 +164,26 @@ bool is_elementwise(mlir::Operation* op) {
          });
 }
 
+mlir::Value same_number(mlir::Value result) {
+  mlir::Operation* op = result.getDefiningOp();
+  if (op == nullptr) {
+    return nullptr;
+  }
+  if (kind(op) == OpKind::kOptimizationBarrier) {
+    const unsigned number = llvm::cast<mlir::OpResult>(result).getResultNumber();
+    return number < op->getNumOperands() ? op->getOperand(number) : nullptr;
+  }
+  auto type = mlir::dyn_cast<mlir::FloatType>(mlir::getElementTypeOrSelf(result.getType()));
+  const auto exponent = kind(op) == OpKind::kReducePrecision ? integer(op, "exponent_bits") : std::nullopt;
+  const auto mantissa = integer(op, "mantissa_bits");
+  if (!type || !exponent || !mantissa) {
+    return nullptr;
+  }
+  const int own_mantissa = static_cast<int>(type.getFPMantissaWidth()) - 1;
+  const int own_exponent = static_cast<int>(type.getWidth()) - 1 - own_mantissa;
+  return *exponent >= own_exponent && *mantissa >= own_mantissa ? op->getOperand(0) : nullptr;
+}
+
 mlir::RankedTensorType static_tensor(mlir::Type type) {
   const auto tensor = mlir::dyn_cast<mlir::RankedTensorType>(type);
   return tensor && tensor.hasStaticShape() ? tensor : mlir::RankedTensorType();

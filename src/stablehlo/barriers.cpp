@@ -1,0 +1,100 @@
+#include "stablehlo/barriers.h"
+
+#include <algorithm>
+
+#include "mlir/Analysis/TopologicalSortUtils.h"
+#include "mlir/IR/Builders.h"
+#include "stablehlo/lift/lift.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/build.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+mlir::Operation* barrier_of(mlir::Operation* before, llvm::ArrayRef<mlir::Value> operands) {
+  mlir::OpBuilder builder(before);
+  return build(builder, before->getLoc(), "stablehlo.optimization_barrier", operands,
+               mlir::ValueRange(operands).getTypes());
+}
+
+}  // namespace
+
+void Barriers::open(Module& module) {
+  std::vector<mlir::Operation*> barriers;
+  module.op()->walk([&](mlir::Operation* op) {
+    if (kind(op) == OpKind::kOptimizationBarrier) {
+      barriers.push_back(op);
+    }
+  });
+  for (mlir::Operation* barrier : barriers) {
+    llvm::SmallVector<mlir::Value> rest;
+    std::vector<bool> is_rest;
+    for (const auto [result, operand] : llvm::zip_equal(barrier->getResults(), barrier->getOperands())) {
+      is_rest.push_back(!is_near_softmax(operand) && !is_near_softmax(result));
+      if (is_rest.back()) {
+        rest.push_back(operand);
+      }
+    }
+    if (rest.size() == is_rest.size()) {
+      continue;
+    }
+    Opened opened{.barrier = barrier_of(barrier, rest), .uses = {}};
+    unsigned next = 0;
+    for (unsigned i = 0; i < is_rest.size(); ++i) {
+      mlir::Value result = barrier->getResult(i);
+      if (is_rest[i]) {
+        result.replaceAllUsesWith(opened.barrier->getResult(next++));
+        continue;
+      }
+      const mlir::Value operand = barrier->getOperand(i);
+      for (mlir::OpOperand& use : result.getUses()) {
+        opened.uses.push_back({use.getOwner(), use.getOperandNumber(), operand});
+      }
+      result.replaceAllUsesWith(operand);
+    }
+    barrier->erase();
+    opened_.push_back(std::move(opened));
+  }
+}
+
+void Barriers::close(const llvm::DenseSet<mlir::Operation*>& erased) {
+  for (const Opened& opened : opened_) {
+    if (erased.contains(opened.barrier)) {
+      continue;  // nothing behind it is left
+    }
+    llvm::SmallVector<mlir::Value> operands(opened.barrier->getOperands());
+    std::vector<std::pair<size_t, Use>> left;
+    for (const Use& use : opened.uses) {
+      if (erased.contains(use.user) || use.operand >= use.user->getNumOperands() ||
+          use.user->getOperand(use.operand) != use.value) {
+        continue;
+      }
+      const auto begin = operands.begin() + opened.barrier->getNumOperands();
+      const auto known = std::find(begin, operands.end(), use.value);
+      left.emplace_back(known - operands.begin(), use);
+      if (known == operands.end()) {
+        operands.push_back(use.value);
+      }
+    }
+    if (operands.empty()) {
+      opened.barrier->erase();
+      continue;
+    }
+    if (left.empty()) {
+      continue;
+    }
+    mlir::Operation* barrier = barrier_of(opened.barrier, operands);
+    for (unsigned i = 0; i < opened.barrier->getNumResults(); ++i) {
+      opened.barrier->getResult(i).replaceAllUsesWith(barrier->getResult(i));
+    }
+    for (const auto& [number, use] : left) {
+      use.user->setOperand(use.operand, barrier->getResult(static_cast<unsigned>(number)));
+    }
+    mlir::Block* block = barrier->getBlock();
+    opened.barrier->erase();
+    mlir::sortTopologically(block, llvm::make_range(block->begin(), std::prev(block->end())));
+  }
+  opened_.clear();
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,83 @@
+#include "stablehlo/lift/same_value.h"
+
+#include "mlir/IR/OperationSupport.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+constexpr int kMostSteps = 2000;
+constexpr int kMostDepth = 400;
+
+mlir::Value without_barriers(mlir::Value value) {
+  while (const mlir::Value same = same_number(value)) {
+    value = same;
+  }
+  return value;
+}
+
+bool are_equal_but_for_operands(mlir::Operation* x, mlir::Operation* y) {
+  return mlir::OperationEquivalence::isEquivalentTo(x, y, mlir::OperationEquivalence::ignoreValueEquivalence, nullptr,
+                                                    mlir::OperationEquivalence::Flags::IgnoreLocations);
+}
+
+}  // namespace
+
+bool SameValues::operator()(mlir::Value x, mlir::Value y) {
+  steps_ = kMostSteps;
+  return compare(x, y, 0);
+}
+
+bool SameValues::compare(mlir::Value x, mlir::Value y, int depth) {
+  x = without_barriers(x);
+  y = without_barriers(y);
+  if (x == y) {
+    return true;
+  }
+  const auto result_x = llvm::dyn_cast<mlir::OpResult>(x);
+  const auto result_y = llvm::dyn_cast<mlir::OpResult>(y);
+  if (!result_x || !result_y || x.getType() != y.getType() ||
+      result_x.getResultNumber() != result_y.getResultNumber() || depth > kMostDepth || --steps_ < 0) {
+    return false;
+  }
+  const auto pair = std::pair(x, y);
+  if (const auto found = known_.find(pair); found != known_.end()) {
+    return found->second;
+  }
+  mlir::Operation* const op_x = result_x.getOwner();
+  mlir::Operation* const op_y = result_y.getOwner();
+  bool same = op_x->getName() == op_y->getName() && op_x->getNumOperands() == op_y->getNumOperands() &&
+              op_x->getNumRegions() == op_y->getNumRegions() && is_removable(op_x) &&
+              (op_x->getNumRegions() == 0
+                   ? are_equal_but_for_operands(op_x, op_y)
+                   : op_x->getAttrDictionary() == op_y->getAttrDictionary() && have_equal_regions(op_x, op_y, depth));
+  for (unsigned i = 0; same && i < op_x->getNumOperands(); ++i) {
+    same = compare(op_x->getOperand(i), op_y->getOperand(i), depth + 1);
+  }
+  if (same || steps_ >= 0) {
+    known_[pair] = same;
+  }
+  return same;
+}
+
+// Regions may read values from around them.
+bool SameValues::have_equal_regions(mlir::Operation* x, mlir::Operation* y, int depth) {
+  llvm::DenseMap<mlir::Value, mlir::Value> inside;
+  for (unsigned i = 0; i < x->getNumRegions(); ++i) {
+    const bool equal = mlir::OperationEquivalence::isRegionEquivalentTo(
+        &x->getRegion(i), &y->getRegion(i),
+        [&](mlir::Value of_x, mlir::Value of_y) {
+          const auto found = inside.find(of_x);
+          const bool same = found != inside.end() ? found->second == of_y : compare(of_x, of_y, depth + 1);
+          return mlir::success(same);
+        },
+        [&](mlir::Value of_x, mlir::Value of_y) { inside[of_x] = of_y; },
+        mlir::OperationEquivalence::Flags::IgnoreLocations);
+    if (!equal) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace flashlift::stablehlo

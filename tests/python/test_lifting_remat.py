@@ -1,0 +1,129 @@
+"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie behind optimization
+barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything is compared with XLA."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_lifting_dropout import KEY, bits
+from test_lifting_rules import S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
+
+import flashlift.stablehlo
+
+POLICIES = jax.checkpoint_policies
+
+
+def attention(q, k, v, key):
+    s = jnp.where(jnp.arange(T)[None, :] <= jnp.arange(S)[:, None], products(q, k) / 4, -1e30)
+    return weigh(jax.nn.softmax(s, -1), v)
+
+
+def with_biases(q, k, v, key):
+    """Queries, keys and values are computed again from what was saved."""
+    return attention(jnp.sin(q) + 1, jnp.sin(k) + 0.5, jnp.sin(v) + 2, key)
+
+
+def with_dropout(q, k, v, key):
+    p = jax.nn.softmax(products(q, k) / 4, -1)
+    return weigh(jnp.where(bits(key), p / 0.75, 0), v)
+
+
+def with_bits_of_jax(q, k, v, key):
+    p = jax.nn.softmax(products(q, k) / 4, -1)
+    keep = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.75, p.shape)
+    return weigh(jnp.where(keep, p / 0.75, 0), v)
+
+
+def fused_step(forward, policy):
+    """The report of what is fused in a training step."""
+
+    def step(q, k, v, key):
+        loss = jax.checkpoint(lambda *x: jnp.sum(jnp.sin(forward(*x))), policy=policy)
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v, key)
+
+    return assert_fused(step, *qkv(), KEY)
+
+
+@pytest.mark.parametrize("policy", [None, POLICIES.dots_saveable, POLICIES.dots_with_no_batch_dims_saveable])
+@pytest.mark.parametrize("forward", [attention, with_biases, with_dropout])
+def test_checkpoint_policies(forward, policy):
+    fused_step(forward, policy)
+
+
+def module_of(forward, policy):
+    def step(q, k, v, key):
+        loss = jax.checkpoint(lambda *x: jnp.sum(jnp.sin(forward(*x))), policy=policy)
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v, key)
+
+    return jax.export.export(jax.jit(step))(*qkv(), KEY).mlir_module()
+
+
+@pytest.mark.parametrize("forward", [attention, with_biases, with_dropout, with_bits_of_jax])
+def test_saved_scores_are_not_saved_any_more(forward):
+    module = flashlift.stablehlo.fuse(module_of(forward, POLICIES.dots_saveable), gradients=True).module
+    assert module.count("@flashlift.attention_backward") + module.count('"flashlift.attention_backward"') == 1
+    assert "exponential" not in module
+    barriers = [line for line in module.splitlines() if "optimization_barrier" in line]
+    assert not any(f"x{S}x{T}xf32" in line for line in barriers)
+
+
+def test_what_is_not_fused_stays_behind_its_barrier():
+    """Without gradients nothing is fused, and the module stays byte for byte."""
+    text = module_of(attention, POLICIES.dots_saveable)
+    result = flashlift.stablehlo.fuse(text, gradients=False)
+    assert result.module == text
+
+
+def test_a_barrier_of_others_keeps_them_together():
+    def two(q, k, v, key):
+        s, other = jax.lax.optimization_barrier((products(q, k) / 4, jnp.sin(q)))
+        return weigh(jax.nn.softmax(s, -1), v) + other
+
+    assert_fused(two, *qkv(), KEY)
+
+
+def test_scores_with_another_reader_stay_behind_their_barrier():
+    def two(q, k, v, key):
+        s = products(q, k) / 4
+        held, other = jax.lax.optimization_barrier((s, jnp.sin(q)))
+        first = attention(q, k, v, key)
+        return first + other, jax.nn.softmax(held, -1), held
+
+    candidates, report = fused(lambda *x: two(*x), *qkv(), KEY)
+    assert candidates[0].fused, report
+
+
+@pytest.mark.parametrize("bits_of", ["scores", "probabilities"])
+def test_a_rounding_that_changes_numbers_stays(bits_of):
+    def rounded(q, k, v, key):
+        s = products(q, k) / 4
+        s = jax.lax.reduce_precision(s, 8, 10) if bits_of == "scores" else s
+        p = jax.nn.softmax(s, -1)
+        return weigh(jax.lax.reduce_precision(p, 8, 10) if bits_of == "probabilities" else p, v)
+
+    assert_left_alone(rounded, *qkv(), KEY, words="reduce_precision")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_rounding_to_the_type_itself_changes_nothing(dtype):
+    exponent, mantissa = {jnp.float32: (8, 23), jnp.bfloat16: (8, 7), jnp.float16: (5, 10)}[dtype]
+
+    def rounded(q, k, v, key):
+        s = jax.lax.reduce_precision(products(q, k) / 4, exponent, mantissa)
+        return weigh(jax.lax.reduce_precision(jax.nn.softmax(s, -1), exponent, mantissa), v)
+
+    assert_fused(rounded, *qkv(dtype=dtype), KEY, tolerance=2e-5 if dtype == jnp.float32 else 3e-2)
+
+
+def test_values_that_are_computed_differently_are_not_the_same():
+    """The backward pass reads keys of another constant: they look alike but for it."""
+
+    @jax.custom_vjp
+    def attend(q, k, v):
+        return attention(q, jnp.sin(k) + 0.5, v, None)
+
+    def backward(saved, d):
+        q, k, v = jax.lax.optimization_barrier(saved)
+        return jax.vjp(lambda q, k, v: attention(q, jnp.sin(k) + 0.25, v, None), q, k, v)[1](d)
+
+    attend.defvjp(lambda q, k, v: (attend(q, k, v), (q, k, v)), backward)
+    fused(lambda q, k, v: jax.grad(lambda *x: jnp.sum(jnp.sin(attend(*x))), (0, 1, 2))(q, k, v), *qkv())
