@@ -101,6 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, PortableCompiles,
                                            "attn h2 s512 d64 f32 causal", "attn h2 s512 d128 f32 sinks=1 lse",
                                            "attn h2 s512 d256 f32 window=20 softcap=3",
                                            "attn h2 s512 d128 bf16 causal page_size=16 dropout=0.1",
+                                           "attn h2 s512 d128 f32 causal dropout=0.1 keep_mask",
                                            "attn h2 s512 d200 f32 causal page_size=16 dropout=0.1 row_max"));
 
 class DecodeCompiles : public ::testing::TestWithParam<std::string> {};
@@ -113,7 +114,8 @@ INSTANTIATE_TEST_SUITE_P(Configurations, DecodeCompiles,
                          ::testing::Values("attn hq8 hkv2 sq1 skv512 d128 bf16",
                                            "attn hq8 hkv2 sq1 skv512 d128 bf16 causal=bottom_right page_size=16 lse",
                                            "attn hq8 hkv2 sq3 skv512 d256 f16 softcap=30 sinks=1",
-                                           "attn h2 sq1 skv512 d64 f32 alibi dropout=0.1 row_max"));
+                                           "attn h2 sq1 skv512 d64 f32 alibi dropout=0.1 row_max",
+                                           "attn h2 sq1 skv512 d64 f32 dropout=0.1 keep_mask"));
 
 class BackwardCompiles : public ::testing::TestWithParam<std::string> {};
 
@@ -144,8 +146,9 @@ INSTANTIATE_TEST_SUITE_P(
     Configurations, BackwardCompiles,
     ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal lse out=f32",
                       "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 dqk192 dv128 bf16 alibi sinks=2",
-                      "attn h2 s512 d64 f32 causal lse", "attn h2 s512 d128 f32 sinks=1 lse dropout=0.1",
-                      "attn h2 s512 d256 f32 window=20 softcap=3", "attn h2 s512 d128 bf16 cu_seqlens causal",
+                      "attn h2 s512 d64 f32 causal lse", "attn h2 s512 d64 bf16 dropout=0.1 keep_mask lse",
+                      "attn h2 s512 d128 f32 sinks=1 lse dropout=0.1", "attn h2 s512 d256 f32 window=20 softcap=3",
+                      "attn h2 s512 d128 bf16 cu_seqlens causal",
                       "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
                       "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
                       "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
