@@ -139,8 +139,8 @@ void measure_flashlift(const Measurement& measurement, const char* text, Call& c
   measurement.print("  of this: verify", [&] { must(verify(call.problem, views)); });
   const auto compile = [](const cuda::KernelSource& source) { return cuda::cached_cubin(source); };
   const cuda::LengthClass length = cuda::length_class(call.problem, call.problem.q_len);
-  const auto kernel =
-      cuda::Forward::compile(runtime::simplified(call.problem), device, cuda::KernelKind::kHopper, length, compile);
+  const auto kernel = cuda::Forward::compile(*runtime::SimplifiedProblem(call.problem), device,
+                                             cuda::KernelKind::kHopper, length, compile);
   if (kernel.ok()) {
     measurement.print("  of this: Forward::run", [&] { must(kernel->run(views, nullptr)); });
   }

@@ -17,8 +17,8 @@ class ScoreDerivative {
   ScoreDerivative(const Problem& problem, const AttentionArguments& arguments)
       : problem_(problem),
         arguments_(arguments),
-        derivative_(
-            score::differentiate(*problem.score_mod, std::vector<bool>(problem.score_mod->captures.size(), true))),
+        derivative_(score::differentiate(score::SimplifiedProgram(*problem.score_mod),
+                                         std::vector<bool>(problem.score_mod->captures.size(), true))),
         views_(views_of(derivative_.body, problem, arguments.captures)),
         interpreter_(derivative_.body, views_) {}
   ScoreDerivative(const ScoreDerivative&) = delete;

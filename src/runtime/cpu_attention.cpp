@@ -29,20 +29,24 @@ KernelCache<cpu::CompiledGradient>& gradient_cache() {
   return *cache;
 }
 
-Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Problem& problem, cpu::Isa isa,
+Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const SimplifiedProblem& problem, cpu::Isa isa,
                                                                       const std::vector<bool>& wanted) {
   std::string key = program_key(problem, isa) + "\n";
   for (const bool one : wanted) {
     key += one ? '1' : '0';
   }
-  return gradient_cache().get(key, [&] { return cpu::compile_gradient(problem, isa, wanted); });
+  return gradient_cache().get(key, [&] { return cpu::compile_gradient(*problem, isa, wanted); });
 }
 
 class CpuAttention : public Attention::Implementation {
  public:
   // The forward pass's kernels, and the backward pass's: none, if it has none, for the reason that is given.
-  CpuAttention(const Problem& given, cpu::Forward forward, Result<cpu::Forward> backward_kernels)
-      : given_(given), forward_(std::move(forward)), backward_kernels_(std::move(backward_kernels)) {}
+  CpuAttention(const Problem& given, const SimplifiedProblem& compiled, cpu::Forward forward,
+               Result<cpu::Forward> backward_kernels)
+      : given_(given),
+        compiled_(compiled),
+        forward_(std::move(forward)),
+        backward_kernels_(std::move(backward_kernels)) {}
 
   const Problem& problem() const override { return given_; }
 
@@ -67,8 +71,12 @@ class CpuAttention : public Attention::Implementation {
           for (size_t i = 0; i < wanted.size(); ++i) {
             wanted[i] = ((wanted_bits >> i) & 1) != 0;
           }
-          FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
-                                     cpu::Backward::compile(*backward_kernels_, wanted, compile_gradient));
+          FLASHLIFT_ASSIGN_OR_RETURN(
+              cpu::Backward compiled,
+              cpu::Backward::compile(*backward_kernels_, wanted,
+                                     [&](const Problem&, cpu::Isa isa, const std::vector<bool>& of) {
+                                       return compile_gradient(compiled_, isa, of);
+                                     }));
           return std::make_shared<const cpu::Backward>(std::move(compiled));
         }));
     return backward->run(arguments, parallel(options));
@@ -90,6 +98,7 @@ class CpuAttention : public Attention::Implementation {
   }
 
   Problem given_;
+  SimplifiedProblem compiled_;
   cpu::Forward forward_;
   Result<cpu::Forward> backward_kernels_;
   // By which captured tensors' gradients are wanted.
@@ -98,15 +107,15 @@ class CpuAttention : public Attention::Implementation {
 
 using Answers = plan::Answers<plan::CpuImplementation>;
 
-Result<cpu::Forward> compile_forward(const Problem& problem, cpu::Isa isa) {
-  const auto compile_score = [](const Problem& p, cpu::Isa i) {
-    return score_cache().get(program_key(p, i), [&] { return cpu::compile_score(p, i); });
+Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa isa) {
+  const auto compile_score = [&](const Problem& p, cpu::Isa i) {
+    return score_cache().get(program_key(problem, i), [&] { return cpu::compile_score(p, i); });
   };
-  return cpu::Forward::compile(problem, cpu::tile_kernels(isa), compile_score);
+  return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score);
 }
 
 // The kernels of the first implementation of a list that takes the problem, and what each said.
-Result<cpu::Forward> choose(const Problem& problem, const Result<Answers>& answers, const char* pass,
+Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
                             std::vector<Consideration>& considerations) {
   FLASHLIFT_RETURN_IF_ERROR(answers);
   const plan::CpuImplementation* const row = plan::first_of(*answers);
@@ -122,11 +131,11 @@ Result<cpu::Forward> choose(const Problem& problem, const Result<Answers>& answe
 Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Problem& problem,
                                                                      const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const plan::CpuMachine machine, plan::this_cpu());
-  const Problem compiled = simplified(problem);
+  const SimplifiedProblem compiled(problem);
   const auto ask = [&](const char* what) {
     return plan::ask(plan::cpu_list(), options.implementation, what,
                      [&](const plan::CpuImplementation& row, bool by_name) {
-                       return plan::refusal(row, compiled, machine, by_name);
+                       return plan::refusal(row, *compiled, machine, by_name);
                      });
   };
   std::vector<Consideration> considerations;
@@ -143,7 +152,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
     log(one.accepted ? LogLevel::kInfo : LogLevel::kDebug, "{}{}: {}", one.implementation,
         one.accepted ? "" : " rejected", one.reason);
   }
-  auto attention = std::make_shared<CpuAttention>(problem, std::move(forward), std::move(backward_kernels));
+  auto attention = std::make_shared<CpuAttention>(problem, compiled, std::move(forward), std::move(backward_kernels));
   attention->name = considerations.back().implementation;
   attention->considerations = std::move(considerations);
   attention->backward_considerations = std::move(backward_considerations);

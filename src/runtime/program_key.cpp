@@ -9,9 +9,10 @@
 
 namespace flashlift::runtime {
 
-std::string program_key(const Problem& problem, cpu::Isa isa) {
+std::string program_key(const SimplifiedProblem& problem, cpu::Isa isa) {
+  const std::vector<Capture>& captures = (*problem).captures;
   std::string key = cpu::to_string(isa);
-  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
+  for (const auto* program : {&problem.score_mod(), &problem.mask_mod()}) {
     if (!program->has_value()) {
       key += "\n-";
       continue;
@@ -20,9 +21,9 @@ std::string program_key(const Problem& problem, cpu::Isa isa) {
     const Program canonical = score::canonicalize(**program, &names);
     key += "\n" + print_one_line(canonical);
     for (const std::string& name : names) {
-      const auto found = std::find_if(problem.captures.begin(), problem.captures.end(),
-                                      [&](const Capture& capture) { return capture.name == name; });
-      key += fmt::format(" {}", found - problem.captures.begin());
+      const auto found =
+          std::find_if(captures.begin(), captures.end(), [&](const Capture& capture) { return capture.name == name; });
+      key += fmt::format(" {}", found - captures.begin());
     }
   }
   return key;

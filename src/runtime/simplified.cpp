@@ -1,20 +1,24 @@
 #include "runtime/simplified.h"
 
-#include "score/simplify.h"
-
 namespace flashlift::runtime {
+namespace {
 
-Problem simplified(const Problem& problem) {
-  Problem result = problem;
-  for (auto* program : {&result.score_mod, &result.mask_mod}) {
-    if (*program) {
-      **program = score::simplify(**program);
-      if (score::is_identity(**program)) {
-        program->reset();
-      }
-    }
+std::optional<score::SimplifiedProgram> simplified(std::optional<Program>& program) {
+  if (!program) {
+    return std::nullopt;
   }
-  return result;
+  score::SimplifiedProgram simple(*program);
+  if (score::is_identity(*simple)) {
+    program.reset();
+    return std::nullopt;
+  }
+  program = *simple;
+  return simple;
 }
+
+}  // namespace
+
+SimplifiedProblem::SimplifiedProblem(const Problem& problem)
+    : problem_(problem), score_mod_(simplified(problem_.score_mod)), mask_mod_(simplified(problem_.mask_mod)) {}
 
 }  // namespace flashlift::runtime

@@ -4,9 +4,6 @@
 
 #include <vector>
 
-#include "score/simplify.h"
-#include "support/hash.h"
-
 namespace flashlift::score {
 namespace {
 
@@ -14,8 +11,8 @@ constexpr ValueId kUnseen = ~ValueId{0};
 
 }  // namespace
 
-Program canonicalize(const Program& program, std::vector<std::string>* names) {
-  const Program source = simplify(program);
+Program canonicalize(const SimplifiedProgram& program, std::vector<std::string>* names) {
+  const Program& source = *program;
   Program result{.kind = source.kind, .captures = {}, .nodes = {}, .result = 0};
   std::vector<ValueId> renamed(source.nodes.size(), kUnseen);
   std::vector<int64_t> capture_index(source.captures.size(), -1);
@@ -57,7 +54,5 @@ Program canonicalize(const Program& program, std::vector<std::string>* names) {
   result.result = renamed[source.result];
   return result;
 }
-
-std::string canonical_hash(const Program& program) { return hash_hex(print_one_line(canonicalize(program))); }
 
 }  // namespace flashlift::score

@@ -201,18 +201,10 @@ Symbol where(const Condition& condition, const Symbol& x, const Symbol& y) {
 
 }  // namespace
 
-Derivative differentiate(const Program& score_mod, const std::vector<bool>& wants_gradient) {
-  // Simplified first, so that equal loads are one, and their weights one sum.
-  const Program source = simplify(score_mod);
-  std::vector<bool> wanted;
-  for (const Capture& capture : source.captures) {
-    bool wants = false;
-    for (size_t i = 0; i < wants_gradient.size(); ++i) {
-      wants |= wants_gradient[i] && score_mod.captures[i].name == capture.name;
-    }
-    wanted.push_back(wants);
-  }
-  return Differentiator(source, std::move(wanted)).run();
+Derivative differentiate(const SimplifiedProgram& score_mod, const std::vector<bool>& wants_gradient) {
+  std::vector<bool> wanted = wants_gradient;
+  wanted.resize(score_mod->captures.size());
+  return Differentiator(*score_mod, std::move(wanted)).run();
 }
 
 }  // namespace flashlift::score

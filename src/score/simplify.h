@@ -13,6 +13,18 @@ Program simplify(const Program& program);
 // The same for a program of several results: `results` are kept like program.result, and renamed to their new ids.
 Program simplify(const Program& program, std::span<ValueId> results);
 
+// A program as simplify() leaves it. What needs one asks for this type, so that it is simplified once.
+class SimplifiedProgram {
+ public:
+  explicit SimplifiedProgram(const Program& program) : program_(simplify(program)) {}
+
+  const Program& operator*() const { return program_; }
+  const Program* operator->() const { return &program_; }
+
+ private:
+  Program program_;
+};
+
 // Puts the operands of a commutative operation in one order, by their numbers among `nodes`, constants last, so that
 // equal programs become the same program.
 void order_operands(Node& node, std::span<const Node> nodes);

@@ -52,9 +52,10 @@ void check(std::string_view text) {
   if (program->captures.empty()) {
     require_same_values(*program, simplified);
   }
-  const Program canonical = score::canonicalize(*program);
+  const Program canonical = score::canonicalize(score::SimplifiedProgram(*program));
   require(score::verify(canonical).ok(), "a canonical program is well-formed", print(canonical));
-  require(print(score::canonicalize(canonical)) == print(canonical), "canonicalize is idempotent", print(canonical));
+  require(print(score::canonicalize(score::SimplifiedProgram(canonical))) == print(canonical),
+          "canonicalize is idempotent", print(canonical));
 }
 
 }  // namespace

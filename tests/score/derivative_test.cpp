@@ -26,7 +26,7 @@ template <typename F>
 Derivative derive(F f) {
   const auto program = trace_score_mod([&](Expr score, Expr, Expr, Expr q, Expr kv) { return f(score, q, kv); });
   EXPECT_TRUE(program.ok());
-  return differentiate(*program);
+  return differentiate(SimplifiedProgram(*program));
 }
 
 template <typename F>
@@ -69,7 +69,7 @@ TEST(Derivative, KeepsPyTorchsConventionsAtKinks) {
 
 TEST(Derivative, RoundingPassesThrough) {
   const auto program = parse_program("score_mod() { %0 = round_bf16 score; %1 = mul %0, 3.0; return %1 }");
-  const Derivative derivative = differentiate(*program);
+  const Derivative derivative = differentiate(SimplifiedProgram(*program));
   EXPECT_EQ(value_of(derivative.body, derivative.d_score, 1.2345, {}), 3);
 }
 
@@ -103,7 +103,7 @@ TEST(Derivative, WeighsTheLoadsThatWantGradients) {
   for (const Capture& capture : program->captures) {
     wanted.push_back(capture.name != "slopes");
   }
-  const Derivative derivative = differentiate(*program, wanted);
+  const Derivative derivative = differentiate(SimplifiedProgram(*program), wanted);
   ASSERT_EQ(derivative.loads.size(), 1u);
   const Node& load = derivative.body.nodes[derivative.loads[0].load];
   ASSERT_EQ(load.op, Op::k_load);
@@ -124,14 +124,14 @@ TEST(Derivative, WeighsTheLoadsThatWantGradients) {
   EXPECT_EQ(value_of(derivative.body, derivative.d_score, 10, at, views), 4);
   EXPECT_EQ(value_of(derivative.body, derivative.loads[0].weight, 10, at, views), -5);
 
-  EXPECT_TRUE(differentiate(*program).loads.empty());
+  EXPECT_TRUE(differentiate(SimplifiedProgram(*program)).loads.empty());
 }
 
 TEST(Derivative, OneWeightForEqualLoads) {
   const Captured bias("bias", DType::kF32, {-1});
   const auto program = trace_score_mod(
       [&](Expr score, Expr, Expr, Expr q, Expr) { return score + bias(q) + 2.0 * bias(q) + bias(q + 1); });
-  const Derivative derivative = differentiate(*program, {true});
+  const Derivative derivative = differentiate(SimplifiedProgram(*program), {true});
   ASSERT_EQ(derivative.loads.size(), 2u);
   std::vector<float> data = {1, 2, 3};
   const std::vector<TensorView> views = {dense_view(data.data(), DType::kF32, std::vector<int64_t>{3})};
@@ -195,7 +195,7 @@ TEST(Derivative, AgreesWithFiniteDifferencesOnRandomPrograms) {
                                                     .floats = true,
                                                     .excluded = excluded,
                                                     .captures = declared});
-    const Derivative derivative = differentiate(program, {true, true});
+    const Derivative derivative = differentiate(SimplifiedProgram(program), {true, true});
     ASSERT_TRUE(verify(derivative.body).ok()) << print(program);
     std::vector<TensorView> views;
     for (const Capture& capture : derivative.body.captures) {
