@@ -25,14 +25,14 @@ def test_text_and_fields_are_the_same():
 
 
 def test_every_word_that_the_tables_have_is_read_and_written():
-    base = flashlift.Problem(**SIZES)
+    base = flashlift.Problem(**SIZES, dtype="bf16")
     for row in json.loads(core().flashlift_problem_words()):
         if row["group"] in ("sizes", "programs"):
             continue
         for example in row["examples"]:
-            problem = flashlift.Problem.parse(f"attn {example}", **SIZES)
+            problem = flashlift.Problem.parse(f"attn bf16 {example}", **SIZES)
             assert list(problem.words) == [row["name"]]
-            assert flashlift.compile(problem).problem == flashlift.compile(f"{base} {example}").problem
+            assert flashlift.Problem.parse(str(problem)) == problem == flashlift.Problem.parse(f"{base} {example}")
 
 
 def test_programs_stand_at_the_end():
