@@ -191,7 +191,7 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
 // A module in which nothing was fused: as it came where no other form is asked for.
 Result<std::string> in_other_form(std::string_view module_bytes, const FuseOptions& options, const Format& given,
                                   const Target& target) {
-  if (target.format == given) {
+  if (options.emit.empty() || target.format == given) {
     return std::string(module_bytes);
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Module module, read_module(module_bytes, options.name));

@@ -1,5 +1,7 @@
 #include "stablehlo/bytecode/write.h"
 
+#include <algorithm>
+
 #include "mlir/Bytecode/BytecodeWriter.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Builders.h"
@@ -298,7 +300,9 @@ Result<std::string> write_plain(const Module& module) {
 
 Result<Target> parse_target(std::string_view text, const Format& given) {
   if (text.empty()) {
-    return Target{given, VersionRule::kAtLeast};
+    // Who reads a version that is newer than those known here reads these, too.
+    return Target{{given.encoding, std::clamp(given.version, bytecode::kOldest, bytecode::kNewest)},
+                  VersionRule::kAtLeast};
   }
   if (text == "text") {
     return Target{{Encoding::kText}};
