@@ -145,6 +145,10 @@ class OperationReader {
 
   void read_operation(ByteReader& reader, mlir::Block& block, Scope& scope, std::string_view parent, int depth) {
     const size_t offset = reader.offset();
+    if (++operations_ > kMaxCount) {
+      failure_.unsupported("byte {}: the module has more than {} operations", offset, kMaxCount);
+      return;
+    }
     const uint64_t name_index = reader.varint();
     if (name_index >= names_.size()) {
       failure_.invalid("byte {}: there is no operation name {}", offset, name_index);
@@ -383,6 +387,7 @@ class OperationReader {
   AttributeReader attributes_;
   std::vector<OperationName> names_;
   size_t live_values_ = 0;
+  size_t operations_ = 0;
   bool has_locations_ = false;
 };
 

@@ -64,6 +64,10 @@ size_t ByteReader::count() {
                       value, left());
     return 0;
   }
+  if (value > kMaxCount) {
+    failure_->unsupported("byte {}: {} parts in one list or table; at most {} are read", offset_, value, kMaxCount);
+    return 0;
+  }
   return value;
 }
 

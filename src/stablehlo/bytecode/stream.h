@@ -10,6 +10,8 @@
 
 namespace flashlift::stablehlo::bytecode {
 
+inline constexpr size_t kMaxCount = 4'000'000;  // of entries in a table, of parts in a list, of operations
+
 // The first thing that is wrong with a file. Readers go on with zeros after it, and whoever loops asks for it.
 class Failure {
  public:
@@ -61,7 +63,7 @@ class ByteReader {
   int64_t signed_varint();
   // A number with a flag in its lowest bit.
   uint64_t varint_with_flag(bool& flag);
-  // A count of things that take at least one byte each.
+  // A count of things that take at least one byte each; refuses more than kMaxCount.
   size_t count();
   std::string_view bytes(uint64_t size);
   std::string_view zero_ended();
