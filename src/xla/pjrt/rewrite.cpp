@@ -17,14 +17,6 @@
 namespace flashlift::pjrt {
 namespace {
 
-// Every plugin reads text, whatever its version of StableHLO is, and whatever version the module came in: older ones
-// cannot say what a fused call's attributes are. (The option is newer than this file.)
-void emit_text(auto& options) {
-  if constexpr (requires { options.emit; }) {
-    options.emit = "text";
-  }
-}
-
 // Status is an error where the program is to go down as it came.
 Status fuse(std::string_view module, Rewritten& rewritten) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Fuser* fuser, load_fuser());
@@ -32,7 +24,9 @@ Status fuse(std::string_view module, Rewritten& rewritten) {
   options.struct_size = sizeof(options);
   options.as = FLASHLIFT_CUSTOM_CALL;
   options.gradients = 1;
-  emit_text(options);
+  // Every plugin reads text, whatever its version of StableHLO is, and whatever version the module came in: older ones
+  // cannot say what a fused call's attributes are.
+  options.emit = "text";
   FlashliftFused* fused = nullptr;
   if (FlashliftError* error = fuser->fuse(module.data(), module.size(), &options, &fused); error != nullptr) {
     const std::unique_ptr<FlashliftError, decltype(fuser->error_destroy)> owner(error, fuser->error_destroy);
