@@ -841,18 +841,6 @@ def weigh(p, v):
 
 
 @near_miss
-def denominator_counts_masked_keys(s, v):
-    keep = jnp.tril(jnp.ones((20, 20), bool))
-    e = jnp.exp(s - s.max(-1, keepdims=True))
-    return weigh(jnp.where(keep, e, 0.0) / e.sum(-1, keepdims=True), v)
-
-
-@near_miss
-def masked_after_the_softmax(s, v):
-    return weigh(jnp.where(jnp.tril(jnp.ones((20, 20), bool)), jax.nn.softmax(s, -1), 0.0), v)
-
-
-@near_miss
 def other_shift_above_than_below(s, v):
     m = s.max(-1, keepdims=True)
     return weigh(jnp.exp(s - m) / jnp.exp(s - m / 2).sum(-1, keepdims=True), v)

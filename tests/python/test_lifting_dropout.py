@@ -207,6 +207,22 @@ def test_masked_again_by_another_mask_is_kept():
     assert "keep_mask" in report
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_masked_behind_the_sum_alone_is_kept(gradients):
+    """The row sum counts masked keys: that is no mask of the scores."""
+
+    def behind(q, k, v, key):
+        return weigh(jnp.where(causal(), jax.nn.softmax(products(q, k) / 4, -1), 0), v)
+
+    def above(q, k, v, key):
+        s = products(q, k) / 4
+        e = jnp.exp(s - s.max(-1, keepdims=True))
+        return weigh(jnp.where(causal(), e, 0) / e.sum(-1, keepdims=True), v)
+
+    for function in (behind, above):
+        assert "keep_mask" in assert_fused(function, *qkv(), KEY, gradients=gradients)
+
+
 def test_masked_again_and_dropped():
     def again(q, k, v, key):
         p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, -1e9), -1)

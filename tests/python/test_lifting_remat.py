@@ -114,6 +114,17 @@ def test_a_rounding_to_the_type_itself_changes_nothing(dtype):
     assert_fused(rounded, *qkv(dtype=dtype), KEY, tolerance=2e-5 if dtype == jnp.float32 else 3e-2)
 
 
+def test_sums_along_other_dimensions_are_not_the_same():
+    """Keras makes the places of its causal mask so."""
+
+    def keras(q, k, v, key):
+        ones = jnp.ones((S, T), jnp.int32)
+        mask = jnp.cumsum(ones, -2) >= jnp.cumsum(ones, -1)
+        return weigh(jax.nn.softmax(jnp.where(mask, products(q, k) / 4, -1e9), -1), v)
+
+    assert_fused(keras, *qkv(), KEY, gradients=True)
+
+
 def test_values_that_are_computed_differently_are_not_the_same():
     """The backward pass reads keys of another constant: they look alike but for it."""
 

@@ -16,6 +16,12 @@ mlir::Value without_barriers(mlir::Value value) {
   return value;
 }
 
+// The operation's own attributes are its properties; getAttrDictionary() leaves them out where it is not registered.
+bool have_equal_attributes(mlir::Operation* x, mlir::Operation* y) {
+  return x->getPropertiesAsAttribute() == y->getPropertiesAsAttribute() &&
+         x->getDiscardableAttrDictionary() == y->getDiscardableAttrDictionary();
+}
+
 bool are_equal_but_for_operands(mlir::Operation* x, mlir::Operation* y) {
   return mlir::OperationEquivalence::isEquivalentTo(x, y, mlir::OperationEquivalence::ignoreValueEquivalence, nullptr,
                                                     mlir::OperationEquivalence::Flags::IgnoreLocations);
@@ -46,11 +52,10 @@ bool SameValues::compare(mlir::Value x, mlir::Value y, int depth) {
   }
   mlir::Operation* const op_x = result_x.getOwner();
   mlir::Operation* const op_y = result_y.getOwner();
-  bool same = op_x->getName() == op_y->getName() && op_x->getNumOperands() == op_y->getNumOperands() &&
-              op_x->getNumRegions() == op_y->getNumRegions() && is_removable(op_x) &&
-              (op_x->getNumRegions() == 0
-                   ? are_equal_but_for_operands(op_x, op_y)
-                   : op_x->getAttrDictionary() == op_y->getAttrDictionary() && have_equal_regions(op_x, op_y, depth));
+  bool same =
+      op_x->getName() == op_y->getName() && op_x->getNumOperands() == op_y->getNumOperands() &&
+      op_x->getNumRegions() == op_y->getNumRegions() && is_removable(op_x) && have_equal_attributes(op_x, op_y) &&
+      (op_x->getNumRegions() == 0 ? are_equal_but_for_operands(op_x, op_y) : have_equal_regions(op_x, op_y, depth));
   for (unsigned i = 0; same && i < op_x->getNumOperands(); ++i) {
     same = compare(op_x->getOperand(i), op_y->getOperand(i), depth + 1);
   }
