@@ -116,7 +116,7 @@ typedef struct FlashliftProblemInfo {
   int32_t want_row_max; /* 1 if a call must bring row_max */
   /* since version 6 */
   int32_t want_residual; /* 1 if a call must bring residual */
-  int32_t keep_mask; /* 1 if a call must bring keep_mask */
+  int32_t keep_mask;     /* 1 if a call must bring keep_mask */
 } FlashliftProblemInfo;
 
 /* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
@@ -166,8 +166,8 @@ typedef struct FlashliftArguments {
                                  [pages, kv_heads, page_size, dim] */
   uint64_t dropout_seed;      /* which keys dropout leaves out */
   /* since version 6 */
-  const DLTensor* residual; /* what rounding took from out, in its dtype, shape and strides: written by a forward call
-                               and read by the backward one; NULL if the problem does not ask for it */
+  const DLTensor* residual;  /* what rounding took from out, in its dtype, shape and strides: written by a forward call
+                                and read by the backward one; NULL if the problem does not ask for it */
   const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size that or 1: the keys that stay, for a
                                 problem with a keep_mask */
 } FlashliftArguments;

@@ -72,7 +72,9 @@ class Attention:
         check(
             self._library,
             self._library.flashlift_attention_compile(
-                c_text(str(problem) if isinstance(problem, Problem) else problem, "problem"), options, ctypes.byref(self._handle)
+                c_text(str(problem) if isinstance(problem, Problem) else problem, "problem"),
+                options,
+                ctypes.byref(self._handle),
             ),
         )
         self._info = ProblemInfo(ctypes.sizeof(ProblemInfo))

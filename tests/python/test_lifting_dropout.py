@@ -113,7 +113,9 @@ def test_bits_of_another_layout():
 
 def test_a_mask_of_its_own_argument():
     keep = jnp.arange(B * H * S * T).reshape(B, H, S, T) % 3 > 0
-    report = assert_fused(lambda q, k, v, keep: attention(lambda p, _: jnp.where(keep, p * 2, 0))(q, k, v, 0), *qkv(), keep)
+    report = assert_fused(
+        lambda q, k, v, keep: attention(lambda p, _: jnp.where(keep, p * 2, 0))(q, k, v, 0), *qkv(), keep
+    )
     assert "dropout=0.5 keep_mask" in report
 
 

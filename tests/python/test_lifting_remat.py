@@ -1,13 +1,12 @@
 """Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie behind optimization
 barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything is compared with XLA."""
 
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import pytest
 from test_lifting_dropout import KEY, bits
 from test_lifting_rules import S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
-
-import flashlift.stablehlo
 
 POLICIES = jax.checkpoint_policies
 

@@ -183,8 +183,13 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_serialized_executables_load_in_another_process(plugin, modules, tmp_path):
     folder, _ = modules
-    script = SERIALIZE.format(here=str(HERE), blob=str(tmp_path / "blob"), arguments=str(folder / "causal.npz"),
-                              wrapper=str(WRAPPER), module=str(folder / "causal.mlir"))
+    script = SERIALIZE.format(
+        here=str(HERE),
+        blob=str(tmp_path / "blob"),
+        arguments=str(folder / "causal.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "causal.mlir"),
+    )
     outputs = [run(sys.executable, "-c", script, plugin=plugin).stdout for _ in range(2)]
     assert outputs[0] == outputs[1] != ""
     assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
@@ -215,8 +220,12 @@ with pypjrt.Client.create({wrapper!r}) as client, client.devices() as devices:
 @each_plugin
 def test_compiles_while_others_run(plugin, modules, tmp_path):
     folder, _ = modules
-    script = THREADS.format(here=str(HERE), arguments=str(folder / "gradients.npz"), wrapper=str(WRAPPER),
-                            module=str(folder / "gradients.mlir"))
+    script = THREADS.format(
+        here=str(HERE),
+        arguments=str(folder / "gradients.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "gradients.mlir"),
+    )
     assert run(sys.executable, "-c", script, plugin=plugin).stdout == "30 True\n"
 
 
@@ -272,8 +281,14 @@ np.testing.assert_array_equal(first(), a)
 @pytest.mark.parametrize("order", ["jaxlib, plugin", "plugin, jaxlib"])
 def test_two_runtimes_in_a_process(plugin, order, modules, tmp_path):
     folder, _ = modules
-    script = TWO_RUNTIMES.format(here=str(HERE), arguments=str(folder / "causal.npz"), wrapper=str(WRAPPER),
-                                 module=str(folder / "causal.mlir"), order=order, limit=tolerance(plugin))
+    script = TWO_RUNTIMES.format(
+        here=str(HERE),
+        arguments=str(folder / "causal.npz"),
+        wrapper=str(WRAPPER),
+        module=str(folder / "causal.mlir"),
+        order=order,
+        limit=tolerance(plugin),
+    )
     run(sys.executable, "-c", script, plugin=plugin, report=tmp_path / "report.jsonl", JAX_PLATFORMS="cpu")
     assert read_report(tmp_path / "report.jsonl")[0]["fused"] == 1
 
@@ -298,8 +313,14 @@ def test_jax_platform(plugin, root, tmp_path):
 
 
 def test_jax_platform_without_a_plugin():
-    ran = run(sys.executable, "-c", "import jax; jax.devices()", plugin="/nowhere/plugin.so", ok=False,
-              JAX_PLATFORMS="flashlift")
+    ran = run(
+        sys.executable,
+        "-c",
+        "import jax; jax.devices()",
+        plugin="/nowhere/plugin.so",
+        ok=False,
+        JAX_PLATFORMS="flashlift",
+    )
     assert "/nowhere/plugin.so cannot be wrapped: there is no such file" in ran.stderr
 
 
@@ -341,8 +362,13 @@ def test_client_in_go(plugin, root, tmp_path):
 def test_client_with_pypjrt(plugin, root, tmp_path):
     if on_cuda(plugin):
         pytest.skip("the example compares results in the precision of CPUs")
-    run(sys.executable, root / "examples" / "xla" / "pypjrt_client.py", WRAPPER, plugin=plugin,
-        report=tmp_path / "report.jsonl")
+    run(
+        sys.executable,
+        root / "examples" / "xla" / "pypjrt_client.py",
+        WRAPPER,
+        plugin=plugin,
+        report=tmp_path / "report.jsonl",
+    )
     assert [entry["fused"] for entry in read_report(tmp_path / "report.jsonl")] == [1]
 
 
@@ -373,9 +399,13 @@ def test_interface(root):
         assert table.SLOT[full] == place, full
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
     for ours, theirs in {
-        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args", "ErrorMessageArgs": "PJRT_Error_Message_Args",
-        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args", "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
-        "Program": "PJRT_Program", "ClientCompileArgs": "PJRT_Client_Compile_Args", "CompileArgs": "PJRT_Compile_Args",
+        "ErrorDestroyArgs": "PJRT_Error_Destroy_Args",
+        "ErrorMessageArgs": "PJRT_Error_Message_Args",
+        "ErrorGetCodeArgs": "PJRT_Error_GetCode_Args",
+        "PlatformArgs": "PJRT_Client_PlatformVersion_Args",
+        "Program": "PJRT_Program",
+        "ClientCompileArgs": "PJRT_Client_Compile_Args",
+        "CompileArgs": "PJRT_Compile_Args",
         "FfiExtension": "PJRT_FFI_Extension",
     }.items():
         assert ctypes.sizeof(getattr(table, theirs)) == int(sizes[ours]), ours

@@ -39,8 +39,8 @@ llvm::ArrayRef<int64_t> shape(mlir::Value value);
 // Of a scalar type or a tensor's elements; nothing for types that Flashlift has none for (f8, complex, i4, ui64, ui16).
 std::optional<DType> dtype(mlir::Type type);
 
-// What a result is, number for number: the operand of an optimization_barrier, or of a reduce_precision to no fewer bits
-// than the type has. Null for all others.
+// What a result is, number for number: the operand of an optimization_barrier, or of a reduce_precision to no fewer
+// bits than the type has. Null for all others.
 mlir::Value same_number(mlir::Value result);
 
 // --- Attributes, by operation ---
