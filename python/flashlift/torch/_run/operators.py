@@ -29,7 +29,7 @@ def _attention(
     scale: float,
     want_max: bool,
     f32_out: bool,
-    want_residual: bool = False,
+    want_residual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     call = Call(query, key, value, captures, sinks, seed, features, scale, want_max, f32_out, want_residual)
     return run_for_backward(call)
