@@ -1,5 +1,5 @@
-"""Dropout behind the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward and backward,
-or left alone with a reason. Everything is compared with what XLA makes of the original."""
+"""Dropout behind the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward
+and backward, or left alone with a reason. Everything is compared with what XLA makes of the original."""
 
 import jax
 import jax.numpy as jnp

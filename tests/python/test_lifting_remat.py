@@ -1,5 +1,6 @@
-"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie behind optimization
-barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything is compared with XLA."""
+"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie
+behind optimization barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything
+is compared with XLA."""
 
 import flashlift.stablehlo
 import jax
