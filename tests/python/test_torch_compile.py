@@ -62,13 +62,13 @@ def test_opcheck():
 
     q, k, v = tensors(length=20)
     program = "score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 }"
-    arguments = (q, k, v, [torch.randn(20)], None, None, program, 0.2, True, True)
+    arguments = (q, k, v, [torch.randn(20)], None, None, program, 0.2, True, True, False)
     torch.library.opcheck(torch.ops.flashlift.attention.default, arguments)
     bshd = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in (q, k, v)]
     torch.library.opcheck(torch.ops.flashlift.attention.default, (*bshd, *arguments[3:]))
     halves = [one.bfloat16() for one in bshd]
     torch.library.opcheck(torch.ops.flashlift.attention.default, (*halves, *arguments[3:]))
-    torch.library.opcheck(torch.ops.flashlift.attention.default, (*halves, *arguments[3:-1], False))
+    torch.library.opcheck(torch.ops.flashlift.attention.default, (*halves, *arguments[3:-2], False, False))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

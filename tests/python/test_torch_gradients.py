@@ -285,7 +285,7 @@ def test_opcheck_of_the_gradient():
     bias, sinks = torch.randn(12, requires_grad=True), torch.zeros(2, 1, requires_grad=True)
     torch.library.opcheck(
         torch.ops.flashlift.attention.default,
-        (q, k, v, [bias], sinks, torch.tensor(7), f"sinks=1 dropout=0.1 {program}", 0.2, True, False),
+        (q, k, v, [bias], sinks, torch.tensor(7), f"sinks=1 dropout=0.1 {program}", 0.2, True, False, False),
     )
 
 
