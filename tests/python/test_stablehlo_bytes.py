@@ -83,7 +83,8 @@ def test_a_typed_key_brings_sdy():
 
 
 def test_errors(lowered):
-    with pytest.raises(flashlift.InvalidArgumentError, match="<module>: byte 20: expected .* cut off or damaged"):
+    damaged = "<module>: MLIR bytecode: byte 20: expected .* cut off or damaged"
+    with pytest.raises(flashlift.InvalidArgumentError, match=damaged):
         flashlift.stablehlo.fuse(bytecode(lowered.as_text())[:20])
     with pytest.raises(flashlift.InvalidArgumentError, match="expected text, bytecode, vhlo or vhlo=VERSION"):
         flashlift.stablehlo.fuse("module {}", emit="hlo")
