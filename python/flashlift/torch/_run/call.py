@@ -34,7 +34,7 @@ class Call(NamedTuple):
     def of_backward(*given: Any) -> "Call":
         """From all but the last three arguments, the output and its residual: the call whose gradients are taken."""
         *arguments, out, residual = given
-        return Call._make((*arguments, False, out.dtype != arguments[0].dtype, residual.shape == out.shape))
+        return Call._make((*arguments, False, out.dtype != arguments[0].dtype, residual.dim() == out.dim()))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
