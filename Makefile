@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build words format lint lint-changed asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -89,6 +89,9 @@ format: lint-system $(SETUP)/python-lint ## format the C++ and Python sources
 
 lint: lint-system $(SETUP)/python-lint build ## check format, layer order, Python (ruff, mypy) and clang-tidy
 	@scripts/lint.sh $(BUILD)
+
+lint-format: lint-system $(SETUP)/python-lint ## check format, layer order and Python, without clang-tidy
+	@scripts/lint.sh --without-tidy $(BUILD)
 
 lint-changed: lint-system $(SETUP)/python-lint build ## the same, with clang-tidy over what this branch changes
 	@scripts/lint.sh --changed $(BUILD)
