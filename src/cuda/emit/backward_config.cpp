@@ -254,9 +254,9 @@ std::string describe_family(const Sm80Backward& config) {
 }  // namespace
 
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
-  constexpr int64_t kPartBytes = 64 * 64 * sizeof(float);
-  const int64_t tiles = divide_up(q_len, fused.config.kv_tile) + 1;  // with the one for no rows
-  return tiles * kFusedParts * kPartBytes;
+  const ForwardConfig& config = fused.config;
+  const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // with the one for no rows
+  return tiles * config.kv_tile * round_up(config.head_dim_padded, 64) * static_cast<int64_t>(sizeof(float));
 }
 
 const char* to_string(BackwardKind kind) {

@@ -44,7 +44,7 @@ struct Sm90Backward {
   std::optional<Sm80Backward> fallback;
 };
 
-// Parts of 64 x 64 elements in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.
+// Parts in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.
 inline constexpr int kFusedParts = 2;
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 
