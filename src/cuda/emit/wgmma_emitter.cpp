@@ -17,19 +17,25 @@ std::string instruction(int n, const char* type) {
   return fmt::format("wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{}", n, type, type);
 }
 
-// Scores: both operands in shared memory, K-major.
-std::string emit_qk(int n, const char* type) {
+// Both operands in shared memory: K-major, or along their rows if transposed.
+std::string emit_shared(const char* name, int n, bool transposed, const char* type) {
   const int registers = n / 2;
   return fmt::format(
-      "__device__ __forceinline__ void wgmma_qk(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
+      "__device__ __forceinline__ void {6}(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
       "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
-      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, 0, 0;\\n}}\\n\"\n"
+      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, {7:d}, {7:d};\\n}}\\n\"\n"
       "               : {5}\n"
       "               : \"l\"(a), \"l\"(b), \"r\"(accumulate));\n"
       "}}\n",
       registers, registers + 2, instruction(n, type), repeated(registers, "%{}"), registers + 1,
-      repeated(registers, "\"+f\"(d[{}])"));
+      repeated(registers, "\"+f\"(d[{}])"), name, transposed);
 }
+
+// Scores.
+std::string emit_qk(int n, const char* type) { return emit_shared("wgmma_qk", n, false, type); }
+
+// A part of d_q, of d_s and K.
+std::string emit_dq(int columns, const char* type) { return emit_shared("wgmma_dq", columns, true, type); }
 
 // Output: probabilities in registers, V in shared memory along N.
 std::string emit_pv(int n, const char* type) {
@@ -44,20 +50,6 @@ std::string emit_pv(int n, const char* type) {
       "}}\n",
       registers, instruction(n, type), repeated(registers, "%{}"), registers + 1, registers + 2, registers + 3,
       registers + 4, repeated(registers, "\"+f\"(d[{}])"), registers + 5);
-}
-
-// A part of d_q: d_s and K in shared memory, both along their rows.
-std::string emit_dq(int columns, const char* type) {
-  const int registers = columns / 2;
-  return fmt::format(
-      "__device__ __forceinline__ void wgmma_dq(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
-      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
-      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, 1, 1;\\n}}\\n\"\n"
-      "               : {5}\n"
-      "               : \"l\"(a), \"l\"(b), \"r\"(accumulate));\n"
-      "}}\n",
-      registers, registers + 2, instruction(columns, type), repeated(registers, "%{}"), registers + 1,
-      repeated(registers, "\"+f\"(d[{}])"));
 }
 
 const char* type_name(const ForwardConfig& config) { return config.dtype == DType::kBF16 ? "bf16" : "f16"; }
