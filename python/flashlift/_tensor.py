@@ -1,6 +1,7 @@
 """Arrays of any library as DLTensor structures, without copying."""
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,12 @@ class _ManagedTensor(ctypes.Structure):
     ]
 
 
+def _is_masked(array: np.ndarray) -> bool:
+    # numpy imports numpy.ma when it is first named. A call must import nothing: a fork() in the middle of an import
+    # leaves the module locked in the child for ever.
+    return isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
+
+
 _READ_ONLY = 1
 
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
@@ -78,7 +85,7 @@ class Tensor:
 
     def _from_numpy(self, array: np.ndarray, name: str) -> None:
         # Not through numpy's own DLPack: that knows neither bfloat16 nor arrays that must not be written.
-        if isinstance(array, np.ma.MaskedArray):
+        if _is_masked(array):
             raise InvalidArgumentError(
                 f"{name} is a masked array, whose mask would be ignored; give its filled() form, and a mask= or a "
                 "mask_mod in the problem"
