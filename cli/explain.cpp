@@ -82,10 +82,11 @@ std::optional<int64_t> countable_tile(const Problem& p) {
   constexpr double kMostSteps = 1 << 30;  // a few seconds
   const size_t nodes = (p.mask_mod ? p.mask_mod->nodes.size() : 0) + (p.score_mod ? p.score_mod->nodes.size() : 0);
   for (int64_t tile = 128;; tile *= 2) {
-    const auto rows = static_cast<double>((p.q_len + tile - 1) / tile);
-    const auto columns = static_cast<double>((p.kv_len + tile - 1) / tile);
+    const int64_t rows = (p.q_len + tile - 1) / tile;
+    const int64_t columns = (p.kv_len + tile - 1) / tile;
     const double planes = static_cast<double>(p.batch) * static_cast<double>(p.q_heads);
-    if (planes * rows * columns * static_cast<double>(1 + nodes) <= kMostSteps) {
+    if (planes * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(1 + nodes) <=
+        kMostSteps) {
       return tile;
     }
     if (rows <= 1 && columns <= 1) {

@@ -117,7 +117,9 @@ Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa 
 // The kernels of the first implementation of a list that takes the problem, and what each said.
 Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
                             std::vector<Consideration>& considerations) {
-  FLASHLIFT_RETURN_IF_ERROR(answers);
+  if (!answers.ok()) {
+    return answers.error();
+  }
   const plan::CpuImplementation* const row = plan::first_of(*answers);
   considerations = plan::considerations(*answers, [](const plan::CpuImplementation&) { return std::string(); });
   if (row == nullptr) {

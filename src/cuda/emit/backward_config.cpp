@@ -274,13 +274,13 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
   switch (kind) {
     case BackwardKind::kHopper: {
       FLASHLIFT_ASSIGN_OR_RETURN(Sm90Backward config, choose_sm90_backward(problem, wants_captures));
-      return BackwardConfig(std::move(config));
+      return BackwardConfig(config);
     }
     case BackwardKind::kPortable:
       break;
   }
   FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture));
-  return BackwardConfig(std::move(config));
+  return BackwardConfig(config);
 }
 
 std::string describe(const BackwardConfig& config) {

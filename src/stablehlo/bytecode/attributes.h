@@ -81,8 +81,8 @@ class AttributeReader {
   mlir::Attribute read_sdy_attribute(ByteReader& reader);
   std::string spell_sharding(ByteReader& reader, int axes_lists, bool has_reduction);
   std::string spell_sharding_rule(ByteReader& reader);
-  mlir::Attribute spelled(std::string_view dialect, std::string text);
-  mlir::Type spelled_type(std::string text);
+  mlir::Attribute spelled(std::string_view dialect, const std::string& text);
+  mlir::Type spelled_type(const std::string& text);
   mlir::Attribute enumerated(std::string_view dialect, std::string_view mnemonic, uint64_t value,
                              std::initializer_list<std::string_view> names);
   mlir::Attribute read_alias(ByteReader& reader);

@@ -76,17 +76,15 @@ mlir::Attribute AttributeReader::make_dense_elements(mlir::Type type, std::strin
   std::string packed;
   if (shaped.getElementType().isInteger(1) && elements > 0) {
     // MLIR 22 has packed bits; other versions have a byte an element.
-    if (elements == 1 && bytes.size() == 1) {
+    const bool is_one_value = bytes.size() == 1 && (elements == 1 || elements > 8);
+    if (is_one_value) {
       packed = bytes.front() != 0 ? "\xff" : std::string(1, '\0');
       bytes = packed;
-    } else if (bytes.size() == elements && elements > 1) {
+    } else if (bytes.size() == elements) {
       packed.resize((elements + 7) / 8);
       for (size_t i = 0; i < elements; ++i) {
         packed[i / 8] = static_cast<char>(packed[i / 8] | (bytes[i] != 0 ? 1 << (i % 8) : 0));
       }
-      bytes = packed;
-    } else if (bytes.size() == 1 && elements > 8) {
-      packed = bytes.front() != 0 ? "\xff" : std::string(1, '\0');
       bytes = packed;
     }
   }

@@ -37,7 +37,7 @@ std::string number_text(double number) {
 
 }  // namespace
 
-mlir::Attribute AttributeReader::spelled(std::string_view dialect, std::string text) {
+mlir::Attribute AttributeReader::spelled(std::string_view dialect, const std::string& text) {
   spelled_ += text.size();
   if (text.size() > kMaxSpelling || spelled_ > kMaxAllSpellings) {
     failure_.unsupported("an attribute of '{}' is more than {} characters long", dialect, kMaxSpelling);
@@ -49,7 +49,7 @@ mlir::Attribute AttributeReader::spelled(std::string_view dialect, std::string t
                                mlir::NoneType::get(context_));
 }
 
-mlir::Type AttributeReader::spelled_type(std::string text) {
+mlir::Type AttributeReader::spelled_type(const std::string& text) {
   spelled_ += text.size();
   if (text.size() > kMaxSpelling || spelled_ > kMaxAllSpellings) {
     failure_.unsupported("a type of 'stablehlo' is more than {} characters long", kMaxSpelling);
