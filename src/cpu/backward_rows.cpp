@@ -4,7 +4,9 @@
 
 #include "cpu/backward_call.h"
 #include "cpu/forward_tile.h"
+#include "cpu/tile/pairs.h"
 #include "cpu/views.h"
+#include "support/half.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -118,6 +120,9 @@ class RowFinder {
                                  call_.v_stride);
     call_.kernels().convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
                                  call_.v_stride);
+    if (const PairKernels* pairs = product_pairs(call_.kernel, call_.sizes)) {
+      round_as_multiplied(*pairs, d_out);
+    }
     double sums[4] = {};  // a single one would wait for each addition
     for (int64_t d = 0; d < call_.v_stride; d += 4) {
       for (int64_t i = 0; i < 4; ++i) {
@@ -125,6 +130,18 @@ class RowFinder {
       }
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  // dp = <d_out, v> is a sum of two bf16 products, which read 16 bits of d_out (PairKernels::split). What they do not
+  // read must not stand in <d_out, out> either: where all values are alike, the two cancel down to nothing.
+  void round_as_multiplied(const PairKernels& pairs, float* d_out) {
+    const int64_t width = call_.v_stride;
+    Bf16* high = at<Bf16>(layout_.parts);
+    Bf16* low = high + width;
+    pairs.split(d_out, width, high, low);
+    for (int64_t d = 0; d < width; ++d) {
+      d_out[d] = bf16_to_float(high[d]) + bf16_to_float(low[d]);
+    }
   }
 
   // The forward pass with <d_out, v> in place of the values, or without.
@@ -288,6 +305,7 @@ RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
   state = counter.take(rows, sizeof(RowState));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   out = counter.take(2 * kernel.v_stride(), sizeof(float));
+  parts = counter.take(2 * kernel.v_stride(), sizeof(Bf16));
   bytes = counter.bytes();
 }
 

@@ -233,6 +233,37 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
   }
 }
 
+// Of values that are all alike, <d_out, v> and <d_out, out> cancel down to nothing: so both must read the same d_out.
+TEST_P(Pairs, GradientsOfEqualValuesVanish) {
+  const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
+                          for (int64_t i = 0; i < count; ++i) {
+                            body(i);
+                          }
+                        }};
+  const Result<Problem> problem = parse_problem("attn b1 h2 sq64 skv300 d32 bf16 out=f32 lse scale=8");
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  const Result<Forward> forward = Forward::compile(*problem, kernels_);
+  ASSERT_TRUE(forward.ok());
+  ASSERT_NE(forward->pairs(), nullptr);
+  Random random(7);
+  testing::OwnedArguments arguments = testing::dense_arguments(*problem, random);
+  Bf16* v = static_cast<Bf16*>(arguments.views.v.data);
+  for (int64_t i = 32; i < arguments.views.v.element_count(); ++i) {
+    v[i] = v[i % 32];
+  }
+  ASSERT_TRUE(forward->run(arguments.views, serial).ok());
+  testing::OwnedArguments cotangents;
+  const TensorView d_out = cotangents.dense(DType::kF32, {1, 2, 64, 32}, random);
+  const testing::OwnedGradients gradients =
+      testing::make_gradients(*problem, arguments.views, d_out, std::nullopt, random);
+  const Result<Backward> backward = Backward::compile(*forward, {});
+  ASSERT_TRUE(backward.ok()) << backward.error().message;
+  ASSERT_TRUE(backward->run(gradients.arguments, serial).ok());
+  const Result<problem::Judgement> report = problem::check_gradients(*problem, gradients.arguments);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  EXPECT_TRUE(report->ok) << report->reason;
+}
+
 // Rounding the probabilities must not change the weight that a row gives its values in all: an output in f32 shows the
 // values' mean to f32's precision, with sinks as well as without, and split into parts or not.
 TEST_P(Pairs, AMeanOfTheValuesIsExact) {
