@@ -27,7 +27,7 @@ test: build ## build everything and run all tests
 	@echo "==> C++ tests"
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -LE every_kernel
 	@echo "==> Python tests"
-	@$(VENV)/bin/python -m pytest -q tests/python
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --maxprocesses=8 --dist=worksteal tests/python
 
 test-kernels: build ## compile the CUDA kernels of every configuration; make test compiles a third of them
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel
