@@ -22,6 +22,7 @@ void add_bench(CLI::App& app, Outcome& outcome);
 void add_explain(CLI::App& app, Outcome& outcome);
 void add_draw(CLI::App& app, Outcome& outcome);
 void add_fuse(CLI::App& app, Outcome& outcome);
+void add_compile(CLI::App& app, Outcome& outcome);
 void add_info(CLI::App& app, Outcome& outcome);
 
 }  // namespace flashlift::cli

@@ -47,6 +47,7 @@ int parse_and_run(int argc, char** argv) {
   add_explain(app, outcome);
   add_draw(app, outcome);
   add_fuse(app, outcome);
+  add_compile(app, outcome);
   add_info(app, outcome);
 
   try {

@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 6
+#define FLASHLIFT_API_VERSION 7
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -98,6 +98,34 @@ FlashliftError* flashlift_attention_compile(const char* problem, const Flashlift
                                             FlashliftAttention** attention);
 /* Takes NULL too. Must not be called while the attention runs. */
 void flashlift_attention_destroy(FlashliftAttention* attention);
+
+typedef struct FlashliftPrecompileOptions {
+  size_t struct_size;
+  /* Compute capabilities times ten, such as 80, 86, 89, 90, 100, 120. A kernel runs on its own one only. */
+  const int32_t* architectures;
+  size_t architecture_count;
+  const char* implementation; /* as FlashliftCompileOptions */
+  const int64_t* q_lens;      /* for calls with so many queries; none: as many as the problem has */
+  size_t q_len_count;
+  int32_t backward;             /* 1: the backward pass too */
+  const char* const* gradients; /* names of the captured tensors that it gives gradients of */
+  size_t gradient_count;
+} FlashliftPrecompileOptions;
+
+/* What was compiled. Immutable. */
+typedef struct FlashliftPrecompiled FlashliftPrecompiled;
+
+/* Compiles a GPU's kernels into the cache on disk, without a GPU: calls then find them where they have the cache's
+ * folder (FLASHLIFT_CACHE_DIR) and the same versions of Flashlift and NVRTC. `result` may be NULL. Errors: as
+ * flashlift_attention_compile; INVALID_ARGUMENT for an architecture that NVRTC does not know; NOT_FOUND without NVRTC;
+ * a folder that cannot be used. Since version 7. */
+FlashliftError* flashlift_precompile(const char* problem, const FlashliftPrecompileOptions* options,
+                                     FlashliftPrecompiled** result);
+/* Takes NULL too. */
+void flashlift_precompiled_destroy(FlashliftPrecompiled* precompiled);
+/* A JSON list with an object for each kernel: architecture, implementation, kernel, cached (whether the cache had it)
+ * and seconds. Lives as long as `precompiled`. */
+const char* flashlift_precompiled_json(const FlashliftPrecompiled* precompiled);
 
 /* The problem in canonical text, every named feature as the program it became. Lives as long as the attention. */
 const char* flashlift_attention_problem(const FlashliftAttention* attention);

@@ -18,6 +18,7 @@ from flashlift._errors import (
     UnsupportedError,
 )
 from flashlift._library import version
+from flashlift._precompile import PrecompiledKernel, precompile
 from flashlift._problem import Problem
 
 __version__ = version()
@@ -31,8 +32,10 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "NotFoundError",
+    "PrecompiledKernel",
     "Problem",
     "UnsupportedError",
     "compile",
+    "precompile",
     "__version__",
 ]

@@ -27,7 +27,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 6
+_API_VERSION = 7
 
 
 class DLDevice(Structure):
@@ -151,6 +151,20 @@ class Judgement(Structure):
     ]
 
 
+class PrecompileOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("architectures", POINTER(c_int32)),
+        ("architecture_count", c_size_t),
+        ("implementation", c_char_p),
+        ("q_lens", POINTER(c_int64)),
+        ("q_len_count", c_size_t),
+        ("backward", c_int32),
+        ("gradients", POINTER(c_char_p)),
+        ("gradient_count", c_size_t),
+    ]
+
+
 class FuseOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -191,6 +205,9 @@ _CORE = _ERRORS | {
     ),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
     "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
+    "flashlift_precompile": (c_void_p, [c_char_p, POINTER(PrecompileOptions), POINTER(c_void_p)]),
+    "flashlift_precompiled_destroy": (None, [c_void_p]),
+    "flashlift_precompiled_json": (c_char_p, [c_void_p]),
     "flashlift_judge": (c_void_p, [POINTER(Subject), POINTER(Judgement)]),
 }
 _STABLEHLO = _ERRORS | {

@@ -39,6 +39,16 @@ Result<CubinCache> open_cache() {
   return CubinCache(std::move(folder));
 }
 
+Result<std::string> compile_timed(const Nvrtc& nvrtc, const KernelSource& source) {
+  const auto start = std::chrono::steady_clock::now();
+  FLASHLIFT_ASSIGN_OR_RETURN(CompiledKernel kernel, nvrtc.compile(source));
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
+  log(LogLevel::kInfo, "{}: compiled for sm_{} in {} ms", source.name, source.architecture, milliseconds.count());
+  log(LogLevel::kDebug, "{}", kernel.log);
+  return std::move(kernel.cubin);
+}
+
 void log_once(const Error& error) {
   static std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
@@ -62,11 +72,10 @@ std::optional<std::string> CubinCache::read(const std::string& key) const {
   return cubin;
 }
 
-void CubinCache::write(const std::string& key, const std::string& cubin) const {
-  if (const std::error_code failed = folder_.write(file_name(key), header(key, cubin) + cubin)) {
-    log(LogLevel::kWarning, "the kernel cache was not written: {}", failed.message());
-  }
+std::error_code CubinCache::write(const std::string& key, const std::string& cubin) const {
+  const std::error_code failed = folder_.write(file_name(key), header(key, cubin) + cubin);
   trim();
+  return failed;
 }
 
 void CubinCache::trim() const {
@@ -126,16 +135,36 @@ Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& sour
     log(LogLevel::kInfo, "{}: from {} in the cache", source.name, CubinCache::file_name(key));
     return std::make_shared<const std::string>(std::move(*cubin));
   }
-  const auto start = std::chrono::steady_clock::now();
-  FLASHLIFT_ASSIGN_OR_RETURN(CompiledKernel kernel, nvrtc->compile(source));
-  const auto milliseconds =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-  log(LogLevel::kInfo, "{}: compiled for sm_{} in {} ms", source.name, source.architecture, milliseconds.count());
-  log(LogLevel::kDebug, "{}", kernel.log);
+  FLASHLIFT_ASSIGN_OR_RETURN(std::string cubin, compile_timed(*nvrtc, source));
   if (cache.ok()) {
-    cache->write(key, kernel.cubin);
+    if (const std::error_code failed = cache->write(key, cubin)) {
+      log(LogLevel::kWarning, "the kernel cache was not written: {}", failed.message());
+    }
   }
-  return std::make_shared<const std::string>(std::move(kernel.cubin));
+  return std::make_shared<const std::string>(std::move(cubin));
+}
+
+Result<StoredCubin> store_cubin(const KernelSource& source) {
+  const auto start = std::chrono::steady_clock::now();
+  FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
+  const Result<CubinCache> opened = open_cache();
+  if (!opened.ok()) {
+    return Error{opened.error().kind, fmt::format("the kernel cache cannot be used: {}; set FLASHLIFT_CACHE_DIR to a "
+                                                  "folder of your own",
+                                                  opened.error().message)};
+  }
+  const CubinCache& cache = *opened;
+  const std::string key = cubin_key(source, nvrtc->version());
+  StoredCubin stored{.was_there = cache.read(key).has_value()};
+  if (!stored.was_there) {
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::string cubin, compile_timed(*nvrtc, source));
+    if (const std::error_code failed = cache.write(key, cubin)) {
+      FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path folder, cache_folder());
+      return internal_error("the kernel cache in {} was not written: {}", folder.string(), failed.message());
+    }
+  }
+  stored.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return stored;
 }
 
 }  // namespace flashlift::cuda

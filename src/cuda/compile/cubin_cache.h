@@ -22,8 +22,8 @@ class CubinCache {
 
   std::optional<std::string> read(const std::string& key) const;
   // Then removes what was not used for longest, until all entries together fit, and what writers left that ended before
-  // they had finished. Failing costs the next process a compile, no more: it is logged.
-  void write(const std::string& key, const std::string& cubin) const;
+  // they had finished.
+  std::error_code write(const std::string& key, const std::string& cubin) const;
   static std::string file_name(const std::string& key) { return key + ".cubin"; }
 
  private:
@@ -43,5 +43,13 @@ std::string cubin_key(const KernelSource& source, const std::string& compiler_ve
 // From the disk cache, or compiled and put there. Where no folder can be trusted it is compiled, which is logged once.
 // Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
+
+// How a kernel came to be in the disk cache.
+struct StoredCubin {
+  bool was_there = false;
+  double seconds = 0;  // that finding or compiling it took
+};
+// The same for the sake of the disk cache alone. Errors: those of Nvrtc; no folder can be trusted, or it takes no file.
+Result<StoredCubin> store_cubin(const KernelSource& source);
 
 }  // namespace flashlift::cuda

@@ -41,6 +41,8 @@ void load_builtins(const std::filesystem::path& folder) {
 struct Nvrtc::Functions {
   const char* (*error_string)(int);
   int (*version)(int*, int*);
+  int (*architecture_count)(int*);
+  int (*architectures)(int*);
   int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
   int (*destroy)(Program*);
   int (*compile)(Program, int, const char* const*);
@@ -81,14 +83,17 @@ Result<const Nvrtc*> Nvrtc::load() {
         tried);
   }
   auto functions = std::make_unique<Functions>();
-  const bool complete =
-      find(library, "nvrtcGetErrorString", functions->error_string) &&
-      find(library, "nvrtcVersion", functions->version) && find(library, "nvrtcCreateProgram", functions->create) &&
-      find(library, "nvrtcDestroyProgram", functions->destroy) &&
-      find(library, "nvrtcCompileProgram", functions->compile) &&
-      find(library, "nvrtcGetCUBINSize", functions->cubin_size) && find(library, "nvrtcGetCUBIN", functions->cubin) &&
-      find(library, "nvrtcGetProgramLogSize", functions->log_size) &&
-      find(library, "nvrtcGetProgramLog", functions->log);
+  const bool complete = find(library, "nvrtcGetErrorString", functions->error_string) &&
+                        find(library, "nvrtcVersion", functions->version) &&
+                        find(library, "nvrtcGetNumSupportedArchs", functions->architecture_count) &&
+                        find(library, "nvrtcGetSupportedArchs", functions->architectures) &&
+                        find(library, "nvrtcCreateProgram", functions->create) &&
+                        find(library, "nvrtcDestroyProgram", functions->destroy) &&
+                        find(library, "nvrtcCompileProgram", functions->compile) &&
+                        find(library, "nvrtcGetCUBINSize", functions->cubin_size) &&
+                        find(library, "nvrtcGetCUBIN", functions->cubin) &&
+                        find(library, "nvrtcGetProgramLogSize", functions->log_size) &&
+                        find(library, "nvrtcGetProgramLog", functions->log);
   int major = 0;
   int minor = 0;
   if (!complete || functions->version(&major, &minor) != 0 || major < kOldestMajor) {
@@ -96,8 +101,15 @@ Result<const Nvrtc*> Nvrtc::load() {
         "the CUDA backend needs NVRTC {} or newer, found version {}.{}; set FLASHLIFT_NVRTC to a newer one",
         kOldestMajor, major, minor);
   }
+  int count = 0;
+  std::vector<int> architectures;
+  if (functions->architecture_count(&count) == 0 && count > 0) {
+    architectures.resize(static_cast<size_t>(count));
+    functions->architectures(architectures.data());
+  }
   auto* nvrtc = new Nvrtc();  // NOLINT: lives as long as the process, like the library
   nvrtc->functions_ = functions.release();
+  nvrtc->architectures_ = std::move(architectures);
   nvrtc->version_ = fmt::format("{}.{}", major, minor);
   log(LogLevel::kInfo, "NVRTC {}", nvrtc->version_);
   return nvrtc;

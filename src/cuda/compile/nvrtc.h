@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/emit/kernel_source.h"
 
@@ -20,6 +21,8 @@ class Nvrtc {
 
   // "13.0".
   const std::string& version() const { return version_; }
+  // What it compiles for: compute capabilities times ten, ascending.
+  const std::vector<int>& architectures() const { return architectures_; }
   // Safe to call from any thread. Errors: kInternal with the compiler's log.
   Result<CompiledKernel> compile(const KernelSource& source) const;
 
@@ -29,6 +32,7 @@ class Nvrtc {
 
   const Functions* functions_ = nullptr;
   std::string version_;
+  std::vector<int> architectures_;
 };
 
 }  // namespace flashlift::cuda

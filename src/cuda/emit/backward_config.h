@@ -42,6 +42,9 @@ struct Sm90Backward {
   // For calls of which only the preprocess can tell that they are not for these kernels: those whose d_out is not exact
   // in the inputs' type, or with an lse so large that it is not exact.
   std::optional<Sm80Backward> fallback;
+
+  // The fused kernel leaves to the one for queries what only a mask can hide.
+  bool runs_queries() const { return !fused || queries.config.has_mask_mod; }
 };
 
 // Parts in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.

@@ -50,6 +50,35 @@ KernelSource source_of(std::string name, Headers generated, std::vector<std::str
   return source;
 }
 
+// Those of a family's main part. One overload for each.
+void add_main_sources(const Problem& problem, const Sm80Backward& config, const std::vector<bool>& wants_gradient,
+                      std::vector<KernelSource>& sources) {
+  Sm80BackwardSources both = backward_sources(problem, config, wants_gradient);
+  sources.push_back(std::move(both.queries));
+  sources.push_back(std::move(both.keys));
+}
+
+void add_main_sources(const Problem& problem, const Sm90Backward& config, const std::vector<bool>& /*wants_gradient*/,
+                      std::vector<KernelSource>& sources) {
+  if (config.fused) {
+    sources.push_back(backward_source(problem, *config.fused));
+  } else {
+    sources.push_back(backward_source(problem, config.keys));
+    if (config.values) {
+      sources.push_back(backward_source(problem, *config.values));
+    }
+  }
+  if (config.runs_queries()) {
+    sources.push_back(backward_source(problem, config.queries));
+  }
+  if (config.fallback) {
+    add_main_sources(problem, *config.fallback, {}, sources);
+  }
+}
+
+int architecture_of(const Sm80Backward& config) { return config.queries.architecture; }
+int architecture_of(const Sm90Backward& config) { return config.queries.config.architecture; }
+
 const char* forward_file(KernelKind kind) {
   switch (kind) {
     case KernelKind::kBulkDecode:
@@ -108,6 +137,18 @@ KernelSource preprocess_source(const Problem& problem, int architecture, bool ro
 KernelSource postprocess_source(const Problem& problem, int architecture, bool row_tiles) {
   return source_of("cuda/kernels/common/backward_postprocess.cu", {}, postprocess_definitions(problem, row_tiles),
                    architecture);
+}
+
+std::vector<KernelSource> all_backward_sources(const Problem& problem, const BackwardConfig& config,
+                                               const std::vector<bool>& wants_gradient) {
+  const bool row_tiles = std::holds_alternative<Sm90Backward>(config);
+  const int architecture = std::visit([](const auto& family) { return architecture_of(family); }, config);
+  std::vector<KernelSource> sources = {preprocess_source(problem, architecture, row_tiles)};
+  std::visit([&](const auto& family) { add_main_sources(problem, family, wants_gradient, sources); }, config);
+  if (problem.sinks > 0 || std::ranges::find(wants_gradient, true) != wants_gradient.end()) {
+    sources.push_back(postprocess_source(problem, architecture, row_tiles));
+  }
+  return sources;
 }
 
 }  // namespace flashlift::cuda

@@ -38,4 +38,8 @@ KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& k
 KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles);
 KernelSource postprocess_source(const Problem& problem, int architecture, bool row_tiles);
 
+// All of the above that a backward call may run.
+std::vector<KernelSource> all_backward_sources(const Problem& problem, const BackwardConfig& config,
+                                               const std::vector<bool>& wants_gradient);
+
 }  // namespace flashlift::cuda

@@ -33,10 +33,8 @@ class MainSm90 : public BackwardMain {
     if (config_.fallback) {
       fallback = compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel);
     }
-    // The fused kernel leaves to it what only a mask can hide.
-    const bool wants_queries = !config_.fused || config_.queries.config.has_mask_mod;
     const Status queries =
-        wants_queries ? queries_.compile(problem, device_, config_.queries, compile_kernel) : Status();
+        config_.runs_queries() ? queries_.compile(problem, device_, config_.queries, compile_kernel) : Status();
     const Status compiled_keys = keys.get();
     const Status compiled_values = values.valid() ? values.get() : Status();
     FLASHLIFT_ASSIGN_OR_RETURN(fallback_, std::move(fallback));
