@@ -1,10 +1,12 @@
-// The bf16 dot product in f32 arithmetic, for processors without it.
+// The bf16 dot product in f32 arithmetic, for processors without it. Like the instruction, it takes and leaves numbers
+// below 2^-126 as zeros, whatever the thread's own setting is.
 #pragma once
 
 namespace flashlift::cpu::FLASHLIFT_ISA_NAMESPACE {
 namespace {
 
 Float dot(Float sum, __m512i a, __m512i b) {
+  const FlushDenormalsOfX86 flush;
   const __m512i upper = _mm512_set1_epi32(-65536);
   const auto even = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
   const auto odd = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };

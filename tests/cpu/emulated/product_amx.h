@@ -27,25 +27,25 @@ void tile_store(int tile, void* to, int64_t stride) {
     std::memcpy(static_cast<char*>(to) + r * stride, tiles.words[tile][r], 64);
   }
 }
-float bf16_half(float pair, int half) {
-  uint32_t bits;
-  std::memcpy(&bits, &pair, sizeof(bits));
-  bits = half == 0 ? bits << 16 : bits & 0xffff0000u;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+// As Intel's manual defines it: even and odd elements in sums of their own, which are added to the tile at the end.
 void tile_dot(int sum, int a, int b) {
+  const FlushDenormalsOfX86 flush;
+  const auto even = [](__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); };
+  const auto odd = [](__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+  };
   for (int r = 0; r < 16; ++r) {
-    for (int c = 0; c < 16; ++c) {
-      float& total = tiles.words[sum][r][c];
-      total = tiles.configured ? total : std::nanf("");
-      for (int k = 0; k < 16; ++k) {
-        for (const int half : {0, 1}) {
-          total = std::fma(bf16_half(tiles.words[a][r][k], half), bf16_half(tiles.words[b][k][c], half), total);
-        }
-      }
+    Float of_even = Vector::zero();
+    Float of_odd = Vector::zero();
+    for (int k = 0; k < 16; ++k) {
+      const __m512i row = _mm512_castps_si512(_mm512_load_ps(tiles.words[b][k]));
+      const __m512i element = _mm512_castps_si512(Vector::set(tiles.words[a][r][k]));
+      of_even = Vector::fma(even(element), even(row), of_even);
+      of_odd = Vector::fma(odd(element), odd(row), of_odd);
     }
+    float* to = tiles.words[sum][r];
+    const Float total = _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(of_even, of_odd));
+    _mm512_store_ps(to, tiles.configured ? total : Vector::set(std::nanf("")));
   }
 }
 
