@@ -51,12 +51,12 @@ struct PairKernels {
   void (*round_rows)(const float* src, int64_t src_stride, int64_t rows, int64_t columns, Bf16* dst,
                      int64_t dst_stride);
 
-  // Around all of the above on a thread: AMX has to be configured, and its registers given back.
+  // Around multiply() on a thread: AMX has to be configured, and its registers given back.
   void (*begin)();
   void (*end)();
 };
 
-// Has the pair kernels ready while it lives.
+// Lets this thread call PairKernels::multiply while it lives.
 class PairSection {
  public:
   explicit PairSection(const PairKernels* pairs) : pairs_(pairs) {
