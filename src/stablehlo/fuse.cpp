@@ -93,12 +93,12 @@ class Fuser {
 
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
-    const Result<LiftedAttention> found = lift_attention(product, gradients_, work_);
+    const Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
     if (!found.ok()) {
-      if (found.error().kind == ErrorKind::kNotFound) {
+      if (found.error().reason == Reason::kNoCandidate) {
         return;
       }
-      candidate.reason = found.error().message;
+      candidate.reason = found.error().text;
     } else if (const Status status = rewrite(*found, as_); !status.ok()) {
       candidate.reason = status.error().message;
     } else {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -105,10 +104,10 @@ int Attempt::new_atom(int64_t size) {
   return next_atom_++;
 }
 
-Status Attempt::check_atoms_left(size_t count) const {
+Proof Attempt::check_atoms_left(size_t count) const {
   return static_cast<size_t>(next_atom_) + count <= static_cast<size_t>(kFirstBound)
-             ? Status()
-             : unsupported("the operands of the products have too many dimensions");
+             ? Proof()
+             : refuse<Reason::kTooManyOperandDimensions>();
 }
 
 void Attempt::request_split(const SplitRequest& request) {
@@ -119,18 +118,18 @@ void Attempt::request_split(const SplitRequest& request) {
 }
 
 // Atoms for each dimension of the probabilities; those that the second product sums over are the key together.
-Status Attempt::place_probabilities() {
+Proof Attempt::place_probabilities() {
   const mlir::Value probabilities = second_->getOperand(side_);
   const auto p_shape = shape(probabilities);
   const OperandDims dims = operand_dims(second_, side_);
   key_dims_ = options_.gradient == GradientUse::kAlone ? dims.free : dims.contract;
   std::sort(key_dims_.begin(), key_dims_.end());
   if (key_dims_.empty()) {
-    return unsupported("the second product sums over no dimension of the probabilities");
+    return refuse<Reason::kNoKeyDimension>();
   }
   for (size_t d = 0; d < p_shape.size(); ++d) {
     if (p_shape[d] == 0) {
-      return unsupported("a dimension of the probabilities has size 0");
+      return refuse<Reason::kEmptyDimension>();
     }
     Index index;
     if (std::find(key_dims_.begin(), key_dims_.end(), static_cast<int64_t>(d)) != key_dims_.end()) {
@@ -145,7 +144,7 @@ Status Attempt::place_probabilities() {
           continue;
         }
         if (next_atom_ + 8 >= kFirstBound) {
-          return unsupported("the probabilities have too many dimensions");
+          return refuse<Reason::kTooManyDimensions>();
         }
         const int atom = new_atom(size);
         origin_[static_cast<size_t>(atom)] = {d, digit};
@@ -167,7 +166,7 @@ std::optional<DType> Attempt::half_type(mlir::Operation* first, mlir::Operation*
 }
 
 // The same numbering of atoms and leaves each time, so that equal formulas are equal.
-Result<Evaluator> Attempt::make_evaluator() {
+Outcome<Evaluator> Attempt::make_evaluator() {
   Evaluator evaluator(
       arena_, first_, sizes_, options_.opens_reductions, half_, [this](mlir::Operation* op) { return depends_(op); },
       *options_.work);
@@ -178,7 +177,7 @@ Result<Evaluator> Attempt::make_evaluator() {
     }
     const auto digits = evaluator.key_digits(key_sizes);
     if (!digits) {
-      return unsupported("the keys stand in too many dimensions");
+      return refuse<Reason::kTooManyKeyDimensions>();
     }
     for (size_t i = 0; i < key_dims_.size(); ++i) {
       probability_indices_[static_cast<size_t>(key_dims_[i])].affine = (*digits)[i];
@@ -187,17 +186,16 @@ Result<Evaluator> Attempt::make_evaluator() {
   return evaluator;
 }
 
-Status Attempt::evaluate_probabilities() {
+Proof Attempt::evaluate_probabilities() {
   FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
   evaluator_.emplace(std::move(evaluator));
   probability_ = evaluator_->evaluate(second_->getOperand(side_), probability_indices_);
   if (probability_ == kNoSym) {
     request_split(evaluator_->split_request());
-    return unsupported("{}",
-                       evaluator_->failure().empty() ? "the probabilities could not be read" : evaluator_->failure());
+    return evaluator_->why_not();
   }
   if (evaluator_->score_indices().empty()) {
-    return unsupported("the probabilities do not depend on the product before them");
+    return refuse<Reason::kNoScore>();
   }
   std::copy(evaluator_->atom_sizes().begin() + kFirstBound, evaluator_->atom_sizes().end(),
             sizes_.begin() + kFirstBound);
@@ -205,7 +203,7 @@ Status Attempt::evaluate_probabilities() {
   return {};
 }
 
-Status Attempt::match() {
+Proof Attempt::match() {
   product_ = as_product(arena_, probability_);
   whole_ = probability_;
   auto softmax = match_softmax(arena_, product_);
@@ -218,7 +216,7 @@ Status Attempt::match() {
 
 // Formulas do not show where scores are rounded to 16 bits. A maximum of rounded scores may lie above those that are
 // not: then no row need sum to 1.
-Status Attempt::check_maximum() {
+Proof Attempt::check_maximum() {
   const auto body = softmax_.needs_maximum ? body_of_maximum(arena_, softmax_) : std::nullopt;
   const auto is_narrow = [](mlir::Value value) { return dtype(value.getType()) != DType::kF32; };
   const auto comes_from_narrow = [&](mlir::Value value) {
@@ -240,30 +238,24 @@ Status Attempt::check_maximum() {
     }
   }
   if (has_narrow && reads_wide) {
-    return unsupported(
-        "a guard against dividing by zero may act: the maximum is of scores rounded to 16 bits and the exponentials of "
-        "unrounded ones, or the other way round");
+    return refuse<Reason::kRoundedMaximum>();
   }
   return {};
 }
 
 // nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
 // the score reads is +inf or NaN. A call leaves these NaN.
-Status Attempt::check_clean_up() {
+Proof Attempt::check_clean_up() {
   const bool may_be_infinite =
       std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(), [&](const SignedTerm& term) {
         const std::vector<SymId> loads = loads_of(arena_, term.term);
         return std::any_of(loads.begin(), loads.end(), [&](SymId load) { return arena_[load].type == Type::kF32; });
       });
-  return may_be_infinite && clears_nan(arena_, whole_)
-             ? unsupported(
-                   "NaN among the probabilities is replaced, which a bias or another tensor of the scores that "
-                   "holds +inf or NaN gives, too; replace it only where a row has no keys")
-             : Status();
+  return may_be_infinite && clears_nan(arena_, whole_) ? refuse<Reason::kClearsNan>() : Proof();
 }
 
 // The second product's result on its way through transposes to a division by the row sum.
-Status Attempt::find_division() {
+Proof Attempt::find_division() {
   while (true) {
     if (auto next = follow_result(out_, sizes_, half_)) {
       out_ = std::move(*next);
@@ -291,11 +283,11 @@ Status Attempt::find_division() {
     const SymId factor = evaluator_->evaluate(user->getOperand(other), indices);
     if (factor == kNoSym) {
       request_split(evaluator_->split_request());
-      return unsupported("{}", evaluator_->failure());
+      return evaluator_->why_not();
     }
     for (const int atom : value_depth_) {
       if (arena_.depends_on(factor, atom)) {
-        return unsupported("the output is divided by something that is not one number a row");
+        return refuse<Reason::kOutputDivisor>();
       }
     }
     if (divides) {
@@ -310,11 +302,11 @@ Status Attempt::find_division() {
     out_.value = user->getResult(0);
     return {};
   }
-  return unsupported("the exponentials are not divided by their sum over the keys");
+  return refuse<Reason::kNotDivided>();
 }
 
 // Queries, keys and values with the indices at which the products read them.
-Status Attempt::place_operands() {
+Proof Attempt::place_operands() {
   const auto dims = *dot_dims(first_);
   const std::vector<Affine> score = affine_of(evaluator_->score_indices());
   const size_t batch = dims.lhs_batch.size();
@@ -342,7 +334,7 @@ Status Attempt::place_operands() {
   };
   const bool lhs_is_key = mentions_key(lhs);
   if (lhs_is_key == mentions_key(rhs)) {
-    return unsupported("one operand of the first product must be the keys and the other must not depend on them");
+    return refuse<Reason::kNoKeys>();
   }
   q_operand_ = first_->getOperand(lhs_is_key ? 1 : 0);
   k_operand_ = first_->getOperand(lhs_is_key ? 0 : 1);
@@ -352,7 +344,7 @@ Status Attempt::place_operands() {
 }
 
 // The value operand and the output of the second product.
-Status Attempt::place_output() {
+Proof Attempt::place_output() {
   const auto dims = *dot_dims(second_);
   const bool p_is_lhs = side_ == 0;
   v_operand_ = second_->getOperand(p_is_lhs ? 1 : 0);
@@ -397,28 +389,28 @@ Status Attempt::place_output() {
   }
   auto placed = place_tensor(second_->getResult(0), out, sizes_);
   if (!placed) {
-    return unsupported("the output's dimensions are not those of queries and values");
+    return refuse<Reason::kOutputDimensions>();
   }
   out_ = std::move(*placed);
   return {};
 }
 
 // The farthest source of each of q, k and v, all of one dtype.
-Result<std::vector<PlacedTensor>> Attempt::pick_sources(bool through_conversions) {
+Outcome<std::vector<PlacedTensor>> Attempt::pick_sources(bool through_conversions) {
   std::vector<PlacedTensor> picked;
   for (const auto& [operand, indices] :
        {std::pair(q_operand_, q_indices_), std::pair(k_operand_, k_indices_), std::pair(v_operand_, v_indices_)}) {
     Sources sources = follow_operand(operand, indices, sizes_, through_conversions);
     request_split(sources.split);
     if (wanted_split_) {
-      return unsupported("a dimension must be split");
+      return refuse<Reason::kSplitDimension>();
     }
     if (operand == v_operand_ && indices == v_indices_) {
       // A constant factor of the values is not a factor of the scores: keep what stands before it.
       std::erase_if(sources.tensors, [](const PlacedTensor& tensor) { return tensor.scale != 1.0f; });
     }
     if (sources.tensors.empty()) {
-      return unsupported("the queries, keys or values are read by an index that no strided tensor has");
+      return refuse<Reason::kNotStrided>();
     }
     // A gradient is by the operand itself: what it is made from may be scaled or repeated.
     picked.push_back(options_.gradient != GradientUse::kNone ? sources.tensors.front() : sources.tensors.back());
@@ -427,13 +419,13 @@ Result<std::vector<PlacedTensor>> Attempt::pick_sources(bool through_conversions
   const bool supported = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
   for (const PlacedTensor& tensor : picked) {
     if (!supported || dtype(tensor.value.getType()) != type) {
-      return unsupported("queries, keys and values must be f32, bf16 or f16, and of one type");
+      return refuse<Reason::kElementTypes>();
     }
   }
   return picked;
 }
 
-Status Attempt::give_letters() {
+Proof Attempt::give_letters() {
   auto picked = pick_sources(true);
   if (!picked.ok() && !wanted_split_) {
     picked = pick_sources(false);
@@ -495,7 +487,7 @@ Status Attempt::give_letters() {
       keys *= evaluator_->runs_over_keys(affine_atom(atom)) ? sizes_[static_cast<size_t>(atom)] : 1;
     }
     if (keys != sizes_[kKeyAtom]) {
-      return unsupported("the keys or the values are the same for several places of the sequence");
+      return refuse<Reason::kRepeatedKeys>();
     }
   }
   const std::vector<int> key = roles_.key;
@@ -510,7 +502,7 @@ Status Attempt::give_letters() {
   return {};
 }
 
-Result<LiftedAttention> Attempt::run() {
+Outcome<LiftedAttention> Attempt::run() {
   lifted_.first_product = first_;
   lifted_.second_product = second_;
   FLASHLIFT_RETURN_IF_ERROR(place_probabilities());
@@ -518,11 +510,11 @@ Result<LiftedAttention> Attempt::run() {
   FLASHLIFT_RETURN_IF_ERROR(place_operands());
   const bool has_output = options_.gradient != GradientUse::kAlone;
   FLASHLIFT_RETURN_IF_ERROR(has_output ? place_output() : place_values_of_gradient());
-  if (const Status matched = match(); !matched.ok()) {
+  if (const Proof matched = match(); !matched.ok()) {
     if (!has_output || !product_.over.empty()) {
       return matched.error();
     }
-    if (const Status divided = find_division(); !divided.ok()) {
+    if (const Proof divided = find_division(); !divided.ok()) {
       return product_.over.empty() ? matched.error() : divided.error();
     }
   }

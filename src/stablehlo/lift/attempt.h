@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "flashlift/result.h"
 #include "llvm/ADT/DenseMap.h"
 #include "mlir/IR/Operation.h"
 #include "stablehlo/lift/evaluate.h"
@@ -18,6 +17,7 @@
 #include "stablehlo/lift/lifted.h"
 #include "stablehlo/lift/numeric.h"
 #include "stablehlo/lift/program.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/roles.h"
 #include "stablehlo/lift/softmax.h"
 #include "stablehlo/lift/work.h"
@@ -42,13 +42,6 @@ class DependsOn {
 
 // One dimension of the probabilities may have been seen as several atoms.
 using DigitSizes = std::vector<std::vector<int64_t>>;
-
-// How the reason begins why a gradient was not lifted; what follows is the reason.
-inline constexpr std::string_view kGradientReason =
-    "scores or probabilities are used beside the output, and not as by its gradient: ";
-
-// How the reason begins where nothing stands in the way of the output alone but other uses of the scores.
-inline constexpr std::string_view kUsedElsewhere = "scores or probabilities are used elsewhere";
 
 // What the score plane is computed for.
 enum class GradientUse : uint8_t {
@@ -80,34 +73,34 @@ class Attempt {
         depends_(first, options.gradient == GradientUse::kBesideOutput ? std::vector{second}
                                                                        : std::vector<mlir::Operation*>{}) {}
 
-  Result<LiftedAttention> run();
+  Outcome<LiftedAttention> run();
   // After a failure: the atom that must be split for a new try.
   std::optional<std::pair<size_t, std::pair<size_t, int64_t>>> wanted_split() const { return wanted_split_; }
   int64_t replaced_parts() const { return arena_.replaced_parts(); }
 
  private:
-  Status place_probabilities();
-  Result<Evaluator> make_evaluator();
-  Status evaluate_probabilities();
-  Status match();
-  Status check_maximum();
-  Status check_clean_up();
-  Status find_division();
-  Status place_operands();
-  Result<std::vector<PlacedTensor>> pick_sources(bool through_conversions);
-  Status place_output();
-  Status place_values_of_gradient();  // attempt_gradient.cpp
-  Status give_letters();
-  Status build_programs();
+  Proof place_probabilities();
+  Outcome<Evaluator> make_evaluator();
+  Proof evaluate_probabilities();
+  Proof match();
+  Proof check_maximum();
+  Proof check_clean_up();
+  Proof find_division();
+  Proof place_operands();
+  Outcome<std::vector<PlacedTensor>> pick_sources(bool through_conversions);
+  Proof place_output();
+  Proof place_values_of_gradient();  // attempt_gradient.cpp
+  Proof give_letters();
+  Proof build_programs();
   KnownBounds known_bounds() const;
-  Status give_empty_rows_their_log_sum_exp();
+  Proof give_empty_rows_their_log_sum_exp();
   bool is_never_empty();
-  Status check_uses();
-  Status find_gradient();  // attempt_gradient.cpp
-  Status find_log_sum_exp(mlir::Value value);
-  Status place_sinks();
+  Proof check_uses();
+  Proof find_gradient();  // attempt_gradient.cpp
+  Proof find_log_sum_exp(mlir::Value value);
+  Proof place_sinks();
   void leave_out_known_conditions();
-  Status place_keep_mask();
+  Proof place_keep_mask();
   bool is_sink_source(mlir::Value value);
   std::optional<std::vector<Index>> row_indices(mlir::Value value);
   static std::optional<DType> half_type(mlir::Operation* first, mlir::Operation* second, unsigned side,
@@ -115,7 +108,7 @@ class Attempt {
   void request_split(const SplitRequest& request);
   int new_atom(int64_t size);
   // To be asked before new_atom() is called `count` times.
-  Status check_atoms_left(size_t count) const;
+  Proof check_atoms_left(size_t count) const;
   std::string summary() const;
 
   // --- attempt_exits.cpp: what leaves the score plane ---
@@ -172,13 +165,13 @@ class Attempt {
   std::vector<std::vector<Index>> possible_indices(mlir::Value value) const;
   std::vector<int> row_atoms() const;
   std::vector<GradientProduct> gradient_products() const;
-  Status place_exit(Exit& exit);
+  Proof place_exit(Exit& exit);
   void place_exits();
   bool is_output(mlir::Operation* op) const;
   bool is_inner(mlir::Operation* op);
-  Status leave(mlir::Operation* op);
-  Status leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
-  Status leave_by(const PlaneSum& sum, const std::function<Status()>& further);
+  Proof leave(mlir::Operation* op);
+  Proof leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
+  Proof leave_by(const PlaneSum& sum, const std::function<Proof()>& further);
   std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
   bool leave_as_log_sum_exp(mlir::Operation* op);
   bool is_sinks_gradient(const PlaneSum& sum);
@@ -186,31 +179,31 @@ class Attempt {
 
   // --- attempt_gradient.cpp ---
 
-  Status lift_gradient();
-  Status find_output_gradient();
-  Status find_lse_gradient();
-  Status check_order() const;
-  Status classify(const Exit& exit);
+  Proof lift_gradient();
+  Proof find_output_gradient();
+  Proof find_lse_gradient();
+  Proof check_order() const;
+  Proof classify(const Exit& exit);
   ResultView result_of_sum(const SumExit& exit, const std::vector<int64_t>& call_shape,
                            const std::vector<int>& order) const;
-  Result<Capture> read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos);
-  Status write_sums();
+  Outcome<Capture> read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos);
+  Proof write_sums();
   bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                       const std::vector<Affine>& y_indices) const;
 
   // --- attempt_numbers.cpp: formulas in numbers ---
 
   // Compares with the probabilities.
-  Status compare_probabilities(SymId formula);
+  Proof compare_probabilities(SymId formula);
   // Compares with the gradient by the softmax's score, times the score's derivative by something: `shifted` is the
   // score with kShift added to that.
-  Status compare_gradient(SymId formula, SymId shifted);
+  Proof compare_gradient(SymId formula, SymId shifted);
   // Compares with the gradient by the sinks.
-  Status compare_sinks(SymId formula);
+  Proof compare_sinks(SymId formula);
   SymId score_with_shift(SymId of);
   // False for a row that has no keys in this draw, and shows nothing.
-  using CompareRow = std::function<Result<bool>(NumericRow&, const Draw&)>;
-  Status compare_rows(SymId formula, const CompareRow& compare_row);
+  using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
+  Proof compare_rows(SymId formula, const CompareRow& compare_row);
 
   mlir::Operation* first_;
   mlir::Operation* second_;
@@ -246,10 +239,10 @@ class Attempt {
   SymId d_lse_formula_ = kNoSym;     // of the gradient by the log-sum-exp, if there is one
   mlir::Value d_lse_;
   llvm::DenseMap<mlir::Operation*, PlaneValue> plane_;  // what the scores flow into, as far as it is of the score plane
-  llvm::DenseMap<mlir::Operation*, std::string> ends_;  // what reads that and is not of the plane, and how it was met
+  llvm::DenseMap<mlir::Operation*, Refusal> ends_;      // what reads that and is not of the plane, and how it was met
   llvm::DenseMap<mlir::Operation*, bool> inner_;
-  llvm::DenseMap<mlir::Operation*, Status> left_;
-  llvm::DenseMap<mlir::Operation*, Status> left_as_sum_;
+  llvm::DenseMap<mlir::Operation*, Proof> left_;
+  llvm::DenseMap<mlir::Operation*, Proof> left_as_sum_;
   std::vector<Exit> exits_;
   std::vector<SumExit> sum_exits_;
   std::vector<mlir::Operation*> log_sum_exps_;

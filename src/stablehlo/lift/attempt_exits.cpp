@@ -5,7 +5,6 @@
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -191,14 +190,15 @@ bool Attempt::is_output(mlir::Operation* op) const {
 }
 
 bool Attempt::read_user(mlir::Operation* user, mlir::Operation* operand) {
-  const auto end = [&](std::string_view reason) {
-    ends_[user] =
-        fmt::format("they reach `{}` at {}{}", user->getName().getStringRef().str(), describe(user->getLoc()), reason);
+  const auto end = [&](const std::optional<Refusal>& why) {
+    const std::string name = user->getName().getStringRef().str();
+    const std::string place = describe(user->getLoc());
+    ends_[user] = why ? refuse<Reason::kReachesAnd>(name, place, why->text) : refuse<Reason::kReaches>(name, place);
     return false;
   };
   if (!is_removable(user) || user->getBlock() != first_->getBlock() || user->getNumResults() != 1 ||
       !static_tensor(user->getResult(0))) {
-    return end("");
+    return end({});
   }
   const mlir::Value value = user->getResult(0);
   std::vector<std::vector<Index>> tries;
@@ -212,15 +212,15 @@ bool Attempt::read_user(mlir::Operation* user, mlir::Operation* operand) {
   } else {
     tries = possible_indices(value);
   }
-  std::string reason;
+  std::optional<Refusal> refusal;
   for (const std::vector<Index>& indices : tries) {
-    const SymId formula = evaluator_->try_evaluate(value, indices, reason);
+    const SymId formula = evaluator_->try_evaluate(value, indices, refusal);
     if (formula != kNoSym && arena_[formula].has_score) {
       plane_[user] = {.indices = indices, .formula = formula};
       return true;
     }
   }
-  return end(reason.empty() ? "" : ": " + reason);
+  return end(refusal);
 }
 
 // The ways in which a value may have an element for each place of the plane, or for each row; or, with further columns
@@ -318,13 +318,13 @@ std::vector<Attempt::GradientProduct> Attempt::gradient_products() const {
 
 // --- Products ---
 
-Status Attempt::place_exit(Exit& exit) {
+Proof Attempt::place_exit(Exit& exit) {
   const std::vector<Affine> indices = affine_of(exit.plane_indices);
   const OperandDims dims = operand_dims(exit.product, exit.side);
   exit.sums_over_keys = std::any_of(dims.contract.begin(), dims.contract.end(), [&](int64_t d) {
     return evaluator_->runs_over_keys(indices[static_cast<size_t>(d)]);
   });
-  std::string_view reason = "is no gradient by queries, keys or values";
+  bool is_summed_otherwise = false;
   for (const std::vector<int>* depth : {&depth_, &value_depth_}) {
     const auto other = other_indices(exit.product, exit.side, indices, *depth, sizes_);
     if (!other) {
@@ -355,7 +355,7 @@ Status Attempt::place_exit(Exit& exit) {
     if (found.size() + shared.size() != wanted.size() || llvm::any_of(shared, [&](int atom) {
           return !llvm::is_contained(roles_.batch, atom) && !llvm::is_contained(heads, atom);
         })) {
-      reason = "is not summed over those that share the tensor, or over others, too";
+      is_summed_otherwise = true;
       continue;
     }
     exit.other_indices = *other;
@@ -364,23 +364,23 @@ Status Attempt::place_exit(Exit& exit) {
     exit.is_of_values = depth == &value_depth_;
     return {};
   }
-  return unsupported("they reach a product at {} that {}", describe(exit.product->getLoc()), reason);
+  const std::string place = describe(exit.product->getLoc());
+  return is_summed_otherwise ? refuse<Reason::kProductNotSummed>(place) : refuse<Reason::kProductNoGradient>(place);
 }
 
 // Keeps the products that may be gradients by queries, keys or values. Others read a gradient as anything else may.
 void Attempt::place_exits() {
   std::vector<Exit> placed;
   for (Exit& exit : exits_) {
-    Status status = place_exit(exit);
+    Proof status = place_exit(exit);
     if (status.ok() && exit.is_of_values && d_out_operand_ &&
         !is_same_tensor(exit.other(), exit.other_indices, d_out_operand_, d_out_indices_)) {
-      status = unsupported("they reach a product at {} with something that is not the output's gradient",
-                           describe(exit.product->getLoc()));
+      status = refuse<Reason::kProductWithOther>(describe(exit.product->getLoc()));
     }
     if (status.ok()) {
       placed.push_back(std::move(exit));
     } else {
-      ends_[exit.product] = status.error().message;
+      ends_[exit.product] = status.error();
     }
   }
   std::erase_if(placed, [&](const Exit& exit) { return ends_.contains(exit.product); });
@@ -406,7 +406,7 @@ bool Attempt::is_inner(mlir::Operation* op) {
 }
 
 // All that follows from a value of the plane must end in a product that was placed, or in a gradient.
-Status Attempt::leave(mlir::Operation* op) {
+Proof Attempt::leave(mlir::Operation* op) {
   if (is_inner(op)) {
     return {};
   }
@@ -419,20 +419,20 @@ Status Attempt::leave(mlir::Operation* op) {
   const PlaneValue& plane = plane_[op];
   const auto tensor = place_tensor(op->getResult(0), affine_of(plane.indices), sizes_);
   const PlaneSum itself{.tensor = tensor.value_or(PlacedTensor{}), .formula = plane.formula};
-  const auto further = [&]() -> Status {
+  const auto further = [&]() -> Proof {
     for (mlir::Operation* user : op->getUsers()) {
       if (is_inner(user)) {
         continue;
       }
-      Status left = plane_.contains(user) ? leave(user) : leave_as_sum(itself, user);
+      Proof left = plane_.contains(user) ? leave(user) : leave_as_sum(itself, user);
       if (!left.ok() && plane_.contains(user) && kind(user) == OpKind::kReduce) {  // it may be of rows of a tensor
-        left = leave_as_sum(itself, user).ok() ? Status() : left;
+        left = leave_as_sum(itself, user).ok() ? Proof() : left;
       }
       FLASHLIFT_RETURN_IF_ERROR(left);
     }
     return {};
   };
-  const Status status = tensor ? leave_by(itself, further) : further();
+  const Proof status = tensor ? leave_by(itself, further) : further();
   left_[op] = status;
   return status;
 }
@@ -445,34 +445,34 @@ bool Attempt::leave_as_log_sum_exp(mlir::Operation* op) {
   return lifted_.lse && lifted_.lse->replaced == op->getResult(0);
 }
 
-Status Attempt::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
+Proof Attempt::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
   if (sum.tensor.value == nullptr) {
-    return unsupported("scores or probabilities are used elsewhere, not as by a gradient: {}", ends_[user]);
+    return refuse<Reason::kLeavesElsewhere>(ends_[user].text);
   }
   if (const auto found = left_as_sum_.find(user); found != left_as_sum_.end()) {
     return found->second;
   }
-  Status status;
+  Proof status;
   if (const auto next = summed_further(sum, user)) {
-    status = leave_by(*next, [&]() -> Status {
+    status = leave_by(*next, [&]() -> Proof {
       for (mlir::Operation* further : user->getUsers()) {
         FLASHLIFT_RETURN_IF_ERROR(leave_as_sum(*next, further));
       }
       return {};
     });
   } else {
-    status = unsupported(
-        "scores or probabilities are used elsewhere, not as by a gradient: {}",
-        ends_.contains(user)
-            ? ends_[user]
-            : fmt::format("they reach `{}` at {}", user->getName().getStringRef().str(), describe(user->getLoc())));
+    status = refuse<Reason::kLeavesElsewhere>(
+        (ends_.contains(user)
+             ? ends_[user]
+             : refuse<Reason::kReaches>(user->getName().getStringRef().str(), describe(user->getLoc())))
+            .text);
   }
   left_as_sum_[user] = status;
   return status;
 }
 
 // A value leaves as the gradient by a term of the score or by the sinks, or all that follows from it does.
-Status Attempt::leave_by(const PlaneSum& sum, const std::function<Status()>& further) {
+Proof Attempt::leave_by(const PlaneSum& sum, const std::function<Proof()>& further) {
   const bool depends_on_keys = arena_.depends_on(sum.formula, kKeyAtom) || sizes_[kKeyAtom] == 1;
   if (gradient_formula_ != kNoSym && !depends_on_keys && is_sinks_gradient(sum)) {
     sum_exits_.push_back({.sum = sum, .term = std::nullopt});
@@ -528,9 +528,9 @@ std::optional<Attempt::PlaneSum> Attempt::summed_further(const PlaneSum& sum, ml
       if (kind(user) == OpKind::kDivide && !is_first) {
         return std::nullopt;
       }
-      std::string reason;
+      std::optional<Refusal> refusal;
       const SymId factor =
-          evaluator_->try_evaluate(user->getOperand(is_first ? 1 : 0), indices_of(sum.tensor, sizes_), reason);
+          evaluator_->try_evaluate(user->getOperand(is_first ? 1 : 0), indices_of(sum.tensor, sizes_), refusal);
       if (factor == kNoSym || arena_[factor].has_score) {
         return std::nullopt;
       }

@@ -5,7 +5,6 @@
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 
@@ -24,11 +23,11 @@ bool Attempt::is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices
 
 // d_out is what is multiplied with the values to give the gradient by the probabilities, or, where nobody asks for that
 // one, what the probabilities are multiplied with.
-Status Attempt::find_output_gradient() {
-  const auto take = [&](mlir::Value value, const std::vector<Affine>& indices) -> Status {
+Proof Attempt::find_output_gradient() {
+  const auto take = [&](mlir::Value value, const std::vector<Affine>& indices) -> Proof {
     const auto placed = place_tensor(value, indices, sizes_);
     if (!placed) {
-      return unsupported("the gradient of the output is read by an index that no strided tensor has");
+      return refuse<Reason::kOutputGradientNotStrided>();
     }
     FLASHLIFT_ASSIGN_OR_RETURN(lifted_.gradient->d_out, operand_view(*placed, roles_, value_depth_, sizes_, false));
     d_out_operand_ = value;
@@ -48,12 +47,12 @@ Status Attempt::find_output_gradient() {
       return take(exit.other(), exit.other_indices);
     }
   }
-  return unsupported("no product of the output's gradient and the values was found");
+  return refuse<Reason::kNoOutputGradient>();
 }
 
 // What is added to each row of the gradient by the probabilities: the gradient by the row's log-sum-exp. Any value of
 // rows may be it that is computed from neither scores nor probabilities, but from the call's results.
-Status Attempt::find_lse_gradient() {
+Proof Attempt::find_lse_gradient() {
   const auto of_scores =
       std::find_if(exits_.begin(), exits_.end(), [](const Exit& exit) { return !exit.is_of_values; });
   if (of_scores == exits_.end()) {
@@ -100,7 +99,7 @@ Status Attempt::find_lse_gradient() {
 }
 
 // Without the output, the values are known as what the output's gradient is multiplied with.
-Status Attempt::place_values_of_gradient() {
+Proof Attempt::place_values_of_gradient() {
   const unsigned other = 1 - side_;
   const auto other_shape = shape(second_->getOperand(other));
   FLASHLIFT_RETURN_IF_ERROR(check_atoms_left(other_shape.size()));
@@ -122,17 +121,17 @@ Status Attempt::place_values_of_gradient() {
       }
     }
   }
-  return unsupported("no product of the output's gradient and the values was found");
+  return refuse<Reason::kNoOutputGradient>();
 }
 
 // The two calls must not need each other, as they would for a second derivative.
-Status Attempt::check_order() const {
+Proof Attempt::check_order() const {
   const auto check = [&](mlir::Operation* exit) {
     DependsOn depends(exit, {});
     return depends(mlir::Value(d_out_operand_).getDefiningOp()) ||
                    (d_lse_ && depends(mlir::Value(d_lse_).getDefiningOp()))
-               ? unsupported("the gradient of the output is computed from a gradient of the same attention")
-               : Status();
+               ? refuse<Reason::kSecondDerivative>()
+               : Proof();
   };
   for (const Exit& exit : exits_) {
     FLASHLIFT_RETURN_IF_ERROR(check(exit.product));
@@ -143,13 +142,13 @@ Status Attempt::check_order() const {
   return {};
 }
 
-Status Attempt::classify(const Exit& exit) {
+Proof Attempt::classify(const Exit& exit) {
   LiftedGradient& gradient = *lifted_.gradient;
   std::optional<ResultView>& place = exit.is_of_values     ? gradient.d_v
                                      : exit.sums_over_keys ? gradient.d_q
                                                            : gradient.d_k;
   if (place) {
-    return unsupported("the module has two gradients by one tensor");
+    return refuse<Reason::kTwoGradients>();
   }
   PlacedTensor result = exit.result;
   for (const int atom : exit.shared) {
@@ -161,16 +160,16 @@ Status Attempt::classify(const Exit& exit) {
                            : compare_gradient(exit.formula, score_with_shift(plane_[first_].formula));
 }
 
-Status Attempt::find_gradient() {
-  if (Status lifted = lift_gradient(); !lifted.ok()) {
-    return unsupported("{}{}", kGradientReason, lifted.error().message);
+Proof Attempt::find_gradient() {
+  if (Proof lifted = lift_gradient(); !lifted.ok()) {
+    return refuse<Reason::kNotByGradient>(lifted.error().text);
   }
   return {};
 }
 
-Status Attempt::lift_gradient() {
+Proof Attempt::lift_gradient() {
   if (roles_.key.size() > 1) {
-    return unsupported("the gradient of an attention with keys in several dimensions is not fused");
+    return refuse<Reason::kKeyDimensionsOfGradient>();
   }
   lifted_.gradient.emplace();
   if (plane_.empty()) {
@@ -184,7 +183,7 @@ Status Attempt::lift_gradient() {
     FLASHLIFT_RETURN_IF_ERROR(classify(exit));
   }
   if (exits_.empty() && sum_exits_.empty()) {
-    return unsupported("there is no gradient");
+    return refuse<Reason::kNoGradient>();
   }
   lifted_.problem.want_lse = true;  // the backward pass reads it
   return check_order();
@@ -194,7 +193,7 @@ Status Attempt::lift_gradient() {
 
 // The captured tensor by which the backward call gives the gradient by a term: the one that the term is an element of,
 // or the term's own, which the score reads in place of what the term is computed from.
-Result<Capture> Attempt::read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos) {
+Outcome<Capture> Attempt::read_term(const Term& term, SymId& score, std::vector<LeafInfo>& infos) {
   const Sym& formula = arena_[term.formula];
   if (formula.kind == SymKind::kLoad &&
       evaluator_->leaves()[static_cast<size_t>(formula.payload)] == term.tensor.value) {
@@ -223,7 +222,7 @@ Result<Capture> Attempt::read_term(const Term& term, SymId& score, std::vector<L
   const SymId before = score;
   score = arena_.replace(score, term.formula, load);
   if (score == before) {
-    return unsupported("the score program does not read a tensor by which there is a gradient");
+    return refuse<Reason::kUnreadTerm>();
   }
   infos.push_back({capture});
   return capture;
@@ -244,7 +243,7 @@ ResultView Attempt::result_of_sum(const SumExit& exit, const std::vector<int64_t
 
 // The problem of the backward call, and how the gradients by captured tensors lie. The programs of the forward call
 // must have been built.
-Status Attempt::write_sums() {
+Proof Attempt::write_sums() {
   LiftedGradient& gradient = *lifted_.gradient;
   gradient.problem = lifted_.problem;
   gradient.captures = lifted_.captures;
@@ -290,10 +289,11 @@ Status Attempt::write_sums() {
   for (const CaptureGradient& by : gradient.d_captures) {
     if (std::none_of(gradient.problem.captures.begin(), gradient.problem.captures.end(),
                      [&](const Capture& capture) { return capture.name == by.capture; })) {
-      return unsupported("the score program does not read a tensor by which there is a gradient");
+      return refuse<Reason::kUnreadTerm>();
     }
   }
-  return verify(gradient.problem);
+  FLASHLIFT_RETURN_IF_ERROR(verify(gradient.problem));
+  return {};
 }
 
 }  // namespace flashlift::stablehlo

@@ -7,7 +7,6 @@
 
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/lift/numeric.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -58,7 +57,7 @@ SymId Attempt::score_with_shift(SymId of) {
   return arena_.replace(softmax_.score, of, arena_.op(Op::k_add, {of, shift}));
 }
 
-Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
+Proof Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
   std::vector<SymId> known = {whole_, undropped_, softmax_.score};
   for (const SymId given : {gradient_formula_, d_lse_formula_}) {
     if (given != kNoSym) {
@@ -66,13 +65,13 @@ Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
     }
   }
   if (!reads_within(arena_, formula, known)) {
-    return unsupported("a gradient reads or branches on what the scores do not");
+    return refuse<Reason::kReadsMore>();
   }
   if (!computes_within(arena_, formula, known)) {
-    return unsupported("a gradient applies a function that neither the scores nor their derivatives have");
+    return refuse<Reason::kComputesMore>();
   }
   if (!half_ && !rounds_within(arena_, formula, known)) {
-    return unsupported("a gradient is rounded to 16 bits, which a fused one would not be");
+    return refuse<Reason::kRoundsMore>();
   }
   const std::vector<int64_t>& atom_sizes = evaluator_->atom_sizes();
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
@@ -94,20 +93,18 @@ Status Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
       compared += is_row && trial < kDraws ? 1 : 0;
     }
   }
-  return compared >= static_cast<int>(kDraws)
-             ? Status()
-             : unsupported("too few rows of the score plane could be compared with a gradient");
+  return compared >= static_cast<int>(kDraws) ? Proof() : refuse<Reason::kTooFewRows>();
 }
 
-Status Attempt::compare_probabilities(SymId formula) {
-  return compare_rows(formula, [&](NumericRow& numbers, const Draw&) -> Result<bool> {
+Proof Attempt::compare_probabilities(SymId formula) {
+  return compare_rows(formula, [&](NumericRow& numbers, const Draw&) -> Outcome<bool> {
     for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
       const double p = numbers.value(whole_, key);
       if (std::isnan(p)) {
         return false;
       }
       if (!(std::abs(numbers.value(formula, key) - p) <= kTolerance * std::max(p, 1e-3))) {
-        return unsupported("what is multiplied with the output's gradient is not the probabilities");
+        return refuse<Reason::kNotProbabilities>();
       }
     }
     return true;
@@ -142,12 +139,12 @@ Row row_of(NumericRow& numbers, SymId probability, SymId d_probability, SymId d_
 
 }  // namespace
 
-Status Attempt::compare_gradient(SymId formula, SymId shifted) {
+Proof Attempt::compare_gradient(SymId formula, SymId shifted) {
   if (gradient_formula_ == kNoSym) {
-    return unsupported("a gradient by queries or keys without one by the probabilities");
+    return refuse<Reason::kNoProbabilityGradient>();
   }
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
-  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
+  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
     const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
     if (!row.has_keys) {
       return false;
@@ -162,16 +159,16 @@ Status Attempt::compare_gradient(SymId formula, SymId shifted) {
         continue;  // an exponential on the way overflows
       }
       if (!std::isfinite(size) || !(std::abs(numbers.value(formula, key) - expected) <= kTolerance * size)) {
-        return unsupported("what leaves the scores is not the gradient by them");
+        return refuse<Reason::kNotGradientOfScores>();
       }
     }
     return true;
   });
 }
 
-Status Attempt::compare_sinks(SymId formula) {
+Proof Attempt::compare_sinks(SymId formula) {
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
-  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Result<bool> {
+  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
     const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
     const auto largest = static_cast<size_t>(std::max_element(row.p.begin(), row.p.end()) - row.p.begin());
     if (!row.has_keys || row.p[largest] == 0) {
@@ -181,8 +178,8 @@ Status Attempt::compare_sinks(SymId formula) {
     const double p_sink = std::exp(logit - numbers.value(softmax_.score, largest)) * row.p[largest];
     const double size = std::max(p_sink * std::abs(row.p_d_p), 1e-6 * draw.gradient_range);
     return std::isfinite(size) && std::abs(numbers.value(formula, 0) + p_sink * row.p_d_p) <= kTolerance * size
-               ? Result<bool>(true)
-               : unsupported("what leaves the scores is not the gradient by the sinks");
+               ? Outcome<bool>(true)
+               : refuse<Reason::kNotGradientOfSinks>();
   });
 }
 

@@ -7,7 +7,6 @@
 #include "stablehlo/lift/numeric.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -42,7 +41,7 @@ std::optional<score::Interval> range_of_constant(mlir::Value value) {
 
 }  // namespace
 
-Status Attempt::build_programs() {
+Proof Attempt::build_programs() {
   Problem& problem = lifted_.problem;
   problem.batch = extent(roles_.batch, sizes_);
   problem.kv_heads = extent(roles_.kv_head, sizes_);
@@ -55,7 +54,7 @@ Status Attempt::build_programs() {
   mlir::Value out = options_.gradient == GradientUse::kAlone ? d_out_operand_ : out_.value;
   const auto out_dtype = dtype(out.getType());
   if (!out_dtype) {
-    return unsupported("the output has an unsupported element type");
+    return refuse<Reason::kOutputType>();
   }
   problem.out_dtype = *out_dtype;
   if (options_.gradient == GradientUse::kAlone) {
@@ -135,7 +134,7 @@ KnownBounds Attempt::known_bounds() const {
 
 // A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
 // always -inf; where the output is NaN nevertheless, the call gives zeros that the module replaces.
-Status Attempt::give_empty_rows_their_log_sum_exp() {
+Proof Attempt::give_empty_rows_their_log_sum_exp() {
   if (!lifted_.lse || is_never_empty()) {
     return {};
   }
@@ -149,8 +148,7 @@ Status Attempt::give_empty_rows_their_log_sum_exp() {
     lifted_.nan_where_lse_is_minus_infinity = true;
     return {};
   }
-  return unsupported(
-      "the log-sum-exp of a row without any key left is {}, which the output of that row does not go with", value);
+  return refuse<Reason::kLogSumExpWithoutKeys>(value);
 }
 
 // Whether each row surely has a key whose score is not -inf.
@@ -169,19 +167,16 @@ void Attempt::leave_out_known_conditions() {
 
 // Which keys dropout leaves is a tensor of the call: the value on the way to the probabilities that is the condition.
 // However its bits were made, they are made outside.
-Status Attempt::place_keep_mask() {
+Proof Attempt::place_keep_mask() {
   if (softmax_.keep.empty()) {
-    return softmax_.keep_factor == 1 ? Status()
-                                     : unsupported("rows of probabilities are scaled by more than their sum");
+    return softmax_.keep_factor == 1 ? Proof() : refuse<Reason::kScaledRows>();
   }
   Problem& problem = lifted_.problem;
   if (softmax_.keep.size() != 1) {
-    return unsupported("probabilities are set to 0 by several conditions behind the softmax; join them with `and`");
+    return refuse<Reason::kSeveralKeepConditions>();
   }
   if (softmax_.keep_selects && problem.empty_rows == EmptyRows::kNan && !is_never_empty()) {
-    return unsupported(
-        "dropout by a select clears the NaN of a row without keys, but only of those keys that it leaves out; multiply "
-        "the probabilities by the mask, or mask scores with a finite number");
+    return refuse<Reason::kDropoutClearsNan>();
   }
   const SymId condition = softmax_.keep[0];
   for (const Evaluator::Place& place : evaluator_->places()) {
@@ -218,18 +213,18 @@ Status Attempt::place_keep_mask() {
     problem.dropout = 1 - 1 / softmax_.keep_factor;
     return {};
   }
-  return unsupported("which probabilities dropout keeps does not stand as one boolean for each place of the scores");
+  return refuse<Reason::kNoKeepMask>();
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one
 // element for each head, and for each sink if there are several. Looking for a value instead of rebuilding the formula
 // takes logits of any dtype and however they are computed.
-Status Attempt::place_sinks() {
+Proof Attempt::place_sinks() {
   if (softmax_.sinks.empty()) {
     return {};
   }
   if (softmax_.sinks.size() != 1) {
-    return unsupported("sink logits stand in {} separate pieces", softmax_.sinks.size());
+    return refuse<Reason::kSinkPieces>(softmax_.sinks.size());
   }
   const SymId logits = softmax_.sinks[0];
   if (arena_.is_constant(logits)) {
@@ -265,7 +260,7 @@ Status Attempt::place_sinks() {
     lifted_.sinks = std::move(view);
     return {};
   }
-  return unsupported("sink logits are not one number a head, as a tensor of its own");
+  return refuse<Reason::kNoSinkTensor>();
 }
 
 bool Attempt::is_sink_source(mlir::Value value) {
@@ -310,10 +305,10 @@ std::optional<std::vector<Index>> Attempt::row_indices(mlir::Value value) {
   return std::nullopt;
 }
 
-Status Attempt::find_log_sum_exp(mlir::Value value) {
+Proof Attempt::find_log_sum_exp(mlir::Value value) {
   const auto indices = row_indices(value);
   if (!indices) {
-    return unsupported("not a row");
+    return refuse<Reason::kNoRow>();
   }
   FLASHLIFT_ASSIGN_OR_RETURN(Evaluator evaluator, make_evaluator());
   const SymId formula = [&] {
@@ -321,11 +316,11 @@ Status Attempt::find_log_sum_exp(mlir::Value value) {
     return again == kNoSym ? kNoSym : evaluator.evaluate(value, *indices);
   }();
   if (formula == kNoSym || !is_log_sum_exp(arena_, formula, softmax_)) {
-    return unsupported("not the log-sum-exp");
+    return refuse<Reason::kNoLogSumExp>();
   }
   auto placed = place_tensor(value, affine_of(*indices), sizes_);
   if (!placed) {
-    return unsupported("not a strided row");
+    return refuse<Reason::kNoStridedRow>();
   }
   for (auto next = placed; next && dtype(next->value.getType()) == DType::kF32;
        next = follow_result(*placed, sizes_, half_)) {
@@ -338,7 +333,7 @@ Status Attempt::find_log_sum_exp(mlir::Value value) {
 }
 
 // Everything that the scores flow into must end in what the call replaces.
-Status Attempt::check_uses() {
+Proof Attempt::check_uses() {
   llvm::DenseSet<mlir::Operation*> seen;
   std::vector<mlir::Operation*> stack{first_};
   while (!stack.empty()) {
@@ -359,8 +354,7 @@ Status Attempt::check_uses() {
       }
       for (mlir::Operation* user : result.getUsers()) {
         if (!is_removable(user)) {
-          return unsupported("{} (for a gradient, or as an output): they reach `{}` at {}", kUsedElsewhere,
-                             user->getName().getStringRef().str(), describe(user->getLoc()));
+          return refuse<Reason::kUsedElsewhere>(user->getName().getStringRef().str(), describe(user->getLoc()));
         }
         stack.push_back(user);
       }

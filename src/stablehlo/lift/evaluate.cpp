@@ -93,9 +93,9 @@ Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vecto
   atom_sizes_.resize(kMaxAtoms, 1);
 }
 
-SymId Evaluator::fail(std::string reason) {
-  if (failure_.empty()) {
-    failure_ = std::move(reason);
+SymId Evaluator::fail(Refusal refusal) {
+  if (!failure_) {
+    failure_ = std::move(refusal);
   }
   return kNoSym;
 }
@@ -125,7 +125,7 @@ Index Evaluator::shifted(const Index& index, int64_t offset) {
 }
 
 SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) {
-  if (!failure_.empty()) {
+  if (failure_) {
     return kNoSym;
   }
   auto key = std::make_pair(value.getAsOpaquePointer(), indices);
@@ -134,10 +134,10 @@ SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) 
   }
   work_.spend(1);
   if (work_.is_spent() || ++steps_ > Work::kMostOfAnAttempt) {
-    return fail("the operations between the two products take too many steps to follow");
+    return fail(refuse<Reason::kTooManySteps>());
   }
   if (++depth_ > kMaxDepth) {
-    return fail("the operations between the two products are nested too deeply");
+    return fail(refuse<Reason::kNestedTooDeeply>());
   }
   const SymId result = evaluate_uncached(value, indices);
   --depth_;
@@ -148,7 +148,7 @@ SymId Evaluator::evaluate(mlir::Value value, const std::vector<Index>& indices) 
   return result;
 }
 
-SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::string& reason) {
+SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::optional<Refusal>& refusal) {
   const size_t places = places_.size();
   const size_t leaves = leaves_.size();
   const int bound = next_bound_;
@@ -156,7 +156,7 @@ SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indic
   if (result != kNoSym) {
     return result;
   }
-  reason = failure_.empty() ? "it is read across places of the score plane" : failure_;
+  refusal = failure_.value_or(refuse<Reason::kReadAcrossPlaces>());
   for (size_t i = places; i < places_.size(); ++i) {
     memo_.erase(std::pair(places_[i].value.getAsOpaquePointer(), places_[i].indices));
   }
@@ -171,7 +171,7 @@ SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indic
   depth_ = 0;
   active_ranges_.clear();
   range_split_.reset();
-  failure_.clear();
+  failure_.reset();
   split_request_ = {};
   return kNoSym;
 }
@@ -424,7 +424,7 @@ bool Evaluator::evaluate_pieces(mlir::Value operand, std::vector<Index> indices,
         std::none_of(indices.begin(), indices.end(), [&](const Index& i) { return mentions_key(i); });
     piece.atom = over_keys ? kKeyAtom : bound_atom(size, indices);
     if (piece.atom < 0) {
-      fail("too many reductions between the two products");
+      fail(refuse<Reason::kTooManyReductions>());
       return false;
     }
     indices[dim].affine = affine_sum(indices[dim].affine, affine_atom(piece.atom));
@@ -449,7 +449,7 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
   AtomSet atoms = 0;
   for (const Index& index : indices) {
     if (index.general != kNoSym) {
-      return fail("the scores are read at computed indices");
+      return fail(refuse<Reason::kComputedScoreIndex>());
     }
     for (const auto& term : index.affine.terms) {
       atoms |= atom_bit(is_of_key(term.first) ? kKeyAtom : term.first);
@@ -458,7 +458,7 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
   if (score_indices_.empty()) {
     score_indices_ = indices;
   } else if (score_indices_ != indices) {
-    return fail("the scores are combined across places: a reduction is not over the keys of one row");
+    return fail(refuse<Reason::kAcrossPlaces>());
   }
   return arena_.score(atoms);
 }
@@ -467,13 +467,12 @@ SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   if (op != nullptr && depends_on_score_(op)) {
     const auto call = custom_call(op);
-    return fail(fmt::format("`{}{}` at {} stands between the two products and is not understood there",
-                            op->getName().getStringRef().str(), call ? fmt::format(" @{}", call->target) : "",
-                            describe(op->getLoc())));
+    return fail(refuse<Reason::kNotUnderstood>(op->getName().getStringRef().str(),
+                                               call ? fmt::format(" @{}", call->target) : "", describe(op->getLoc())));
   }
   const auto type = element_dtype(value);
   if (!static_tensor(value) || !type || indices.size() > static_cast<size_t>(kMaxRank)) {
-    return fail("a tensor that the scores depend on has a dynamic shape, an unsupported element type or rank");
+    return fail(refuse<Reason::kUnsupportedTensor>());
   }
   std::vector<SymId> formulas;
   for (const Index& index : indices) {

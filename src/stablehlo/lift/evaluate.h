@@ -12,6 +12,7 @@
 #include "mlir/IR/Value.h"
 #include "stablehlo/lift/affine.h"
 #include "stablehlo/lift/ranges.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/same_value.h"
 #include "stablehlo/lift/symbol.h"
 #include "stablehlo/lift/work.h"
@@ -39,11 +40,11 @@ class Evaluator {
   Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes, bool opens_reductions,
             std::optional<DType> half, std::function<bool(mlir::Operation*)> depends_on_score, Work& work);
 
-  // kNoSym if it cannot be done: failure() says why, or split_request() names an atom that must become two first.
+  // kNoSym if it cannot be done: why_not() says why, or split_request() names an atom that must become two first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
 
-  // As evaluate(), but a failure leaves everything as it was. `reason` is set then.
-  SymId try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::string& reason);
+  // As evaluate(), but a failure leaves everything as it was. `refusal` is set then.
+  SymId try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::optional<Refusal>& refusal);
 
   // The key as indices of dimensions of these sizes, major to minor, whose product is the number of keys. Where keys
   // are seen as several dimensions, atoms of their own ("digits" of the key, from kFirstBound on) index them; formulas
@@ -53,7 +54,8 @@ class Evaluator {
   // The digits that are not taken apart further, major to minor; the key itself if it was never taken apart.
   std::vector<int> smallest_key_digits(int atom = kKeyAtom) const;
 
-  const std::string& failure() const { return failure_; }
+  // Of a failure.
+  Refusal why_not() const { return failure_.value_or(refuse<Reason::kUnreadProbabilities>()); }
   const SplitRequest& split_request() const { return split_request_; }
   // The indices of the score product's result at the place of the plane; empty until it has been met.
   const std::vector<Index>& score_indices() const { return score_indices_; }
@@ -99,7 +101,7 @@ class Evaluator {
   SymId leaf(mlir::Value value, const std::vector<Index>& indices);
   // Nothing came out, and nobody failed or asked for a split: it may become a leaf.
   bool is_not_understood(SymId result) const {
-    return result == kNoSym && failure_.empty() && split_request_.atom < 0 && !range_split_;
+    return result == kNoSym && !failure_ && split_request_.atom < 0 && !range_split_;
   }
 
   // One part of the key: of / inner or of % inner.
@@ -118,7 +120,7 @@ class Evaluator {
   Index shifted(const Index& index, int64_t offset);
   bool split_range(const Index& index, int64_t boundary);
   std::vector<SymId> evaluate_operands(mlir::Operation* op, const std::vector<Index>& indices);
-  SymId fail(std::string reason);
+  SymId fail(Refusal refusal);
 
   SymArena& arena_;
   mlir::Operation* score_product_;
@@ -139,7 +141,7 @@ class Evaluator {
   std::vector<Digit> digits_ = std::vector<Digit>(kMaxAtoms);  // by atom
   std::vector<int> active_ranges_;                             // atoms of the reductions being evaluated
   std::optional<std::pair<int, int64_t>> range_split_;         // a boundary in a tensor splits this atom's range here
-  std::string failure_;
+  std::optional<Refusal> failure_;
   SplitRequest split_request_;
 };
 

@@ -39,7 +39,7 @@ SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& i
     const int atom = split.request.atom;
     if (atom > kKeyAtom && atom < kFirstBound) {
       split_request_ = split.request;
-      return fail("an index must be split");  // the caller asks split_request() first
+      return fail(refuse<Reason::kSplitIndex>());  // the caller asks split_request() first
     }
     return leaf(value, indices);
   }

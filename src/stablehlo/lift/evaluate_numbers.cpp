@@ -111,11 +111,9 @@ SymId Evaluator::rounded(SymId value, mlir::Operation* op) {
   }
   const bool is_of_operands = type == half_;
   if (arena_[value].has_score) {
-    return is_of_operands
-               ? value
-               : fail(fmt::format("`{}` at {} rounds scores or probabilities to {}, which queries, keys and "
-                                  "values do not all hold: a fused call would not round",
-                                  op->getName().getStringRef().str(), describe(op->getLoc()), to_string(*type)));
+    return is_of_operands ? value
+                          : fail(refuse<Reason::kRoundsScores>(op->getName().getStringRef().str(),
+                                                               describe(op->getLoc()), to_string(*type)));
   }
   if (kind(op) != OpKind::kConvert && !is_of_operands) {
     return kNoSym;

@@ -6,7 +6,6 @@
 
 #include "mlir/IR/TypeUtilities.h"
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -190,8 +189,8 @@ struct Letters {
   bool is_one_digit_each = true;
 };
 
-Result<Letters> letters_of(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                           const std::vector<int64_t>& sizes) {
+Outcome<Letters> letters_of(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                            const std::vector<int64_t>& sizes) {
   Letters letters;
   for (const std::vector<int>& digits : tensor.dims) {
     if (digits.empty()) {
@@ -204,7 +203,7 @@ Result<Letters> letters_of(const PlacedTensor& tensor, const Roles& roles, const
     for (const int atom : digits) {
       const char letter = letter_of(atom, roles, depth);
       if (letter == '?') {
-        return unsupported("a dimension of the queries, keys or values is neither batch, head, sequence nor depth");
+        return refuse<Reason::kNoLetter>();
       }
       letters.atoms.push_back(atom);
       letters.shape.push_back(sizes[atom]);
@@ -381,8 +380,8 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
   }
 }
 
-Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                                 const std::vector<int64_t>& sizes, bool is_key_or_value) {
+Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                  const std::vector<int64_t>& sizes, bool is_key_or_value) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
   // A letter that is absent is shared; one that is there in part is not expressible.
   const std::vector<int> present = tensor.order();
@@ -394,7 +393,7 @@ Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles,
   for (const auto& atoms : {roles.batch, heads}) {
     const auto there = count_present(atoms);
     if (there != 0 && there != static_cast<std::ptrdiff_t>(atoms.size())) {
-      return unsupported("a tensor has a part of the batch or head dimensions and shares the rest");
+      return refuse<Reason::kPartlyShared>();
     }
   }
   OperandView view{.source = tensor.value, .reshape = {}, .permutation = {}, .dims = letters.text};
@@ -410,8 +409,8 @@ Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles,
   return view;
 }
 
-Result<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                               const std::vector<int64_t>& sizes) {
+Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                const std::vector<int64_t>& sizes) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Letters letters, letters_of(tensor, roles, depth, sizes));
   ResultView view{.replaced = tensor.value, .call_shape = letters.shape, .dims = letters.text, .permutation = {}};
   if (!is_regular(letters, roles, depth)) {

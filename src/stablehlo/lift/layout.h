@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "flashlift/result.h"
 #include "mlir/IR/Operation.h"
 #include "mlir/IR/Value.h"
 #include "stablehlo/lift/affine.h"
 #include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/roles.h"
 
 namespace flashlift::stablehlo {
@@ -53,9 +53,9 @@ std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operati
                                        const std::vector<int64_t>& sizes, std::optional<DType> half);
 
 // The letters of a tensor, with the reshape and the transpose that they need.
-Result<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                                 const std::vector<int64_t>& sizes, bool is_key_or_value);
-Result<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
-                               const std::vector<int64_t>& sizes);
+Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                  const std::vector<int64_t>& sizes, bool is_key_or_value);
+Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
+                                const std::vector<int64_t>& sizes);
 
 }  // namespace flashlift::stablehlo

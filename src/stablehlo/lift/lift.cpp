@@ -5,7 +5,6 @@
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/reader/ops.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -14,8 +13,6 @@ constexpr size_t kLongestChain = 20000;    // operations looked at on the way ba
 constexpr size_t kMostFirstProducts = 16;  // tried for one second product
 constexpr int kMostSplits = 24;
 constexpr int64_t kPartsAStep = 4;  // of formulas
-constexpr const char* kTooMuchWork =
-    "looking for attention in this module takes too long; split the module, or give it with fewer operations";
 
 bool is_of_products(mlir::Operation* op) { return kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot; }
 
@@ -125,38 +122,32 @@ Chain chain_behind(mlir::Value value, Work& work) {
 }
 
 // Why two products are no pair that could be fused, whatever stands between them.
-Status check_pair(mlir::Operation* first, mlir::Operation* second) {
+Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
   for (mlir::Operation* product : {first, second}) {
     if (!is_product(product)) {
-      return unsupported(
-          "the product at {} has sizes that are known at run time only; export the module with fixed batch and "
-          "lengths",
-          describe(product->getLoc()));
+      return refuse<Reason::kDynamicSizes>(describe(product->getLoc()));
     }
   }
   if (first->getBlock() != second->getBlock()) {
     mlir::Operation* const other = first->getBlock()->getParentOp();
     const bool encloses = other->isProperAncestor(second);
     mlir::Operation* const wall = encloses ? second->getBlock()->getParentOp() : other;
-    return unsupported(
-        "the product of queries and keys at {} stands {} a `{}` that the product with the values is {}; move both to "
-        "one side of it",
-        describe(first->getLoc()), encloses ? "outside of" : "in", wall->getName().getStringRef().str(),
-        encloses ? "in" : "outside of");
+    return refuse<Reason::kAcrossRegions>(describe(first->getLoc()), encloses ? "outside of" : "in",
+                                          wall->getName().getStringRef().str(), encloses ? "in" : "outside of");
   }
   return {};
 }
 
 // Tries with finer and finer digits until nothing asks for a split.
-Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side,
-                                  const AttemptOptions& options) {
+Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side,
+                                   const AttemptOptions& options) {
   DigitSizes digits;
   for (const int64_t size : shape(second->getOperand(side))) {
     digits.push_back({size});
   }
   for (int tries = 0; tries < kMostSplits; ++tries) {
     if (options.work->is_spent()) {
-      return unsupported("{}", kTooMuchWork);
+      return refuse<Reason::kTooMuchWork>();
     }
     Attempt attempt(first, second, side, digits, options);
     auto lifted = attempt.run();
@@ -171,12 +162,12 @@ Result<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* secon
     sizes[digit] /= inner;
     sizes.insert(sizes.begin() + static_cast<std::ptrdiff_t>(digit) + 1, inner);
   }
-  return unsupported("the reshapes between the two products split dimensions in too many ways");
+  return refuse<Reason::kTooManySplits>();
 }
 
 // Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
-Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
-                                        Work& work) {
+Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
+                                         Work& work) {
   auto lifted = lift_pair(first, second, side, {.work = &work});
   if (lifted.ok()) {
     return lifted;
@@ -197,8 +188,8 @@ Result<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation*
     if (again.ok()) {
       return again;
     }
-    if (lifted.error().message.starts_with(kUsedElsewhere) && way.gradient == GradientUse::kBesideOutput &&
-        again.error().message.starts_with(kGradientReason)) {
+    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput &&
+        again.error().reason == Reason::kNotByGradient) {
       return again.error();
     }
   }
@@ -271,32 +262,32 @@ std::vector<const ResultView*> results_of(const LiftedAttention& found) {
   return results;
 }
 
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work) {
+Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work) {
   if (work.is_spent()) {
-    return unsupported("{}", kTooMuchWork);
+    return refuse<Reason::kTooMuchWork>();
   }
-  std::optional<Error> reason;
+  std::optional<Refusal> refusal;
   for (unsigned side = 0; side < 2; ++side) {
     const Chain chain = chain_behind(second_product->getOperand(side), work);
     if (!chain.has_softmax) {
       continue;
     }
     for (mlir::Operation* first : chain.products) {
-      if (const Status status = check_pair(first, second_product); !status.ok()) {
-        reason = reason ? reason : status.error();
+      if (const Proof status = check_pair(first, second_product); !status.ok()) {
+        refusal = refusal ? refusal : status.error();
         continue;
       }
       auto lifted = lift_in_any_way(first, second_product, side, gradients, work);
       if (lifted.ok()) {
         return lifted;
       }
-      reason = reason ? reason : lifted.error();
+      refusal = refusal ? refusal : lifted.error();
     }
   }
-  if (reason) {
-    return *reason;
+  if (refusal) {
+    return *refusal;
   }
-  return not_found("no exponential of a product stands before this product");
+  return refuse<Reason::kNoCandidate>();
 }
 
 }  // namespace flashlift::stablehlo

@@ -6,18 +6,18 @@
 #include <string>
 #include <vector>
 
-#include "flashlift/result.h"
 #include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/work.h"
 #include "stablehlo/reader/module.h"
 
 namespace flashlift::stablehlo {
 
-// Looks at a product as the second one of an attention. Errors are kUnsupported, with the reason for a person.
-// kNotFound: it does not look like attention at all (no summed exponential, or no product before it).
+// Looks at a product as the second one of an attention. kNoCandidate: it does not
+// look like attention at all (no summed exponential, or no product before it).
 // gradients: where the module holds the attention's backward pass too, that is lifted with it. `work` is for all
 // products of a module: once it is spent, an error says so.
-Result<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);
+Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);
 
 // Whether a value flows into an exponential that is summed, or comes from one, with no product between: scores,
 // probabilities, statistics of their rows.

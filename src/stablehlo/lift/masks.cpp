@@ -9,7 +9,6 @@
 #include "score/scalar.h"
 #include "stablehlo/lift/bounds.h"
 #include "stablehlo/lift/softmax.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -110,7 +109,7 @@ float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax)
   return EmptyRowEvaluator(arena, std::move(known), softmax.guards.empty()).evaluate(formula).f;
 }
 
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
   if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
     return EmptyRows::kZero;  // no row is ever empty
   }
@@ -124,7 +123,7 @@ Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const 
   if (std::abs(value - 1.0f / EmptyRowEvaluator::kKeys) < 1e-5f) {
     return EmptyRows::kUniform;
   }
-  return unsupported("a row without any key left gives neither 0, nor the mean of the values, nor NaN");
+  return refuse<Reason::kRowsWithoutKeys>();
 }
 
 namespace {

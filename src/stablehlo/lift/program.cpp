@@ -6,7 +6,6 @@
 
 #include "flashlift/builder.h"
 #include "score/simplify.h"
-#include "support/error.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -171,9 +170,6 @@ class Emission {
   bool failed_ = false;
 };
 
-constexpr const char* kHoldsReduction =
-    "a mask or score depends on a reduction over the keys or on an index that is not of the score plane";
-
 // The factor that multiplies the score where it is used here, if that is what happens to it.
 std::optional<float> factor_of_use(const SymArena& arena, const Sym& user, SymId score) {
   if (user.op != Op::k_mul && user.op != Op::k_div) {
@@ -189,19 +185,19 @@ std::optional<float> factor_of_use(const SymArena& arena, const Sym& user, SymId
 
 }  // namespace
 
-Result<Program> ProgramEmitter::score_mod(SymId score) const {
+Outcome<Program> ProgramEmitter::score_mod(SymId score) const {
   ProgramBuilder builder(ProgramKind::kScoreMod);
   const ProgramBuilder::Scope scope(builder);
   Emission emission(arena_, roles_, sizes_, leaves_, builder);
   const Expr result = emission.emit(score);
   if (emission.failed()) {
-    return unsupported("{}", kHoldsReduction);
+    return refuse<Reason::kReducesInProgram>();
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Program program, builder.finish(result));
   return score::simplify(program);
 }
 
-Result<Program> ProgramEmitter::mask_mod(const std::vector<SymId>& guards) const {
+Outcome<Program> ProgramEmitter::mask_mod(const std::vector<SymId>& guards) const {
   ProgramBuilder builder(ProgramKind::kMaskMod);
   const ProgramBuilder::Scope scope(builder);
   Emission emission(arena_, roles_, sizes_, leaves_, builder);
@@ -210,7 +206,7 @@ Result<Program> ProgramEmitter::mask_mod(const std::vector<SymId>& guards) const
     keep = keep && emission.emit(guard);
   }
   if (emission.failed()) {
-    return unsupported("{}", kHoldsReduction);
+    return refuse<Reason::kReducesInProgram>();
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Program program, builder.finish(keep));
   return score::simplify(program);

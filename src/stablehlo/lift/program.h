@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "flashlift/problem.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/roles.h"
 #include "stablehlo/lift/symbol.h"
 
@@ -21,10 +22,10 @@ class ProgramEmitter {
                  const std::vector<LeafInfo>& leaves)
       : arena_(arena), roles_(roles), sizes_(sizes), leaves_(leaves) {}
 
-  // Errors: kUnsupported for a formula that holds a reduction.
-  Result<Program> score_mod(SymId score) const;
+  // kReducesInProgram for a formula that holds a reduction.
+  Outcome<Program> score_mod(SymId score) const;
   // The conjunction of the guards.
-  Result<Program> mask_mod(const std::vector<SymId>& guards) const;
+  Outcome<Program> mask_mod(const std::vector<SymId>& guards) const;
 
  private:
   const SymArena& arena_;

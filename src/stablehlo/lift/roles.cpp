@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "support/error.h"
-
 namespace flashlift::stablehlo {
 namespace {
 
@@ -45,7 +43,7 @@ int64_t extent(const std::vector<int>& atoms, const std::vector<int64_t>& sizes)
   return product;
 }
 
-Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes) {
+Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes) {
   Roles roles;
   const AtomSet shared = use.in_k | use.in_v;
   std::vector<int> shared_order;  // as the queries have them, then those that the queries lack
@@ -99,7 +97,7 @@ Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes
   roles.batch.insert(roles.batch.end(), batch_only_q.begin(), batch_only_q.end());
   roles.batch.insert(roles.batch.end(), shared_order.begin(), shared_order.end());
   if (!elsewhere.empty() && roles.batch.size() != elsewhere.size()) {
-    return unsupported("a mask has batch dimensions that queries and keys have not");
+    return refuse<Reason::kMaskBatch>();
   }
   return roles;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "flashlift/result.h"
+#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/symbol.h"
 
 namespace flashlift::stablehlo {
@@ -31,7 +31,7 @@ struct Roles {
   std::vector<int> heads() const;
 };
 
-Result<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes);
+Outcome<Roles> assign_roles(const AtomUse& use, const std::vector<int64_t>& sizes);
 
 // The product of the atoms' sizes.
 int64_t extent(const std::vector<int>& atoms, const std::vector<int64_t>& sizes);

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "support/error.h"
-
 namespace flashlift::stablehlo {
 namespace {
 
@@ -37,14 +35,14 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
 // The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number is a part
 // where nothing is subtracted from the scores; where something is, it would be a sink of another logit in each row. One
 // so small that it is lost beside 1 is no part: a guard of a sum that is at least 1.
-Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts, bool& guarded) {
+Outcome<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts, bool& guarded) {
   constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
   constexpr size_t kMostParts = 1024;
   std::vector<ReducePiece> parts;
   std::vector<SymId> stack{z};
   while (!stack.empty()) {
     if (parts.size() + stack.size() > kMostParts) {
-      return unsupported("the row sum that divides has more than {} parts", kMostParts);
+      return refuse<Reason::kTooManyParts>(kMostParts);
     }
     const SymId id = stack.back();
     stack.pop_back();
@@ -58,7 +56,7 @@ Result<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z
       } else if (std::abs(arena.f32_value(id)) <= kLostBesideOne) {
         guarded = guarded || !is_zero(arena, id);
       } else {
-        return unsupported("a constant is added to the row sum");
+        return refuse<Reason::kConstantInSum>();
       }
     } else {
       parts.push_back({.body = id, .size = 1, .atom = -1});
@@ -163,7 +161,7 @@ std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& te
   return as_exponent(arena, sum).exponent;
 }
 
-Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
+Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
   Softmax softmax;
   softmax.denominator = z;
   std::vector<SignedTerm> of_key;
@@ -187,19 +185,19 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
     }
     const Product body = as_product(arena, piece.body);
     if (!body.over.empty() || !body.times.empty()) {
-      return unsupported("the row sum that divides is not a sum of exponentials alone");
+      return refuse<Reason::kOtherPartsInSum>();
     }
     if (piece.atom != kKeyAtom) {  // a sink: e^(logit - what is subtracted)
       std::vector<SignedTerm> logit = body.exponent;
       for (const SignedTerm& term : of_row) {
         const auto same = std::find(logit.begin(), logit.end(), term);
         if (same == logit.end()) {
-          return unsupported("a part of the row sum is shifted by another amount than the scores are");
+          return refuse<Reason::kPartShifted>();
         }
         logit.erase(same);
       }
       if (!body.guards.empty()) {
-        return unsupported("sink logits are masked");
+        return refuse<Reason::kMaskedSinks>();
       }
       softmax.sinks.push_back(sum_of(arena, logit));
       softmax.sink_sizes.push_back(piece.size);
@@ -209,8 +207,7 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
     for (const SymId guard : key_guards) {
       if (std::find(body.guards.begin(), body.guards.end(), guard) == body.guards.end()) {
         if (arena[guard].has_score) {
-          return unsupported(
-              "probabilities are set to 0 by a condition on the scores that their row sum does not know");
+          return refuse<Reason::kConditionOnScores>();
         }
         softmax.keep.push_back(guard);
         softmax.keep_selects = softmax.keep_selects || std::find(numerator.clears.begin(), numerator.clears.end(),
@@ -222,14 +219,14 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
     partition(arena, body.exponent, z_key, z_row);
     if (found_keys || z_key.empty() ||
         sorted(where(arena, z_key, softmax.keep)) != sorted(where(arena, of_key, softmax.keep))) {
-      return unsupported("the row sum that divides is of other exponentials than those it divides");
+      return refuse<Reason::kOtherExponentials>();
     }
     if (sorted(z_row) != sorted(of_row)) {
-      return unsupported("exponentials and their row sum are shifted by different amounts");
+      return refuse<Reason::kSumShifted>();
     }
     for (const SymId guard : body.guards) {
       if (std::find(numerator.guards.begin(), numerator.guards.end(), guard) == numerator.guards.end()) {
-        return unsupported("the row sum masks keys that the probabilities do not mask");
+        return refuse<Reason::kSumMasksMore>();
       }
     }
     softmax.guards = body.guards;
@@ -238,7 +235,7 @@ Result<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sym
     found_keys = true;
   }
   if (!found_keys) {
-    return unsupported("the divisor is not a sum over the keys");
+    return refuse<Reason::kNoKeySum>();
   }
   softmax.subtracted = of_row;
   if (subtracts_own_maximum(arena, softmax)) {
@@ -311,18 +308,16 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
 
 }  // namespace
 
-Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
+Outcome<Softmax> match_softmax(SymArena& arena, const Product& product) {
   if (std::none_of(product.exponent.begin(), product.exponent.end(),
                    [&](const SignedTerm& term) { return arena[term.term].has_score; })) {
-    return unsupported("what multiplies the values is no exponential of the scores");
+    return refuse<Reason::kNoExponential>();
   }
   float keep_factor = 1;
   bool is_scaled = false;  // by more than numbers
   for (const SymId factor : product.times) {
     if (depends_on_key(arena, factor)) {
-      return unsupported(
-          "the probabilities are multiplied by weights of their own; dropout is fused if the weights are a condition "
-          "(which keys stay) times a constant");
+      return refuse<Reason::kOwnWeights>();
     }
     if (arena.is_constant(factor)) {
       keep_factor *= arena.f32_value(factor);
@@ -333,7 +328,7 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
   std::vector<SymId> over;
   for (const SymId divisor : product.over) {
     if (depends_on_key(arena, divisor)) {
-      return unsupported("the exponentials are divided by something that is not one number a row");
+      return refuse<Reason::kDivisorOfKeys>();
     }
     if (arena.is_constant(divisor)) {
       keep_factor /= arena.f32_value(divisor);
@@ -341,23 +336,22 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
       over.push_back(divisor);
     }
   }
-  std::string reason = "the exponentials are not divided by their sum over the keys";
+  Refusal refusal = refuse<Reason::kNotDivided>();
   for (const SymId z : over) {
     if (!holds_row_sum(arena, z)) {
       continue;
     }
     auto softmax = match_denominator(arena, product, z);
     if (!softmax.ok()) {
-      reason = softmax.error().message;
+      refusal = softmax.error();
       continue;
     }
     softmax->keep_factor = keep_factor;
     if (over.size() > 1 || is_scaled || (softmax->keep.empty() && keep_factor != 1)) {
-      return unsupported("rows of probabilities are scaled by more than their sum");
+      return refuse<Reason::kScaledRows>();
     }
     if (!softmax->keep.empty() && !(keep_factor >= 1 && std::isfinite(keep_factor))) {
-      return unsupported("probabilities that stay are multiplied by {}; dropout divides them by 1 - its rate",
-                         keep_factor);
+      return refuse<Reason::kKeepFactor>(keep_factor);
     }
     for (const SymId guard : product.guards) {
       const auto is_in = [&](const std::vector<SymId>& guards) {
@@ -365,18 +359,16 @@ Result<Softmax> match_softmax(SymArena& arena, const Product& product) {
       };
       const bool known = is_in(softmax->guards) || is_in(softmax->keep);
       if (!known && !says_not_empty(arena, guard, *softmax, softmax->score, softmax->needs_maximum)) {
-        return unsupported("rows of probabilities are set to 0 by a condition that is not their emptiness");
+        return refuse<Reason::kClearedRows>();
       }
     }
     softmax->needs_maximum = softmax->needs_maximum || product.has_guard;
     if (softmax->needs_maximum && softmax->maximum == kNoSym) {
-      return unsupported(
-          "a guard against dividing by zero (or NaN replaced) may act: the exponentials are not of the scores less the "
-          "maximum of exactly those that are summed, so that all of a row may vanish or overflow");
+      return refuse<Reason::kGuardMayAct>();
     }
     return softmax;
   }
-  return unsupported("{}", reason);
+  return refusal;
 }
 
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax) {

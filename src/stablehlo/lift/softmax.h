@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "flashlift/problem.h"
-#include "flashlift/result.h"
 #include "stablehlo/lift/bounds.h"
 #include "stablehlo/lift/product.h"
+#include "stablehlo/lift/reason.h"
 
 namespace flashlift::stablehlo {
 
@@ -38,12 +38,12 @@ struct Softmax {
   bool needs_maximum = false;
 };
 
-// The product is the whole of what multiplies the values. Errors are kUnsupported with the reason.
-Result<Softmax> match_softmax(SymArena& arena, const Product& product);
+// The product is the whole of what multiplies the values.
+Outcome<Softmax> match_softmax(SymArena& arena, const Product& product);
 
-// What a row gives that has no key left, by computing such a row of the formula of what multiplies the values. Errors:
-// kUnsupported for a row that gives none of zero, uniform and NaN.
-Result<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
+// What a row gives that has no key left, by computing such a row of the formula of what multiplies the values.
+// kRowsWithoutKeys for a row that gives none of zero, uniform and NaN.
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
 
 // The formula of the softmax where each probability is kept, and not multiplied by keep_factor.
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);
