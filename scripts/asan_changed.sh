@@ -18,7 +18,7 @@ src/plan plan_test
 src/cpu cpu_test
 src/runtime runtime_test
 src/capi capi_test
-src/stablehlo stablehlo_reader_test stablehlo_lift_test stablehlo_fuse_test stablehlo_rewrite_test"
+src/stablehlo stablehlo_reader_test stablehlo_algebra_test stablehlo_fuse_test stablehlo_rewrite_test"
 
 changed="$(scripts/changed.sh)" || exit 0
 mapfile -t targets < <(while read -r part names; do

@@ -12,14 +12,14 @@
 
 #include "llvm/ADT/DenseMap.h"
 #include "mlir/IR/Operation.h"
+#include "stablehlo/algebra/gradient_check.h"
+#include "stablehlo/algebra/program.h"
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/roles.h"
+#include "stablehlo/algebra/softmax.h"
 #include "stablehlo/lift/evaluate.h"
 #include "stablehlo/lift/layout.h"
 #include "stablehlo/lift/lifted.h"
-#include "stablehlo/lift/numeric.h"
-#include "stablehlo/lift/program.h"
-#include "stablehlo/lift/reason.h"
-#include "stablehlo/lift/roles.h"
-#include "stablehlo/lift/softmax.h"
 #include "stablehlo/lift/work.h"
 
 namespace flashlift::stablehlo {
@@ -191,19 +191,13 @@ class Attempt {
   bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                       const std::vector<Affine>& y_indices) const;
 
-  // --- attempt_numbers.cpp: formulas in numbers ---
-
-  // Compares with the probabilities.
-  Proof compare_probabilities(SymId formula);
-  // Compares with the gradient by the softmax's score, times the score's derivative by something: `shifted` is the
-  // score with kShift added to that.
-  Proof compare_gradient(SymId formula, SymId shifted);
-  // Compares with the gradient by the sinks.
-  Proof compare_sinks(SymId formula);
-  SymId score_with_shift(SymId of);
-  // False for a row that has no keys in this draw, and shows nothing.
-  using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
-  Proof compare_rows(SymId formula, const CompareRow& compare_row);
+  GradientCheck check() {
+    parts_.probability = whole_;
+    parts_.undropped = undropped_;
+    parts_.d_probability = gradient_formula_;
+    parts_.d_lse = d_lse_formula_;
+    return {arena_, evaluator_->atom_sizes(), softmax_, parts_, half_.has_value()};
+  }
 
   mlir::Operation* first_;
   mlir::Operation* second_;
@@ -246,6 +240,7 @@ class Attempt {
   std::vector<Exit> exits_;
   std::vector<SumExit> sum_exits_;
   std::vector<mlir::Operation*> log_sum_exps_;
+  GradientParts parts_;
   LiftedAttention lifted_;
 };
 

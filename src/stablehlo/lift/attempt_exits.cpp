@@ -558,7 +558,7 @@ bool Attempt::is_sinks_gradient(const PlaneSum& sum) {
   if (softmax_.sink_atoms[0] >= 0) {
     wanted.push_back(softmax_.sink_atoms[0]);
   }
-  return sorted(sum.tensor.order()) == sorted(wanted) && compare_sinks(sum.formula).ok();
+  return sorted(sum.tensor.order()) == sorted(wanted) && check().is_sinks_gradient(sum.formula).ok();
 }
 
 // The term of the score by which the sum is the gradient.
@@ -583,8 +583,8 @@ std::optional<Attempt::Term> Attempt::term_with_gradient(const PlaneSum& sum) {
       continue;
     }
     tried.push_back(place.formula);
-    const SymId shifted = score_with_shift(place.formula);
-    if (shifted != softmax_.score && compare_gradient(sum.formula, shifted).ok()) {
+    const SymId shifted = score_with_shift(arena_, softmax_, place.formula);
+    if (shifted != softmax_.score && check().is_gradient(sum.formula, shifted).ok()) {
       return Term{.formula = place.formula, .tensor = *tensor};
     }
   }

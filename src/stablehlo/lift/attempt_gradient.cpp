@@ -58,8 +58,8 @@ Proof Attempt::find_lse_gradient() {
   if (of_scores == exits_.end()) {
     return {};
   }
-  const SymId shifted = score_with_shift(plane_[first_].formula);
-  if (gradient_formula_ == kNoSym || compare_gradient(of_scores->formula, shifted).ok()) {
+  const SymId shifted = score_with_shift(arena_, softmax_, plane_[first_].formula);
+  if (gradient_formula_ == kNoSym || check().is_gradient(of_scores->formula, shifted).ok()) {
     return {};
   }
   std::vector<mlir::Operation*> given = log_sum_exps_;
@@ -82,7 +82,7 @@ Proof Attempt::find_lse_gradient() {
       continue;
     }
     d_lse_formula_ = place.formula;
-    if (!compare_gradient(of_scores->formula, shifted).ok()) {
+    if (!check().is_gradient(of_scores->formula, shifted).ok()) {
       continue;
     }
     for (mlir::Operation* op : given) {
@@ -156,8 +156,9 @@ Proof Attempt::classify(const Exit& exit) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(place, result_view(result, roles_, exit.is_of_values ? value_depth_ : depth_, sizes_));
   place->summed = exit.shared.size();
-  return exit.is_of_values ? compare_probabilities(exit.formula)
-                           : compare_gradient(exit.formula, score_with_shift(plane_[first_].formula));
+  return exit.is_of_values
+             ? check().is_probability(exit.formula)
+             : check().is_gradient(exit.formula, score_with_shift(arena_, softmax_, plane_[first_].formula));
 }
 
 Proof Attempt::find_gradient() {

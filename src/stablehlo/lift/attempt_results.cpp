@@ -3,8 +3,8 @@
 #include <set>
 
 #include "llvm/ADT/DenseSet.h"
+#include "stablehlo/algebra/numeric.h"
 #include "stablehlo/lift/attempt.h"
-#include "stablehlo/lift/numeric.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 

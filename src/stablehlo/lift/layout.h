@@ -8,10 +8,10 @@
 
 #include "mlir/IR/Operation.h"
 #include "mlir/IR/Value.h"
-#include "stablehlo/lift/affine.h"
+#include "stablehlo/algebra/affine.h"
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/roles.h"
 #include "stablehlo/lift/lifted.h"
-#include "stablehlo/lift/reason.h"
-#include "stablehlo/lift/roles.h"
 
 namespace flashlift::stablehlo {
 

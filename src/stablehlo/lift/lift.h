@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "stablehlo/algebra/reason.h"
 #include "stablehlo/lift/lifted.h"
-#include "stablehlo/lift/reason.h"
 #include "stablehlo/lift/work.h"
 #include "stablehlo/reader/module.h"
 

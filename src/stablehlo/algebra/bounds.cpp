@@ -1,4 +1,4 @@
-#include "stablehlo/lift/bounds.h"
+#include "stablehlo/algebra/bounds.h"
 
 #include <bit>
 #include <cmath>

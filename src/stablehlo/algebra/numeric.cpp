@@ -1,4 +1,4 @@
-#include "stablehlo/lift/numeric.h"
+#include "stablehlo/algebra/numeric.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "score/derivative_rules.h"
 #include "score/operation.h"
-#include "stablehlo/lift/product.h"
+#include "stablehlo/algebra/product.h"
 
 namespace flashlift::stablehlo {
 namespace {

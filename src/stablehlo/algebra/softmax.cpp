@@ -1,4 +1,4 @@
-#include "stablehlo/lift/softmax.h"
+#include "stablehlo/algebra/softmax.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "stablehlo/lift/ranges.h"
+#include "stablehlo/algebra/ranges.h"
 
 #include <algorithm>
 #include <cmath>

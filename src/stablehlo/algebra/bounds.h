@@ -1,4 +1,4 @@
-// Between which bounds a formula surely lies, whatever the tensors that it reads hold. No MLIR here.
+// Between which bounds a formula surely lies, whatever the tensors that it reads hold.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "score/interval.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

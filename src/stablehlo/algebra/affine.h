@@ -1,4 +1,4 @@
-// Index expressions: integer combinations of index variables ("atoms"), and how they go through reshapes. No MLIR here.
+// Index expressions: integer combinations of index variables ("atoms"), and how they go through reshapes.
 #pragma once
 
 #include <compare>

@@ -1,4 +1,4 @@
-// Formulas in numbers, one row of the score plane at a time, over tensors of random contents. No MLIR here.
+// Formulas in numbers, one row of the score plane at a time, over tensors of random contents.
 //
 // Two formulas that give the same numbers at random places of random tensors are the same function, if neither takes
 // branches that the other does not (see reads_within): smooth functions that differ, differ almost everywhere.
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "score/scalar.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

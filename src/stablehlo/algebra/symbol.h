@@ -1,5 +1,5 @@
 // Scalar formulas of one place of the score plane: what the tensor operations between the two products of an
-// attention compute for one (batch, head, query, key), with index arithmetic made explicit. No MLIR here.
+// attention compute for one (batch, head, query, key), with index arithmetic made explicit.
 //
 // Formulas are hash-consed: two that are built alike have the same SymId, so equality of formulas is equality of ids.
 #pragma once

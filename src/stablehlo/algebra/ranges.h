@@ -1,4 +1,4 @@
-// What values a formula can give, over the whole score plane. No MLIR here.
+// What values a formula can give, over the whole score plane.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "score/interval.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

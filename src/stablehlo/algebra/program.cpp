@@ -1,4 +1,4 @@
-#include "stablehlo/lift/program.h"
+#include "stablehlo/algebra/program.h"
 
 #include <map>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "stablehlo/lift/product.h"
+#include "stablehlo/algebra/product.h"
 
 #include <algorithm>
 #include <limits>

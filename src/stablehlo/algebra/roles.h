@@ -1,12 +1,12 @@
-// Which index variable is what: batch, head, query. No MLIR here.
+// Which index variable is what: batch, head, query.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "stablehlo/lift/reason.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

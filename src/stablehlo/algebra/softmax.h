@@ -1,4 +1,4 @@
-// Proving that a formula is a softmax over keys, from its algebra alone. No MLIR here.
+// Proving that a formula is a softmax over keys, from its algebra alone.
 //
 // A formula is taken apart into a product: conditions that must hold (else it is 0), the sum in the exponent of e, and
 // factors. It is a softmax if its part that depends on the key is e^S under some conditions, and it is divided by the
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "flashlift/problem.h"
-#include "stablehlo/lift/bounds.h"
-#include "stablehlo/lift/product.h"
-#include "stablehlo/lift/reason.h"
+#include "stablehlo/algebra/bounds.h"
+#include "stablehlo/algebra/product.h"
+#include "stablehlo/algebra/reason.h"
 
 namespace flashlift::stablehlo {
 

@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "score/scalar.h"
-#include "stablehlo/lift/bounds.h"
-#include "stablehlo/lift/softmax.h"
+#include "stablehlo/algebra/bounds.h"
+#include "stablehlo/algebra/softmax.h"
 
 namespace flashlift::stablehlo {
 namespace {

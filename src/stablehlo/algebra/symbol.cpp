@@ -1,4 +1,4 @@
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/symbol.h"
 
 #include <array>
 #include <bit>

@@ -1,9 +1,9 @@
-// Formulas taken apart: a product of conditions, an exponential of a sum, and factors. No MLIR here.
+// Formulas taken apart: a product of conditions, an exponential of a sum, and factors.
 #pragma once
 
 #include <vector>
 
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

@@ -1,4 +1,4 @@
-#include "stablehlo/lift/affine.h"
+#include "stablehlo/algebra/affine.h"
 
 #include <algorithm>
 #include <map>

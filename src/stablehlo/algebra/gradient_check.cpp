@@ -1,12 +1,7 @@
-// Formulas of a gradient compared in numbers with what they must be.
-//
-// Producers write the derivative of a softmax in many ways, and all of them are right. So what leaves the score plane
-// is not taken apart, but compared with p (d_p - sum p d_p) ds/dterm in numbers (numeric.h).
+#include "stablehlo/algebra/gradient_check.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "stablehlo/lift/attempt.h"
-#include "stablehlo/lift/numeric.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -52,14 +47,14 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
 
 }  // namespace
 
-SymId Attempt::score_with_shift(SymId of) {
-  const SymId shift = arena_.load(kShift, Type::kF32, {});
-  return arena_.replace(softmax_.score, of, arena_.op(Op::k_add, {of, shift}));
+SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
+  const SymId shift = arena.load(kShift, Type::kF32, {});
+  return arena.replace(softmax.score, term, arena.op(Op::k_add, {term, shift}));
 }
 
-Proof Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
-  std::vector<SymId> known = {whole_, undropped_, softmax_.score};
-  for (const SymId given : {gradient_formula_, d_lse_formula_}) {
+Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) {
+  std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
+  for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
     if (given != kNoSym) {
       known.push_back(given);
     }
@@ -70,25 +65,24 @@ Proof Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
   if (!computes_within(arena_, formula, known)) {
     return refuse<Reason::kComputesMore>();
   }
-  if (!half_ && !rounds_within(arena_, formula, known)) {
+  if (!rounds_ && !rounds_within(arena_, formula, known)) {
     return refuse<Reason::kRoundsMore>();
   }
-  const std::vector<int64_t>& atom_sizes = evaluator_->atom_sizes();
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   int compared = 0;
   const std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
-    draw.gradient = gradient_formula_ == kNoSym ? -1 : arena_[gradient_formula_].payload;
+    draw.gradient = parts_.d_probability == kNoSym ? -1 : arena_[parts_.d_probability].payload;
     draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // ids or lengths
     for (int64_t row = 0; row < (trial < kDraws ? rows : std::min(rows, kRowsBeyond)); ++row) {
       std::vector<int64_t> atoms(kMaxAtoms, 0);
       for (size_t atom = 1; atom < atoms.size(); ++atom) {
         atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %
-                                           static_cast<uint64_t>(std::max<int64_t>(atom_sizes[atom], 1)));
+                                           static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
       }
-      NumericRow numbers(arena_, atom_sizes, atoms, draw);
+      NumericRow numbers(arena_, sizes_, atoms, draw);
       FLASHLIFT_ASSIGN_OR_RETURN(const bool is_row, compare_row(numbers, draw));
       compared += is_row && trial < kDraws ? 1 : 0;
     }
@@ -96,10 +90,10 @@ Proof Attempt::compare_rows(SymId formula, const CompareRow& compare_row) {
   return compared >= static_cast<int>(kDraws) ? Proof() : refuse<Reason::kTooFewRows>();
 }
 
-Proof Attempt::compare_probabilities(SymId formula) {
+Proof GradientCheck::is_probability(SymId formula) {
   return compare_rows(formula, [&](NumericRow& numbers, const Draw&) -> Outcome<bool> {
     for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
-      const double p = numbers.value(whole_, key);
+      const double p = numbers.value(parts_.probability, key);
       if (std::isnan(p)) {
         return false;
       }
@@ -121,31 +115,30 @@ struct Row {
   bool has_keys = true;
 };
 
-Row row_of(NumericRow& numbers, SymId probability, SymId d_probability, SymId d_lse, const Softmax& softmax,
-           size_t keys) {
+Row row_of(NumericRow& numbers, const GradientParts& parts, const Softmax& softmax, size_t keys) {
   Row row{.p = std::vector<double>(keys), .d_p = std::vector<double>(keys)};
   for (size_t key = 0; key < keys; ++key) {
-    row.p[key] = numbers.value(probability, key);
+    row.p[key] = numbers.value(parts.undropped, key);
     row.has_keys = row.has_keys && !std::isnan(row.p[key]);
-    row.d_p[key] = numbers.value(d_probability, key) * softmax.keep_factor;
+    row.d_p[key] = numbers.value(parts.d_probability, key) * softmax.keep_factor;
     for (const SymId condition : softmax.keep) {
       row.d_p[key] = numbers.holds(condition, key) ? row.d_p[key] : 0;
     }
     row.p_d_p += row.p[key] * row.d_p[key];
   }
-  row.p_d_p -= d_lse == kNoSym ? 0 : numbers.value(d_lse, 0);
+  row.p_d_p -= parts.d_lse == kNoSym ? 0 : numbers.value(parts.d_lse, 0);
   return row;
 }
 
 }  // namespace
 
-Proof Attempt::compare_gradient(SymId formula, SymId shifted) {
-  if (gradient_formula_ == kNoSym) {
+Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
+  if (parts_.d_probability == kNoSym) {
     return refuse<Reason::kNoProbabilityGradient>();
   }
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
-    const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
+    const Row row = row_of(numbers, parts_, softmax_, keys);
     if (!row.has_keys) {
       return false;
     }
@@ -166,10 +159,10 @@ Proof Attempt::compare_gradient(SymId formula, SymId shifted) {
   });
 }
 
-Proof Attempt::compare_sinks(SymId formula) {
+Proof GradientCheck::is_sinks_gradient(SymId formula) {
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
   return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
-    const Row row = row_of(numbers, undropped_, gradient_formula_, d_lse_formula_, softmax_, keys);
+    const Row row = row_of(numbers, parts_, softmax_, keys);
     const auto largest = static_cast<size_t>(std::max_element(row.p.begin(), row.p.end()) - row.p.begin());
     if (!row.has_keys || row.p[largest] == 0) {
       return false;

@@ -1,4 +1,4 @@
-#include "stablehlo/lift/roles.h"
+#include "stablehlo/algebra/roles.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "stablehlo/lift/numeric.h"
+#include "stablehlo/algebra/numeric.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
-// From formulas to score programs. No MLIR here.
+// From formulas to score programs.
 #pragma once
 
 #include <vector>
 
 #include "flashlift/problem.h"
-#include "stablehlo/lift/reason.h"
-#include "stablehlo/lift/roles.h"
-#include "stablehlo/lift/symbol.h"
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/roles.h"
+#include "stablehlo/algebra/symbol.h"
 
 namespace flashlift::stablehlo {
 

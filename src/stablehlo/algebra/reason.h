@@ -16,12 +16,12 @@ namespace flashlift::stablehlo {
 
 enum class Reason : uint8_t {
 #define FLASHLIFT_REASON(name, text) name,
-#include "stablehlo/lift/reasons.def"
+#include "stablehlo/algebra/reasons.def"
 };
 
 inline constexpr std::string_view kReasonTexts[] = {
 #define FLASHLIFT_REASON(name, text) text,
-#include "stablehlo/lift/reasons.def"
+#include "stablehlo/algebra/reasons.def"
 };
 constexpr std::string_view text_of(Reason reason) { return kReasonTexts[static_cast<size_t>(reason)]; }
 

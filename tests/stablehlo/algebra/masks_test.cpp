@@ -1,0 +1,69 @@
+// What rows without keys give, and which finite constants mask.
+#include <cmath>
+
+#include "stablehlo/algebra/formulas.h"
+#include "stablehlo/algebra/softmax.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+class Masks : public Formulas {
+ protected:
+  KnownBounds known() const {
+    return {.sizes = sizes_, .largest_score = 0x1p24, .leaf = [](int64_t) -> std::optional<score::Interval> {
+              return std::nullopt;
+            }};
+  }
+  FiniteMasks extract(SymId score, Softmax& softmax) {
+    auto found = match(softmax_of(score));
+    EXPECT_TRUE(found.ok());
+    softmax = *found;
+    return extract_finite_masks(arena_, softmax, known(), false);
+  }
+
+  std::vector<int64_t> sizes_ = sizes();
+};
+
+TEST_F(Masks, RowsWithoutKeys) {
+  const SymId probability = softmax_of(masked(causal_, -INFINITY));
+  const auto found = match(probability);
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(*classify_empty_rows(arena_, probability, *found), EmptyRows::kNan);
+  const SymId any = over_keys(ReduceKind::kOr, causal_);
+  const SymId cleared = op(Op::k_select, {any, probability, arena_.f32(0)});
+  EXPECT_EQ(*classify_empty_rows(arena_, cleared, *found), EmptyRows::kZero);
+  const auto other = classify_empty_rows(arena_, op(Op::k_select, {any, probability, arena_.f32(0.9F)}), *found);
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().reason, Reason::kRowsWithoutKeys);
+}
+
+TEST_F(Masks, AFarConstantMasksWhereEachRowKeepsAKey) {
+  Softmax softmax;
+  EXPECT_EQ(extract(masked(causal_, -1e30F), softmax), FiniteMasks::kInRowsWithKeys);
+  EXPECT_EQ(softmax.guards, std::vector<SymId>{causal_});
+  EXPECT_EQ(softmax.score, score_);
+}
+
+TEST_F(Masks, AConstantThatScoresReachStaysArithmetic) {
+  Softmax softmax;
+  EXPECT_EQ(extract(masked(causal_, -1000), softmax), FiniteMasks::kNone);
+  EXPECT_TRUE(softmax.guards.empty());
+}
+
+TEST_F(Masks, RowsThatMayKeepNoKeyHaveOneNumber) {
+  const SymId condition = plane(0, Type::kI1);
+  Softmax softmax;
+  EXPECT_EQ(extract(masked(condition, -1e30F), softmax), FiniteMasks::kInAllRows);
+  EXPECT_EQ(extract(op(Op::k_select, {condition, score_, op(Op::k_add, {arena_.f32(-1e9F), plane(1)})}), softmax),
+            FiniteMasks::kNone)
+      << "a tensor tells masked keys apart";
+}
+
+TEST_F(Masks, KeepsAKey) {
+  EXPECT_TRUE(keeps_a_key(arena_, known(), {causal_}, kKeys));
+  EXPECT_FALSE(keeps_a_key(arena_, known(), {op(Op::k_lt, {key_, row_})}, kKeys)) << "row 0 has none";
+  EXPECT_FALSE(keeps_a_key(arena_, known(), {plane(0, Type::kI1)}, kKeys));
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,48 @@
+#include "stablehlo/algebra/roles.h"
+
+#include <gtest/gtest.h>
+
+namespace flashlift::stablehlo {
+namespace {
+
+// Atoms 1 to 4 of sizes 2, 3, 4 and 16; the plane has them in this order.
+const std::vector<int64_t> kSizes = {32, 2, 3, 4, 16};
+
+AtomUse use_of(std::vector<int> queries, std::vector<int> keys) {
+  AtomUse use{.q_order = queries, .plane = queries};
+  for (const int atom : queries) {
+    use.in_q |= atom_bit(atom);
+  }
+  for (const int atom : keys) {
+    use.in_k |= atom_bit(atom);
+  }
+  use.in_v = use.in_k;
+  return use;
+}
+
+TEST(Roles, WhatOnlyTheQueriesHaveCountsThem) {
+  const auto roles = assign_roles(use_of({1, 3, 4}, {1, 3}), kSizes);
+  ASSERT_TRUE(roles.ok()) << roles.error().text;
+  EXPECT_EQ(roles->query, std::vector<int>{4});
+  EXPECT_EQ(extent(roles->batch, kSizes) * extent(roles->kv_head, kSizes), 2 * 4);
+  EXPECT_TRUE(roles->group.empty());
+}
+
+TEST(Roles, HeadsThatShareKeysAreAGroup) {
+  const auto roles = assign_roles(use_of({1, 2, 3, 4}, {1, 2}), kSizes);
+  ASSERT_TRUE(roles.ok()) << roles.error().text;
+  EXPECT_EQ(roles->query, std::vector<int>{4});
+  EXPECT_EQ(roles->group, std::vector<int>{3});
+  EXPECT_EQ(extent(roles->heads(), kSizes), extent(roles->kv_head, kSizes) * 4);
+}
+
+TEST(Roles, WhatProgramsCompareWithTheKeyCountsQueries) {
+  AtomUse use = use_of({1, 2, 3, 4}, {1, 2});
+  use.in_programs = atom_bit(3);
+  const auto roles = assign_roles(use, kSizes);
+  ASSERT_TRUE(roles.ok()) << roles.error().text;
+  EXPECT_EQ(roles->query, std::vector<int>{3});
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo

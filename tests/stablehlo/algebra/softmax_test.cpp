@@ -1,0 +1,94 @@
+#include "stablehlo/algebra/softmax.h"
+
+#include <cmath>
+
+#include "stablehlo/algebra/formulas.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+class SoftmaxOf : public Formulas {
+ protected:
+  Reason reason(SymId probability) {
+    const auto found = match(probability);
+    EXPECT_FALSE(found.ok());
+    return found.ok() ? Reason::kInvalidProblem : found.error().reason;
+  }
+};
+
+TEST_F(SoftmaxOf, TheMaximumCancels) {
+  const auto found = match(softmax_of(score_));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->score, score_);
+  EXPECT_NE(found->maximum, kNoSym);
+  EXPECT_FALSE(found->needs_maximum);
+}
+
+TEST_F(SoftmaxOf, WithoutAMaximum) {
+  const SymId e = op(Op::k_exp, {score_});
+  const auto found = match(op(Op::k_mul, {e, op(Op::k_div, {arena_.f32(1), sum(e)})}));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->score, score_);
+  EXPECT_EQ(found->maximum, kNoSym);
+}
+
+TEST_F(SoftmaxOf, ConditionsBecomeGuards) {
+  const auto found = match(softmax_of(masked(causal_, -INFINITY)));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->guards, std::vector<SymId>{causal_});
+  EXPECT_EQ(found->score, score_);
+}
+
+TEST_F(SoftmaxOf, AnAddedLogitIsASink) {
+  const SymId shift = maximum(score_);
+  const SymId e = op(Op::k_exp, {op(Op::k_sub, {score_, shift})});
+  const SymId sink = op(Op::k_exp, {op(Op::k_sub, {of_row(0), shift})});
+  const auto found = match(op(Op::k_div, {e, op(Op::k_add, {sum(e), sink})}));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->sinks, std::vector<SymId>{of_row(0)});
+}
+
+TEST_F(SoftmaxOf, AConditionTimesAConstantIsDropout) {
+  const SymId keep = plane(1, Type::kI1);
+  const SymId kept = op(Op::k_select, {keep, softmax_of(score_), arena_.f32(0)});
+  const auto found = match(op(Op::k_div, {kept, arena_.f32(0.5F)}));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->keep, std::vector<SymId>{keep});
+  EXPECT_EQ(found->keep_factor, 2);
+  EXPECT_TRUE(found->keep_selects);
+  EXPECT_EQ(reason(op(Op::k_mul, {kept, arena_.f32(0.5F)})), Reason::kKeepFactor);
+}
+
+TEST_F(SoftmaxOf, AGuardOfTheDivisorNeedsTheMaximum) {
+  const SymId shifted = op(Op::k_exp, {op(Op::k_sub, {score_, maximum(score_)})});
+  const SymId bare = op(Op::k_exp, {score_});
+  const auto guarded = [&](SymId e) { return op(Op::k_div, {e, op(Op::k_max, {sum(e), arena_.f32(1e-6F)})}); };
+  const auto found = match(guarded(shifted));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_TRUE(found->needs_maximum);
+  EXPECT_EQ(reason(guarded(bare)), Reason::kGuardMayAct);
+}
+
+TEST_F(SoftmaxOf, RefusesWhatIsNone) {
+  const SymId e = op(Op::k_exp, {score_});
+  EXPECT_EQ(reason(score_), Reason::kNoExponential);
+  EXPECT_EQ(reason(e), Reason::kNotDivided);
+  EXPECT_EQ(reason(op(Op::k_div, {e, plane(0)})), Reason::kDivisorOfKeys);
+  EXPECT_EQ(reason(op(Op::k_div, {e, sum(op(Op::k_exp, {plane(0)}))})), Reason::kOtherExponentials);
+  EXPECT_EQ(reason(op(Op::k_mul, {softmax_of(score_), plane(0)})), Reason::kOwnWeights);
+  EXPECT_EQ(reason(op(Op::k_mul, {softmax_of(score_), arena_.f32(3)})), Reason::kScaledRows);
+  const SymId lowered = op(Op::k_exp, {op(Op::k_sub, {score_, maximum(score_)})});
+  EXPECT_EQ(reason(op(Op::k_div, {lowered, sum(e)})), Reason::kSumShifted);
+}
+
+TEST_F(SoftmaxOf, LogSumExp) {
+  const auto found = match(softmax_of(score_));
+  ASSERT_TRUE(found.ok());
+  const SymId shift = maximum(score_);
+  const SymId log = op(Op::k_log, {sum(op(Op::k_exp, {op(Op::k_sub, {score_, shift})}))});
+  EXPECT_TRUE(is_log_sum_exp(arena_, op(Op::k_add, {shift, log}), *found));
+  EXPECT_FALSE(is_log_sum_exp(arena_, log, *found));
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,44 @@
+#include "stablehlo/algebra/symbol.h"
+
+#include "stablehlo/algebra/formulas.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+using Symbol = Formulas;
+
+TEST_F(Symbol, EqualFormulasAreOne) {
+  EXPECT_EQ(op(Op::k_mul, {score_, arena_.f32(2)}), op(Op::k_mul, {score_, arena_.f32(2)}));
+  EXPECT_NE(op(Op::k_mul, {score_, arena_.f32(2)}), op(Op::k_mul, {score_, arena_.f32(3)}));
+  EXPECT_EQ(sum(plane(0)), sum(plane(0)));
+  EXPECT_NE(sum(plane(0)), maximum(plane(0)));
+}
+
+TEST_F(Symbol, ConstantsFold) {
+  EXPECT_TRUE(arena_.is_f32(op(Op::k_add, {arena_.f32(2), arena_.f32(3)}), 5));
+  EXPECT_EQ(op(Op::k_lt, {arena_.i32(2), arena_.i32(3)}), arena_.boolean(true));
+  EXPECT_EQ(op(Op::k_select, {arena_.boolean(false), score_, plane(0)}), plane(0));
+}
+
+TEST_F(Symbol, KnowsItsIndices) {
+  EXPECT_TRUE(arena_.depends_on(plane(0), kKeyAtom));
+  EXPECT_TRUE(arena_.depends_on(plane(0), kRowAtom));
+  EXPECT_FALSE(arena_.depends_on(of_row(0), kKeyAtom));
+  EXPECT_FALSE(arena_.depends_on(sum(plane(0)), kKeyAtom)) << "the sum runs over the keys";
+  EXPECT_TRUE(arena_.depends_on(sum(plane(0)), kRowAtom));
+}
+
+TEST_F(Symbol, ReplacesAndSimplifiesAgain) {
+  const SymId chosen = op(Op::k_select, {causal_, score_, arena_.f32(0)});
+  EXPECT_EQ(arena_.replace(chosen, causal_, arena_.boolean(true)), score_);
+  EXPECT_EQ(arena_.replace(plane(3), key_, arena_.i32(2)), arena_.load(3, Type::kF32, {row_, arena_.i32(2)}));
+}
+
+TEST_F(Symbol, TakesTermsApart) {
+  const SymId all = op(Op::k_add, {op(Op::k_add, {plane(0), plane(1)}), score_});
+  EXPECT_TRUE(any_term(arena_, all, {Op::k_add}, [&](SymId term) { return term == plane(1); }));
+  EXPECT_FALSE(any_term(arena_, all, {Op::k_mul}, [&](SymId term) { return term == plane(1); }));
+}
+
+}  // namespace
+}  // namespace flashlift::stablehlo
