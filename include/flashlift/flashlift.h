@@ -72,6 +72,8 @@ typedef struct FlashliftProblem FlashliftProblem;
  * INVALID_ARGUMENT for a word that is unknown, is given twice or has another value than it takes, or a malformed
  * program. */
 FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem);
+/* The same of a text with all its sizes, each named feature replaced by the program it becomes. Since version 7. */
+FlashliftError* flashlift_problem_expand(const char* text, FlashliftProblem** problem);
 /* Takes NULL too. */
 void flashlift_problem_destroy(FlashliftProblem* problem);
 /* A JSON object: sizes (of b, hq and so on), dtype or null, words (true, a number, two numbers or a text), score_mod

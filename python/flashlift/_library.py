@@ -187,6 +187,7 @@ _CORE = _ERRORS | {
     "flashlift_operations": (c_char_p, []),
     "flashlift_problem_words": (c_char_p, []),
     "flashlift_problem_read": (c_void_p, [c_char_p, POINTER(c_void_p)]),
+    "flashlift_problem_expand": (c_void_p, [c_char_p, POINTER(c_void_p)]),
     "flashlift_problem_destroy": (None, [c_void_p]),
     "flashlift_problem_json": (c_char_p, [c_void_p]),
     "flashlift_attention_compile": (c_void_p, [c_char_p, POINTER(CompileOptions), POINTER(c_void_p)]),

@@ -49,13 +49,7 @@ class Problem:
     @classmethod
     def parse(cls, text: str, **fields: Any) -> "Problem":
         """Reads a problem's text. fields: sizes, and a dtype, that the text leaves out."""
-        library = core()
-        handle = ctypes.c_void_p()
-        check(library, library.flashlift_problem_read(c_text(text, "text"), ctypes.byref(handle)))
-        try:
-            read = json.loads(library.flashlift_problem_json(handle))
-        finally:
-            library.flashlift_problem_destroy(handle)
+        read = _read(core().flashlift_problem_read, text)
         given = {name: size for word, size in read["sizes"].items() for name in _SIZES[word]}
         if read["dtype"] is not None:
             given["dtype"] = read["dtype"]
@@ -66,8 +60,7 @@ class Problem:
         missing = [one.name for one in dataclasses.fields(cls) if one.name not in given and _is_required(one)]
         if missing:
             raise InvalidArgumentError(f'the text "{text}" lacks {", ".join(missing)}; see docs/problem.md')
-        words = {name: tuple(value) if isinstance(value, list) else value for name, value in read["words"].items()}
-        return cls(**given, words=words, score_mod=read["score_mod"], mask_mod=read["mask_mod"])
+        return cls(**given, words=_words(read), score_mod=read["score_mod"], mask_mod=read["mask_mod"])
 
     def __str__(self) -> str:
         sizes = (
@@ -80,9 +73,30 @@ class Problem:
     def __hash__(self) -> int:
         return hash(str(self))
 
+    def expanded(self) -> "Problem":
+        """The same with each word that names a feature replaced by the program it becomes."""
+        read = _read(core().flashlift_problem_expand, str(self))
+        programs = {"score_mod": read["score_mod"], "mask_mod": read["mask_mod"]}
+        return dataclasses.replace(self, words=_words(read), **programs)
+
     def with_words(self, **words: Any) -> "Problem":
         """The same with these words too, or with other values of them; False takes a word away."""
         return dataclasses.replace(self, words={**self.words, **words})
+
+
+def _read(function: Any, text: str) -> dict[str, Any]:
+    library = core()
+    handle = ctypes.c_void_p()
+    check(library, function(c_text(text, "text"), ctypes.byref(handle)))
+    try:
+        read: dict[str, Any] = json.loads(library.flashlift_problem_json(handle))
+    finally:
+        library.flashlift_problem_destroy(handle)
+    return read
+
+
+def _words(read: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in read["words"].items()}
 
 
 def _is_required(one: dataclasses.Field) -> bool:

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "capi/error.h"
+#include "flashlift/problem.h"
 #include "problem/problem_text.h"
 #include "problem/word_texts.h"
 #include "support/error.h"
@@ -24,6 +25,14 @@ Status read(const char* text, FlashliftProblem** result) {
   return {};
 }
 
+Status expand(const char* text, FlashliftProblem** result) {
+  if (text == nullptr) {
+    return invalid_argument("flashlift_problem_expand: text and problem must not be NULL");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(text));
+  return read(print(problem).c_str(), result);
+}
+
 }  // namespace
 }  // namespace flashlift::capi
 
@@ -36,6 +45,10 @@ const char* flashlift_problem_words(void) {
 
 FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem) {
   return flashlift::capi::guarded([&] { return flashlift::capi::read(text, problem); });
+}
+
+FlashliftError* flashlift_problem_expand(const char* text, FlashliftProblem** problem) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::expand(text, problem); });
 }
 
 void flashlift_problem_destroy(FlashliftProblem* problem) { delete problem; }

@@ -1,6 +1,5 @@
 """Gradients of flashlift.jax.attention, beside those of the same attention written out in jax.numpy."""
 
-import flashlift
 import flashlift.jax
 import jax
 import jax.numpy as jnp
@@ -156,17 +155,3 @@ def test_same_bits_each_time():
     first = gradient(*operands)
     for _ in range(3):
         assert all(jnp.array_equal(a, b) for a, b in zip(first, gradient(*operands), strict=True))
-
-
-def test_what_is_refused():
-    q, k, v = normal(1, 8, 1, 8), normal(1, 8, 1, 8), normal(1, 8, 1, 8)
-
-    def loss(q, features=""):
-        return flashlift.jax.attention(q, k, v, features).sum()
-
-    with pytest.raises(flashlift.UnsupportedError, match="an unnormalized output has no gradient"):
-        jax.grad(loss)(q, "unnormalized")
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(loss, (q,), (q,))
-    with pytest.raises(ValueError, match="cannot be differentiated"):
-        jax.grad(lambda q: jax.grad(loss)(q).sum())(q)

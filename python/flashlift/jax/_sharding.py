@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flashlift._errors import UnsupportedError
@@ -36,11 +37,23 @@ def result_type(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
 
 
+def result_aval(shape: Sequence[Any], dtype: jax.typing.DTypeLike, operands: Sequence[Any]) -> jax.core.ShapedArray:
+    """The same for the abstract operands of a primitive."""
+    axes = frozenset(_varying_axes(operands))
+    sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    if not axes:
+        return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding)
+    if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
+        return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding, vma=axes)  # type: ignore[call-arg]
+    manual = jax.sharding.ManualAxisType(varying=axes)
+    return jax.core.ShapedArray(tuple(shape), jnp.dtype(dtype), sharding=sharding, manual_axis_type=manual)
+
+
 def _varying_axes(operands: Sequence[jax.Array]) -> tuple[str, ...]:
     """Their names in a fixed order."""
     axes: set[str] = set()
     for one in operands:
-        kind = jax.typeof(one)
+        kind = one if isinstance(one, jax.core.ShapedArray) else jax.typeof(one)
         manual = getattr(kind, "manual_axis_type", None)
         axes |= getattr(kind, "vma", None) or frozenset() if manual is None else manual.varying
     return tuple(sorted(axes, key=str))

@@ -12,6 +12,7 @@ Result<Attention> compile(const Signature& signature, CompileOptions options) {
     return unsupported("dropout in the custom call runs on the host only: on a GPU its seed would be out of reach");
   }
   options.implementation = signature.implementation();
+  options.lengths_known = signature.lengths_known();
   return Attention::compile(signature.problem(), options);
 }
 

@@ -57,7 +57,11 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
     const char letter = kDimensionLetters[static_cast<size_t>(axis)];
     const bool shared =
         absent == AbsentLetters::kShared && (letter == 'b' || letter == 'h') && text_.find(letter) == std::string::npos;
-    if (result.sizes[axis] != logical[axis] && !shared) {
+    if (shared && logical[axis] < 0) {
+      return invalid_argument("{}_dims = \"{}\" lacks {}; expected each letter where the call settles its size", tensor_,
+                              text_, letter);
+    }
+    if (result.sizes[axis] != logical[axis] && logical[axis] >= 0 && !shared) {
       return invalid_argument("{} has shape [{}], which {}_dims = \"{}\" reads as {} = {}; the problem says {}", name,
                               fmt::join(dims, ","), tensor_, text_, letter, result.sizes[axis], logical[axis]);
     }

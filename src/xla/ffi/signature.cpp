@@ -12,8 +12,8 @@
 namespace flashlift::xla {
 namespace {
 
-constexpr std::array<std::string_view, 8> kAttributes = {"problem",  "q_dims",   "k_dims",         "v_dims",
-                                                         "out_dims", "lse_dims", "implementation", "captures"};
+constexpr std::array<std::string_view, 9> kAttributes = {
+    "problem", "q_dims", "k_dims", "v_dims", "out_dims", "lse_dims", "implementation", "captures", "lengths"};
 constexpr std::array<std::string_view, 5> kTensors = {"q", "k", "v", "out", "lse"};
 
 Result<DimensionOrder> read_order(const Attributes& attributes, std::string_view tensor, int letters) {
@@ -113,11 +113,13 @@ Status check_attributes(const Attributes& attributes, std::span<const std::strin
   return {};
 }
 
-// The sizes of q, k, v, out and lse, as b, h, s and d.
-std::array<int64_t, 4> logical_sizes(const Problem& p, size_t tensor) {
+// The sizes of q, k, v, out and lse, as b, h, s and d; -1 is any.
+std::array<int64_t, 4> logical_sizes(const Problem& p, size_t tensor, bool lengths_known) {
   const bool is_key_or_value = tensor == 1 || tensor == 2;
   const std::array<int64_t, 5> depths = {p.head_dim, p.head_dim, p.value_dim, p.value_dim, 1};
-  return {p.batch, is_key_or_value ? p.kv_heads : p.q_heads, is_key_or_value ? p.kv_len : p.q_len, depths[tensor]};
+  const int64_t length = is_key_or_value ? p.kv_len : p.q_len;
+  return {lengths_known ? p.batch : -1, is_key_or_value ? p.kv_heads : p.q_heads, lengths_known ? length : -1,
+          depths[tensor]};
 }
 
 }  // namespace
@@ -156,6 +158,12 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
       FLASHLIFT_ASSIGN_OR_RETURN(signature.gradient_orders_[i], read_order(attributes, gradient, i == kLse ? 3 : 4));
     }
   }
+  if (const auto lengths = attributes.find("lengths"); lengths != attributes.end()) {
+    if (lengths->second != "any") {
+      return invalid_argument("lengths = \"{}\": expected \"any\", or no such attribute", lengths->second);
+    }
+    signature.lengths_known_ = false;
+  }
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
     signature.implementation_ = implementation->second;
   }
@@ -166,7 +174,7 @@ Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, const D
                                     std::string_view name, AbsentLetters absent) const {
   const DType dtype = tensor == kLse ? DType::kF32 : tensor == kOut ? problem_.out_dtype : problem_.dtype;
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, dtype, name));
-  return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor), absent, name);
+  return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor, lengths_known_), absent, name);
 }
 
 Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const {

@@ -37,6 +37,8 @@ class Signature {
 
   const Problem& problem() const { return problem_; }
   const std::string& implementation() const { return implementation_; }
+  // False: the problem's batch and lengths only fill their places; each call brings its own.
+  bool lengths_known() const { return lengths_known_; }
 
   bool has_seed() const { return problem_.dropout > 0 && !problem_.keep_mask; }
   size_t input_count() const {
@@ -64,6 +66,7 @@ class Signature {
 
   Problem problem_;
   std::string implementation_;
+  bool lengths_known_ = true;
   std::vector<size_t> captures_;  // of the problem, in the order of the inputs
   std::array<DimensionOrder, 5> orders_;
   std::array<DimensionOrder, 5> gradient_orders_;

@@ -1,0 +1,142 @@
+"""Batches of calls as one call with a larger batch."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flashlift.jax._call import Call, expanded
+from flashlift.jax._letters import letters_of
+from flashlift.jax._program import Program, Step, parse, printed
+
+# The dimension that is mapped, or None for an operand that all calls have in common.
+Dims = Sequence[int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    call: Call
+    operands: list[jax.Array]
+    size: int  # of the mapped dimension
+    of_gradients: tuple[int | None, ...]
+    """Where a gradient by each operand has the mapped dimension, folded into its own one; None in front."""
+
+
+def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wanted: Sequence[int] = ()) -> Folded | None:
+    """One call for all; None where there is none. wanted: the operands by which each call has a gradient of its own."""
+    shared = {"dropout" in call.problem.words, any(dims[i] is not None for i in _sinks(call))}
+    if True in shared or set(_sinks(call)) & set(wanted):
+        return None
+    one = [
+        array if dim is None else jax.ShapeDtypeStruct(_without(array.shape, dim), array.dtype)
+        for array, dim in zip(operands, dims, strict=True)
+    ]
+    letters = letters_of(call, one)
+    at = call.layout.index("b")
+    folded = [_folded(array, dim, at, size) for array, dim in zip(operands[:3], dims, strict=False)]
+    positions: list[int | None] = [at] * 3
+    batch = one[0].shape[at]
+    captures = range(3, 3 + len(call.capture_names))
+    mapped = {i for i in captures if dims[i] is not None or i in wanted}
+    rewritten = "b" in letters.fixed or "cu_seqlens" in call.problem.words
+    rewritten |= any("b" not in letters.operands[i] and not _broadcasts(call, i) for i in mapped)
+    new = call
+    if rewritten:
+        names = {call.capture_names[i - 3]: i in mapped for i in captures}
+        sizes = {call.capture_names[i - 3]: one[i].shape for i in captures}
+        rewriting = _rewritten(call, names, sizes, size, batch)
+        if rewriting is None:
+            return None
+        new = rewriting
+    for i in captures:
+        array, dim = operands[i], dims[i]
+        if i in mapped and rewritten:
+            folded.append(_in_front(array, dim, size))
+            positions.append(None)
+        elif i in mapped:
+            folded.append(_folded(_spread(_in_front(array, dim, size), batch), 0, 0, size))
+            positions.append(0)
+        elif "b" in letters.operands[i] and not rewritten:
+            folded.append(_folded(array, None, 0, size))
+            positions.append(0)
+        else:
+            folded.append(array)
+            positions.append(None)
+    folded += operands[3 + len(call.capture_names) :]
+    return Folded(new, folded, size, tuple(positions))
+
+
+def unfold(array: jax.Array, at: int, size: int) -> jax.Array:
+    """The mapped dimension in front of the one that it was folded into."""
+    return array.reshape((*array.shape[:at], size, array.shape[at] // size, *array.shape[at + 1 :]))
+
+
+def _sinks(call: Call) -> tuple[int, ...]:
+    return () if call.sinks is None else (call.sinks,)
+
+
+def _broadcasts(call: Call, operand: int) -> bool:
+    """Whether a captured tensor's first dimension stands for batches, though its size is 1."""
+    name = call.capture_names[operand - 3]
+    found = [program.captures[name][1] for program in call.programs() if name in program.captures]
+    return all(sizes[:1] in (("1|batch",), ("batch",)) for sizes in found)
+
+
+def _rewritten(
+    call: Call, is_mapped: Mapping[str, bool], shapes: Mapping[str, tuple[int, ...]], size: int, batch: int
+) -> Call | None:
+    """The call with programs that find their own call, and its batch, in the batch of all."""
+    problem = expanded(call.problem)
+    texts: dict[str, Any] = {}
+    for field in ("score_mod", "mask_mod"):
+        text = getattr(problem, field)
+        program = None if text is None else _rewrite(parse(text), is_mapped, shapes, size, batch)
+        if text is not None and program is None:
+            return None
+        texts[field] = program and printed(program)
+    return dataclasses.replace(call, problem=dataclasses.replace(problem, **texts))
+
+
+def _rewrite(
+    program: Program, is_mapped: Mapping[str, bool], shapes: Mapping[str, tuple[int, ...]], size: int, batch: int
+) -> Program | None:
+    if any(step.operation == "search" and is_mapped[step.tensor or ""] for step in program.steps):
+        return None  # it goes through a tensor of one dimension
+    own = {"b": "%batch"}
+    steps = [Step("%call", "floor_div", ("b", str(batch)), None), Step("%batch", "mod", ("b", str(batch)), None)]
+    for step in program.steps:
+        operands = tuple(own.get(one, one) for one in step.operands)
+        if step.operation == "load" and is_mapped[step.tensor or ""]:
+            operands = ("%call", *operands)
+        steps.append(dataclasses.replace(step, operands=operands))
+    captures = {}
+    for name, (dtype, sizes) in program.captures.items():
+        # Named sizes would be those of the batch of all.
+        declared = tuple(map(str, shapes[name])) if any("batch" in one for one in sizes) else sizes
+        captures[name] = dtype, ((str(size),) if is_mapped[name] else ()) + declared
+    result = own.get(program.result, program.result)
+    return Program(program.kind, captures, tuple(steps), result)
+
+
+def _without(shape: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
+    return shape[:dim] + shape[dim + 1 :]
+
+
+def _in_front(array: jax.Array, dim: int | None, size: int) -> jax.Array:
+    return jnp.broadcast_to(array[None], (size, *array.shape)) if dim is None else jnp.moveaxis(array, dim, 0)
+
+
+def _spread(array: jax.Array, batch: int) -> jax.Array:
+    return jnp.broadcast_to(array, (array.shape[0], batch, *array.shape[2:]))
+
+
+def _folded(array: jax.Array, dim: int | None, at: int, size: int) -> jax.Array:
+    """The mapped dimension folded into the one that stands at `at` without it."""
+    if dim is None:
+        array = jnp.expand_dims(array, at)
+        array = jnp.broadcast_to(array, (*array.shape[:at], size, *array.shape[at + 1 :]))
+    else:
+        array = jnp.moveaxis(array, dim, at)
+    return array.reshape((*array.shape[:at], size * array.shape[at + 1], *array.shape[at + 2 :]))

@@ -1,0 +1,107 @@
+"""What is known of one attention's call beside its operands, and the custom calls that run it."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flashlift._problem import Problem
+from flashlift.jax._program import Program, parse
+from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
+from flashlift.jax._sharding import result_type
+
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def sizes_of(layout: str, q: Any, k: Any, v: Any) -> dict[str, Any]:
+    of_q, of_k, of_v = (dict(zip(layout, array.shape, strict=True)) for array in (q, k, v))
+    return {
+        "batch": of_q["b"],
+        "q_heads": of_q["h"],
+        "kv_heads": of_k["h"],
+        "q_len": of_q["s"],
+        "kv_len": of_k["s"],
+        "head_dim": of_q["d"],
+        "value_dim": of_v["d"],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One kind of call. Its operands: q, k, v, the captured tensors, the sinks, dropout's seed."""
+
+    problem: Problem  # of the operands' sizes when the call was made; those that are not known yet are 1
+    layout: str
+    capture_names: tuple[str, ...]  # in the order of the operands
+
+    @property
+    def with_lse(self) -> bool:
+        return "lse" in self.problem.words
+
+    @property
+    def sinks(self) -> int | None:
+        """Their position among the operands."""
+        return 3 + len(self.capture_names) if "sinks" in self.problem.words else None
+
+    def for_gradient(self) -> "Call":
+        """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits."""
+        return dataclasses.replace(self, problem=self.problem.with_words(lse=True, out="f32"))
+
+    def out_dtype(self, q: jax.Array) -> jnp.dtype:
+        asked = self.problem.words.get("out")
+        return jnp.dtype(DTYPES[asked]) if asked else q.dtype
+
+    def programs(self) -> tuple[Program, ...]:
+        """All that is done to scores, named features included."""
+        whole = expanded(self.problem)
+        return tuple(parse(text) for text in (whole.score_mod, whole.mask_mod) if text)
+
+    def axes(self, array: Any) -> dict[str, Any]:
+        """The sizes of q, k, v or out by letter."""
+        return dict(zip(self.layout, array.shape, strict=True))
+
+    def attributes(self, operands: Sequence[Any]) -> dict[str, str]:
+        # A part of a sharded call, or a batch of calls, has operands of other sizes.
+        sizes = sizes_of(self.layout, *operands[:3])
+        are_known = all(isinstance(size, int) for size in sizes.values())
+        settled: dict[str, Any] = {name: size if isinstance(size, int) else 1 for name, size in sizes.items()}
+        dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
+        optional = {"lse_dims": "bhs"} if self.with_lse else {}
+        optional |= {"captures": " ".join(self.capture_names)} if self.capture_names else {}
+        optional |= {} if are_known else {"lengths": "any"}
+        return {"problem": str(dataclasses.replace(self.problem, **settled))} | dims | optional
+
+    def result_shapes(self, operands: Sequence[Any]) -> list[tuple[tuple[Any, ...], jnp.dtype]]:
+        q = self.axes(operands[0])
+        sizes = q | {"d": self.axes(operands[2])["d"]}
+        out = tuple(sizes[letter] for letter in self.layout), self.out_dtype(operands[0])
+        lse = tuple(q[letter] for letter in "bhs"), jnp.dtype("float32")
+        return [out, lse] if self.with_lse else [out]
+
+    def run(self, *operands: jax.Array) -> list[jax.Array]:
+        register()
+        shapes = [result_type(shape, dtype, operands) for shape, dtype in self.result_shapes(operands)]
+        return list(jax.ffi.ffi_call(TARGET, shapes)(*operands, **self.attributes(operands)))
+
+    def run_backward(self, wanted: tuple[int, ...], *operands: jax.Array) -> list[jax.Array]:
+        """The gradients by the wanted operands. operands: the call's, its results, and the gradients by these."""
+        register()
+        shapes = [result_type(operands[i].shape, operands[i].dtype, operands) for i in wanted]
+        call = jax.ffi.ffi_call(BACKWARD_TARGET, shapes)
+        return list(call(*operands, gradients=" ".join(map(str, wanted)), **self.attributes(operands)))
+
+
+@functools.lru_cache(maxsize=256)
+def expanded(problem: Problem) -> Problem:
+    """The problem with its features as programs."""
+    return problem.expanded()
+
+
+def captured_names(problem: Problem) -> tuple[str, ...]:
+    """The tensors that the programs read, in the order in which they are first named."""
+    whole = expanded(problem)
+    texts = [text for text in (whole.score_mod, whole.mask_mod) if text]
+    return tuple(dict.fromkeys(name for text in texts for name in parse(text).captures))

@@ -1,0 +1,70 @@
+"""Which dimensions of a call's operands are batches and heads, and which of the two a program allows to take apart."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from flashlift.jax._call import Call
+
+Shapes = Sequence[tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """One letter for each dimension of each operand: b batch, h query head, k key-value head, . anything else."""
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    fixed: frozenset[str]
+    """Of b and h those that a program computes with, so that a part of the whole would compute something else."""
+
+
+def letters_of(call: Call, operands: Sequence[Any]) -> Letters:
+    return _letters_of(call, tuple(tuple(one.shape) for one in operands))
+
+
+@functools.lru_cache(maxsize=256)
+def _letters_of(call: Call, shapes: Shapes) -> Letters:
+    of_q = _only(call.layout, "bh")
+    of_k = of_q.replace("h", "k")
+    sizes = dict(zip(call.layout, shapes[0], strict=True))
+    captures, fixed = _captures(call, shapes, {"b": sizes["b"], "h": sizes["h"]})
+    rest = []
+    if call.sinks is not None:
+        rest.append("h." if len(shapes[call.sinks]) == 2 else ".")
+    if "dropout" in call.problem.words:
+        rest.append(".")
+        fixed |= {"b", "h"}
+    results = (of_q, "bh.") if call.with_lse else (of_q,)
+    return Letters((of_q, of_k, of_k, *captures, *rest), results, frozenset(fixed))
+
+
+def _captures(call: Call, shapes: Shapes, sizes: dict[str, Any]) -> tuple[list[str], set[str]]:
+    indices: dict[str, list[set[str]]] = {name: [] for name in call.capture_names}
+    fixed: set[str] = set()
+    for program in call.programs():
+        for step in program.steps:
+            if step.operation != "load" or step.tensor is None:
+                fixed |= {"b", "h"} & set(step.operands)
+                continue
+            known = indices[step.tensor]
+            known += [set() for _ in range(len(step.operands) - len(known))]
+            for of_dimension, index in zip(known, step.operands, strict=True):
+                of_dimension.add(index)
+        fixed |= {"b", "h"} & {program.result}
+    letters = []
+    for name, shape in zip(call.capture_names, shapes[3:], strict=False):
+        text = ""
+        for size, used in zip(shape, indices[name] or [set()] * len(shape), strict=True):
+            found = {"b", "h"} & used
+            letter = next(iter(found)) if len(used) == 1 and found and size == sizes[next(iter(found))] else "."
+            if letter == "." and size != 1:  # every index of a dimension of size 1 is clamped to 0
+                fixed |= found
+            text += letter if size != 1 else "."
+        letters.append(text)
+    return letters, fixed
+
+
+def _only(layout: str, kept: str) -> str:
+    return "".join(letter if letter in kept else "." for letter in layout)

@@ -1,0 +1,143 @@
+"""Calls of sharded operands taken apart over batches and heads, each device running the kernel on what it holds.
+
+XLA asks twice: for a rule by which Shardy propagates shardings (`_rule`), or GSPMD those of the results, and for each
+device's part once shardings are known.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from flashlift.jax._call import Call
+from flashlift.jax._letters import letters_of
+
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A call, or its backward pass, which has these gradients."""
+
+    call: Call
+    wanted: tuple[int, ...] | None = None
+
+    def run(self, *operands: jax.Array) -> list[jax.Array]:
+        return self.call.run(*operands) if self.wanted is None else self.call.run_backward(self.wanted, *operands)
+
+    def letters(self, operands: Sequence[Any]) -> tuple[list[str], list[str], frozenset[str]]:
+        """Of the operands and of the results, and which of b and h must stay whole."""
+        found = letters_of(self.call, operands[: self._own_count(operands)])
+        if self.wanted is None:
+            return list(found.operands), list(found.results), found.fixed
+        of_all = [*found.operands, *found.results, *found.results]
+        return of_all, [found.operands[i] for i in self.wanted], found.fixed
+
+    def _own_count(self, operands: Sequence[Any]) -> int:
+        results = 2 if self.call.with_lse else 1
+        return len(operands) if self.wanted is None else len(operands) - 2 * results
+
+
+def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
+    return list(_run(kind, *operands))
+
+
+def _run_whole(kind: Kind, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(kind.run(*operands))
+
+
+def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
+    """The axes of the mesh that split batches (b), query heads (h) and key-value heads (k)."""
+    layout = kind.call.layout
+    q, k = operands[0], operands[1]
+    _, _, fixed = kind.letters(operands)
+
+    def axes_of(array: Any, letter: str) -> Axes:
+        if letter in fixed or not isinstance(array.sharding, NamedSharding):
+            return ()
+        spec = tuple(array.sharding.spec)
+        entry = (spec + (None,) * (len(layout) - len(spec)))[layout.index(letter)]
+        return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+    sizes, kv_heads = kind.call.axes(q), kind.call.axes(k)["h"]
+    batches = axes_of(q, "b") or axes_of(k, "b")
+    while batches and sizes["b"] % _count(mesh, batches):
+        batches = batches[:-1]
+    heads = tuple(one for one in axes_of(q, "h") or axes_of(k, "h") if one not in batches)
+    while heads:
+        # Devices beyond as many as there are key-value heads share one: they hold consecutive query heads.
+        shared = heads
+        while shared and kv_heads % _count(mesh, shared):
+            shared = shared[:-1]
+        if sizes["h"] % _count(mesh, heads) == 0 and (shared == heads or kv_heads == _count(mesh, shared)):
+            return {"b": batches, "h": heads, "k": shared}
+        heads = heads[:-1]
+    return {"b": batches, "h": (), "k": ()}
+
+
+def _count(mesh: Any, axes: Axes) -> int:
+    count = 1
+    for axis in axes:
+        count *= mesh.shape[axis]
+    return count
+
+
+def _sharding(mesh: Any, letters: str, plan: dict[str, Axes]) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*(plan.get(letter) or None for letter in letters)))
+
+
+def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[Any, Callable[..., Any], Any, Any]:
+    of_operands, of_results, _fixed = kind.letters(operands)
+    plan = _plan(kind, mesh, operands)
+
+    def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
+        results = kind.run(*parts)
+        if kind.wanted is None:
+            return tuple(results)
+        # What several devices read, each of them has a share of the gradient of.
+        return tuple(_summed(one, letters, plan) for one, letters in zip(results, of_results, strict=True))
+
+    results = tuple(_sharding(mesh, letters, plan) for letters in of_results)
+    return mesh, run, results, tuple(_sharding(mesh, letters, plan) for letters in of_operands)
+
+
+def _summed(gradient: jax.Array, letters: str, plan: dict[str, Axes]) -> jax.Array:
+    own = {axis for letter in letters for axis in plan.get(letter, ())}
+    others = tuple(axis for axis in (*plan["b"], *plan["h"]) if axis not in own)
+    return jax.lax.psum(gradient, others) if others else gradient
+
+
+def _infer(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[NamedSharding, ...]:
+    _, of_results, _fixed = kind.letters(operands)
+    plan = _plan(kind, mesh, operands)
+    return tuple(_sharding(mesh, letters, plan) for letters in of_results)
+
+
+def _rule(kind: Kind, _mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
+    """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole."""
+    of_operands, of_results, fixed = kind.letters(operands)
+    q_heads, kv_heads = (kind.call.axes(operands[i])["h"] for i in (0, 1))
+    group = q_heads // kv_heads
+    whole: list[str] = []
+
+    def factor(letter: str) -> str:
+        if letter == "b":
+            return "batch"
+        if letter == "k":
+            return "heads"
+        if letter == "h":
+            return "heads" if group == 1 else "(heads group)"
+        whole.append(f"whole{len(whole)}")
+        return whole[-1]
+
+    sides = [", ".join(" ".join(map(factor, one)) for one in side) for side in (of_operands, of_results)]
+    kept = [{"b": ["batch"], "h": ["heads"] + ["group"] * (group > 1)}[letter] for letter in sorted(fixed)]
+    arguments: dict[str, Any] = {"need_replication_factors": tuple(whole + sum(kept, []))}
+    return " -> ".join(sides), arguments | ({"group": group} if group > 1 else {})
+
+
+_run = custom_partitioning(_run_whole, static_argnums=(0,))
+_run.def_partition(_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule)

@@ -1,0 +1,83 @@
+"""One attention in plain JAX, with all scores in memory: for derivatives that no kernel computes."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from flashlift._errors import UnsupportedError
+from flashlift.jax._call import Call, expanded
+from flashlift.jax._program import evaluate, parse
+
+
+def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
+    """What the call gives."""
+    if "dropout" in call.problem.words:
+        raise UnsupportedError(
+            "forward-mode and second derivatives of attention with dropout were asked for; expected reverse mode, once:"
+            " leave dropout out"
+        )
+    problem = expanded(call.problem)
+    q, k, v = (_as_bhsd(call.layout, one) for one in operands[:3])
+    k, v = (jnp.repeat(one, q.shape[1] // one.shape[1], axis=1) for one in (k, v))
+    captures = dict(zip(call.capture_names, operands[3:], strict=False))
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    scores = product("bhqd,bhkd->bhqk", q, k) * problem.words["scale"]
+    inputs = {
+        name: jax.lax.broadcasted_iota(jnp.int32, [n if i == axis else 1 for i in range(4)], axis)
+        for axis, (name, n) in enumerate(zip(("b", "h", "q", "kv"), scores.shape, strict=True))
+    }
+    inputs |= {"q_len": jnp.int32(scores.shape[2]), "kv_len": jnp.int32(scores.shape[3])}
+    if problem.score_mod:
+        changed = evaluate(parse(problem.score_mod), inputs | {"score": scores}, captures)
+        scores = jnp.broadcast_to(changed, scores.shape)
+    kept = jnp.ones(scores.shape, bool)
+    if problem.mask_mod:
+        kept = jnp.broadcast_to(evaluate(parse(problem.mask_mod), inputs, captures), scores.shape)
+    kept &= scores != -jnp.inf
+    sinks = None if call.sinks is None else operands[call.sinks]
+
+    # A row without keys has no largest score; what is subtracted is then 0.
+    largest = jnp.max(jnp.where(kept, scores, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
+    if sinks is not None:
+        of_heads = jnp.broadcast_to(jnp.max(sinks, axis=-1), (q.shape[1],))[None, :, None, None]
+        largest = jnp.maximum(largest, of_heads)
+    is_empty = largest == -jnp.inf
+    largest = jnp.where(is_empty, 0, largest)
+    if "unnormalized" not in problem.words:
+        largest = jax.lax.stop_gradient(largest)
+    weights = jnp.where(kept, jnp.exp(jnp.where(kept, scores - largest, 0)), 0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        shaped = sinks[None, :, None] if sinks.ndim == 2 else sinks
+        total += jnp.sum(jnp.exp(shaped - largest), axis=-1, keepdims=True)
+    total = jnp.where(is_empty, 1, total)
+    out = product("bhqk,bhkd->bhqd", weights, v)
+    if "unnormalized" not in problem.words:
+        out = out / total
+    rows = problem.words.get("empty_rows", "zero")
+    if rows != "zero":
+        out = jnp.where(is_empty, jnp.mean(v, axis=2, keepdims=True) if rows == "uniform" else jnp.nan, out)
+    out = jnp.transpose(out, ["bhsd".index(letter) for letter in call.layout]).astype(call.out_dtype(operands[0]))
+    lse = jnp.where(is_empty, -jnp.inf, jnp.log(total) + largest)[..., 0]
+    return [out, lse] if call.with_lse else [out]
+
+
+def plain_gradients(call: Call, wanted: Sequence[int], *operands: jax.Array) -> list[jax.Array]:
+    """What Call.run_backward gives. The results among the operands are computed anew."""
+    results = 2 if call.with_lse else 1
+    own, d_results = operands[: -2 * results], operands[-results:]
+
+    def of_wanted(*given: jax.Array) -> list[jax.Array]:
+        full = list(own)
+        for i, one in zip(wanted, given, strict=True):
+            full[i] = one
+        return plain(call, *full)
+
+    _, backward = jax.vjp(of_wanted, *(own[i] for i in wanted))
+    return list(backward(list(d_results)))
+
+
+def _as_bhsd(layout: str, array: jax.Array) -> jax.Array:
+    return jnp.transpose(array, [layout.index(letter) for letter in "bhsd"]).astype(jnp.float32)

@@ -1,0 +1,235 @@
+"""One attention as operations of JAX: what they give, how they are differentiated, batched and lowered.
+
+Three operations. `attention_p` runs a call. `tangent_p` is its derivative, linear in the tangents: reverse mode only
+ever transposes it, into `backward_p`, and forward mode runs it as plain maths. Derivatives of the latter two are plain
+maths, too.
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from flashlift.jax._batch import fold, unfold
+from flashlift.jax._call import Call
+from flashlift.jax._partition import Kind, run_partitioned
+from flashlift.jax._plain import plain, plain_gradients
+from flashlift.jax._sharding import result_aval
+
+attention_p = Primitive("flashlift_attention")
+tangent_p = Primitive("flashlift_attention_tangent")
+backward_p = Primitive("flashlift_attention_backward")
+
+
+def attend(call: Call, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    results = attention_p.bind(*operands, call=call)
+    return tuple(checkpoint_name(one, name) for one, name in zip(results, ("flashlift_out", "flashlift_lse")))  # noqa: B905
+
+
+# --- what they give ---
+
+
+def _of_forward(*operands: Any, call: Call) -> list[Any]:
+    return [result_aval(shape, dtype, operands) for shape, dtype in call.result_shapes(operands)]
+
+
+def _of_tangent(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
+    return [result_aval(one.shape, one.dtype, operands) for one in operands[-2 - len(wanted) : -len(wanted)]]
+
+
+def _of_backward(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
+    return [result_aval(operands[i].shape, operands[i].dtype, operands) for i in wanted]
+
+
+# --- derivatives ---
+
+
+@functools.cache
+def _warn_of_plain_maths(what: str) -> None:
+    warnings.warn(f"flashlift.jax computes {what} of attention by plain maths, with all scores in memory", stacklevel=2)
+
+
+def _plain_tangent(call: Call, wanted: tuple[int, ...], *operands: jax.Array) -> list[jax.Array]:
+    own, tangents = operands[: -2 - len(wanted)], operands[-len(wanted) :]
+
+    def of_wanted(*given: jax.Array) -> list[jax.Array]:
+        full = list(own)
+        for i, one in zip(wanted, given, strict=True):
+            full[i] = one
+        return plain(call, *full)
+
+    return list(jax.jvp(of_wanted, [own[i] for i in wanted], list(tangents))[1])
+
+
+def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+    if "unnormalized" in call.problem.words:
+        # The largest score of a row has a gradient, too, and no kernel says which one it is.
+        _warn_of_plain_maths("derivatives of unnormalized outputs")
+        return _by_plain_maths(functools.partial(plain, call), primals, tangents)
+    wanted = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero))
+    graded = call.for_gradient()
+    out, lse = attend(graded, *primals)
+    given = [tangents[i] for i in wanted]
+    d_out, d_lse = tangent_p.bind(*primals, out, lse, *given, call=graded, wanted=wanted)
+    dtype = call.out_dtype(primals[0])
+    if not call.with_lse:
+        return [out.astype(dtype)], [d_out.astype(dtype)]
+    return [out.astype(dtype), lse], [d_out.astype(dtype), d_lse]
+
+
+def _transpose(cotangents: Sequence[Any], *given: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
+    count = len(given) - len(wanted)
+    asked = tuple(i for i, one in zip(wanted, given[count:], strict=True) if ad.is_undefined_primal(one))
+    d_results = [ad.instantiate_zeros(one) for one in cotangents]
+    gradients = backward_p.bind(*given[:count], *d_results, call=call, wanted=asked)
+    by_operand = dict(zip(asked, gradients, strict=True))
+    return [None] * count + [by_operand.get(i) for i in wanted]
+
+
+def _by_plain_maths(function: Callable[..., list[Any]], primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
+    """jax.jvp by those primals that have a tangent."""
+    moved = [i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero)]
+
+    def of_moved(*given: Any) -> list[Any]:
+        full = list(primals)
+        for i, one in zip(moved, given, strict=True):
+            full[i] = one
+        return function(*full)
+
+    out, d_out = jax.jvp(of_moved, [primals[i] for i in moved], [tangents[i] for i in moved])
+    return list(out), list(d_out)
+
+
+def _differentiate_tangent(primals: Any, tangents: Any, *, call: Call, wanted: tuple[int, ...]) -> Any:
+    _warn_of_plain_maths("forward-mode derivatives")
+    return _by_plain_maths(functools.partial(_plain_tangent, call, wanted), primals, tangents)
+
+
+def _differentiate_backward(primals: Any, tangents: Any, *, call: Call, wanted: tuple[int, ...]) -> Any:
+    _warn_of_plain_maths("second derivatives")
+    return _by_plain_maths(functools.partial(plain_gradients, call, wanted), primals, tangents)
+
+
+# --- batches ---
+
+
+def _one_by_one(primitive: Primitive, operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    mapped = [jnp.moveaxis(one, dim, 0) for one, dim in zip(operands, dims, strict=True) if dim is not None]
+
+    def run(parts: Sequence[Any]) -> Any:
+        rest = iter(parts)
+        return primitive.bind(
+            *(one if dim is None else next(rest) for one, dim in zip(operands, dims, strict=True)), **params
+        )
+
+    results = jax.lax.map(run, mapped)
+    return results, [0] * len(results)
+
+
+def _size(operands: Sequence[Any], dims: Sequence[Any]) -> int:
+    return next(one.shape[dim] for one, dim in zip(operands, dims, strict=True) if dim is not None)
+
+
+def _batch_forward(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
+    folded = fold(call, operands, dims, _size(operands, dims))
+    if folded is None:
+        return _one_by_one(attention_p, operands, dims, call=call)
+    results = attention_p.bind(*folded.operands, call=folded.call)
+    places = [call.layout.index("b"), 0][: len(results)]
+    return [unfold(one, at, folded.size) for one, at in zip(results, places, strict=True)], places
+
+
+def _batch_tangent(operands: Any, dims: Any, *, call: Call, wanted: tuple[int, ...]) -> tuple[Any, Any]:
+    run = jax.vmap(functools.partial(_plain_tangent, call, wanted), in_axes=tuple(dims))
+    results = run(*operands)
+    return results, [0] * len(results)
+
+
+def _batch_backward(operands: Any, dims: Any, *, call: Call, wanted: tuple[int, ...]) -> tuple[Any, Any]:
+    size = _size(operands, dims)
+    own, results = operands[:-4], operands[-4:]
+    folded = fold(call, own, dims[:-4], size, wanted)
+    if folded is None:
+        return _one_by_one(backward_p, operands, dims, call=call, wanted=wanted)
+    places = [call.layout.index("b"), 0] * 2
+    more = [_fold_result(one, dim, at, size) for one, dim, at in zip(results, dims[-4:], places, strict=True)]
+    gradients = backward_p.bind(*folded.operands, *more, call=folded.call, wanted=wanted)
+    unfolded, out_dims = [], []
+    for i, gradient in zip(wanted, gradients, strict=True):
+        at = folded.of_gradients[i]
+        one = gradient if at is None else unfold(gradient, at, size)
+        shape = own[i].shape if dims[i] is None else own[i].shape[: dims[i]] + own[i].shape[dims[i] + 1 :]
+        if at is not None and shape[at] == 1:  # what broadcast over the batches of one call
+            one = one.sum(axis=at + 1, keepdims=True)
+        unfolded.append(one)
+        out_dims.append(at or 0)
+    return unfolded, out_dims
+
+
+def _fold_result(array: Any, dim: int | None, at: int, size: int) -> Any:
+    if dim is None:
+        array = jnp.broadcast_to(jnp.expand_dims(array, at), (*array.shape[:at], size, *array.shape[at:]))
+    else:
+        array = jnp.moveaxis(array, dim, at)
+    return array.reshape((*array.shape[:at], size * array.shape[at + 1], *array.shape[at + 2 :]))
+
+
+# --- lowering ---
+
+
+def _lower(kind_of: Callable[..., Kind]) -> Callable[..., Any]:
+    def rule(context: Any, *values: Any, **params: Any) -> Any:
+        kind = kind_of(**params)
+        devices = context.module_context.axis_context
+        # A program for devices that are not known yet has nobody to ask for its parts.
+        is_one = getattr(devices, "num_devices", None) == 1 or getattr(devices, "device_assignment", devices) is None
+        run = kind.run if is_one else functools.partial(run_partitioned, kind)
+        return mlir.lower_fun(run, multiple_results=True)(context, *values)
+
+    return rule
+
+
+def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering: Any) -> None:
+    primitive.multiple_results = True
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(params: tuple[tuple[str, Any], ...], *operands: Any) -> Any:
+        return primitive.bind(*operands, **dict(params))
+
+    primitive.def_impl(lambda *operands, **params: run(tuple(params.items()), *operands))
+    primitive.def_abstract_eval(abstract)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, lowering)
+
+
+def _lower_tangent(context: Any, *values: Any, call: Call, wanted: tuple[int, ...]) -> Any:
+    _warn_of_plain_maths("forward-mode derivatives")
+    run = functools.partial(_plain_tangent, call, wanted)
+    return mlir.lower_fun(run, multiple_results=True)(context, *values)
+
+
+_define(attention_p, _of_forward, _differentiate, _batch_forward, _lower(lambda call: Kind(call)))
+_define(tangent_p, _of_tangent, _differentiate_tangent, _batch_tangent, _lower_tangent)
+_define(
+    backward_p,
+    _of_backward,
+    _differentiate_backward,
+    _batch_backward,
+    _lower(lambda call, wanted: Kind(call, wanted)),
+)
+ad.primitive_transposes[tangent_p] = _transpose
+
+# JAX tells a lowering rule of the devices only where a primitive of this set asks for them. The set has no public name;
+# without it calls of sharded operands are right, and gather them.
+with contextlib.suppress(ImportError):
+    from jax._src.dispatch import prim_requires_devices_during_lowering
+
+    prim_requires_devices_during_lowering.update((attention_p, backward_p))
