@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -28,6 +28,12 @@ test: build ## build everything and run all tests
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -LE every_kernel
 	@echo "==> Python tests"
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --maxprocesses=8 --dist=worksteal tests/python
+
+test-torch-versions: build ## run the PyTorch tests with each version that is supported (a GB each, an hour)
+	@$(VENV)/bin/python scripts/test_versions.py torch $(BUILD)
+
+test-jax-versions: build ## run the JAX tests with each version that is supported and that this Python takes
+	@$(VENV)/bin/python scripts/test_versions.py jax $(BUILD)
 
 test-kernels: build ## compile the CUDA kernels of every configuration; make test compiles a third of them
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel

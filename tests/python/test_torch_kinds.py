@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch_mods
-from flashlift.torch import flex_attention
+from flashlift.torch import _version, flex_attention
 from test_torch_flex import DTYPES, assert_matches, check, tensors, unfused
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as theirs
@@ -679,3 +679,10 @@ def test_output_error_beside_pytorchs_own():
             golden = unfused(q.double(), k.double(), v.double(), score_mod)[0]
             eager = theirs.flex_attention(q, k, v, score_mod)
             check(flex_attention(q, k, v, score_mod), golden, eager)
+
+
+@pytest.mark.parametrize("version", ["2.8.1+cu126", "2.16.0", "3.0", "unknown"])
+def test_versions_that_nothing_is_known_of_are_refused(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ImportError, match=rf"for torch 2.9 to 2.15, .* this is torch {version.split('+')[0]}"):
+        _version._checked_version()

@@ -6,13 +6,7 @@ out = flex_attention(query, key, value, score_mod=score_mod, block_mask=block_ma
 out = flex_attention(query, key, value, mask_mod=lambda b, h, q, kv: q >= kv)    # no block mask needed
 """
 
-import torch as _torch
-
-if not _torch.__version__.startswith("2.13."):
-    raise ImportError(
-        f"flashlift.torch is for torch 2.13, whose internals it builds on; this is torch {_torch.__version__}. "
-        "Install flashlift[torch], or torch==2.13.*"
-    )
+import flashlift.torch._version  # noqa: F401, I001 - first, as it refuses versions that the rest does not know
 
 from flashlift.torch._attention.flex_attention import flex_attention
 from flashlift.torch._attention.sdpa import scaled_dot_product_attention

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, _sliced_mask_mod_error, noop_mask
+from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from flashlift.torch._attention import checks
 from flashlift.torch._mods import Leaves, traced
@@ -24,6 +24,7 @@ from flashlift.torch._program import Bounds
 from flashlift.torch._run.kernels import block_kinds
 from flashlift.torch._run.modes import are_readable, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
+from flashlift.torch._version import sliced_mask_mod_error
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2
@@ -46,7 +47,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
             "through create_block_mask; a tensor is read by a mask_mod"
         )
     own = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
-    sliced = own is _sliced_mask_mod_error
+    sliced = own is not None and own is sliced_mask_mod_error
     if block_mask.BLOCK_SIZE[0] >= _NO_BLOCKS and not sliced:
         checks.check_block_mask(query, key, block_mask)
         return own, None
@@ -82,8 +83,8 @@ def _restricted(own: Mod | None, kinds: torch.Tensor, has_full: bool, q_block: i
     def kind_of(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         block = (q // q_block, kv // kv_block)
         if by_batch:
-            return kinds[b, h, *block] if by_head else kinds[b, *block]
-        return kinds[h, *block] if by_head else kinds[block]
+            return kinds[(b, h) + block] if by_head else kinds[(b,) + block]
+        return kinds[(h,) + block] if by_head else kinds[block]
 
     def listed(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return kind_of(b, h, q, kv) != 0

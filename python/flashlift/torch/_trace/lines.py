@@ -1,8 +1,10 @@
 """Which line of a mod runs, and the error that names it."""
 
+import inspect
 import linecache
 import sys
 import types
+from collections.abc import Iterator
 
 import torch
 
@@ -11,9 +13,6 @@ from flashlift._errors import UnsupportedError
 
 class TraceError(UnsupportedError):
     """A mod does what a score program cannot say. The message names the operation and the line."""
-
-
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def where() -> str:
@@ -30,10 +29,22 @@ def where() -> str:
 
 
 def running_autograd_function() -> str | None:
-    """The name of the torch.autograd.Function whose forward function runs, if any."""
+    """The name of the torch.autograd.Function whose forward function runs, if any. Not by the frame of its apply():
+    that is a function of C's since PyTorch 2.14."""
+    names = {}
+    for kind in _subclasses(torch.autograd.Function):
+        forward = inspect.unwrap(kind.forward)
+        if isinstance(forward, types.FunctionType):
+            names[forward.__code__] = kind.__name__
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _APPLY:
-            return frame.f_locals["cls"].__name__
+        if frame.f_code in names:
+            return names[frame.f_code]
         frame = frame.f_back
     return None
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for one in type.__subclasses__(kind):
+        yield one
+        yield from _subclasses(one)
