@@ -1,6 +1,7 @@
 """One attention as a JAX operation, with its gradient."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from flashlift._errors import InvalidArgumentError
 from flashlift._problem import Problem
 from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
 from flashlift.jax._call import DTYPES, Call, captured_names, sizes_of
+from flashlift.jax._mods import trace_mods
 from flashlift.jax._primitive import attend
 from flashlift.jax._sharding import vary_together
 
@@ -25,6 +27,8 @@ def attention(
     sinks: jax.Array | None = None,
     dropout_seed: jax.Array | int | None = None,
     layout: str = "bshd",
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, and another one for its gradients.
 
@@ -32,7 +36,8 @@ def attention(
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
     "score_mod(...) {...}". captures: the tensors that the programs read, by name, or in the order in which they are
     first named; sinks: [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on
-    CPUs: a key of jax.random, its uint32 [2], or an integer. Without "scale=..." the scale is 1/sqrt(head_dim).
+    CPUs: a key of jax.random, its uint32 [2], or an integer. score_mod(score, b, h, q, kv), mask_mod(b, h, q, kv): functions
+    of scalars in jax.numpy, in place of programs; what they read of arrays around them has gradients. Without "scale=..." the scale is 1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
 
     Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory.
@@ -45,16 +50,21 @@ def attention(
     if sinks is not None:
         sinks = check_sinks("sinks", as_array("sinks", sinks), q.shape[layout.index("h")])
     sizes = {name: size if isinstance(size, int) else 1 for name, size in sizes_of(layout, q, k, v).items()}
+    mods = trace_mods(score_mod, mask_mod, sizes)
+    features = " ".join([features, *(mod.text for mod in mods)])
     problem = Problem.parse(f"attn {features}", dtype=_TYPES[q.dtype.name], **sizes)
     if sinks is not None:
         problem = problem.with_words(sinks=sinks.shape[-1])
     expected = captured_names(problem)
-    names = tuple(captures) if isinstance(captures, Mapping) else expected
-    tables = list(captures.values() if isinstance(captures, Mapping) else captures)
+    traced = {name: array for mod in mods for name, array in mod.captures.items()}
+    own = [name for name in expected if name not in traced]
+    named = dict(captures) if isinstance(captures, Mapping) else None
+    names = (*(own if named is None else named), *traced)
+    tables = [*(captures if named is None else named.values()), *traced.values()]
     if sorted(names) != sorted(expected) or len(tables) != len(expected):
-        came = f"{len(tables)} tensors" if names is expected else ", ".join(names) or "none"
+        came = f"{len(captures)} tensors" if named is None else ", ".join(named) or "none"
         raise InvalidArgumentError(
-            f"captures are {came}; the features read {', '.join(expected) or 'none'}: expected each of them once"
+            f"captures are {came}; the features read {', '.join(own) or 'none'}: expected each of them once"
         )
     call = Call(problem, layout, names)
     has_seed = "dropout" in problem.words

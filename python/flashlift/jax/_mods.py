@@ -1,0 +1,275 @@
+"""score_mod and mask_mod as Python functions, traced by JAX into programs.
+
+A function is traced once for scalars. What of it does not depend on the score or on a coordinate is computed before the
+call, as part of what JAX differentiates; arrays that are read at a coordinate become captured tensors.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from flashlift._errors import InvalidArgumentError, UnsupportedError
+
+_INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
+_COORDINATES = {"b": "batch", "h": "heads", "q": "q_len", "kv": "kv_len"}
+_DTYPES = {
+    "float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int64": "i64", "bool": "bool",
+    "int8": "i8", "uint8": "u8", "int16": "i16",
+}  # fmt: skip
+_SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "stop_gradient", "pvary", "pcast", "expand_dims"}
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
+_OPERATIONS = {
+    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "rem": "rem", "max": "max", "min": "min",
+    "neg": "neg", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "pow": "pow", "exp": "exp",
+    "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt",
+    "tanh": "tanh", "logistic": "sigmoid", "sin": "sin", "cos": "cos", "atan2": "atan2", "erf": "erf",
+    "erf_inv": "erfinv", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+    "is_finite": "is_finite", "and": "and", "or": "or", "xor": "xor", "not": "not", "shift_left": "shl",
+    "shift_right_arithmetic": "shr", "shift_right_logical": "ushr",
+}  # fmt: skip
+_CONVERSIONS = {"bool": "to_i1", "int32": "to_i32", "int64": "to_i64"}
+_ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    text: str
+    captures: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """A scalar of the program."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """Part of an array: an index, or None, for each of its dimensions, and of which each own dimension is."""
+
+    array: Any
+    indices: tuple[str | None, ...]
+    dimensions: tuple[int | None, ...]
+
+
+def trace_mods(
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, sizes: Mapping[str, Any]
+) -> list[Traced]:
+    """Those that were given. sizes: a problem's."""
+    named = {"batch": sizes["batch"], "heads": sizes["q_heads"], "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}
+    given = (("score_mod", score_mod), ("mask_mod", mask_mod))
+    return [_trace(kind, function, named) for kind, function in given if function is not None]
+
+
+def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Traced:
+    """kind: score_mod or mask_mod. sizes: of batch, heads, q_len and kv_len."""
+    inputs = _INPUTS[kind]
+    scalars = [jax.ShapeDtypeStruct((), jnp.float32 if name == "score" else jnp.int32) for name in inputs]
+    if not callable(function):
+        raise InvalidArgumentError(f"{kind} is {function!r}; expected a function of ({', '.join(inputs)})")
+    closed = jax.make_jaxpr(function)(*scalars)
+    out = closed.out_avals
+    if len(out) != 1 or out[0].shape != () or (out[0].dtype == jnp.bool_) != (kind == "mask_mod"):
+        came = ", ".join(map(str, out))
+        raise InvalidArgumentError(
+            f"{kind} returns {came}; expected one scalar, {'a bool' if kind == 'mask_mod' else 'the new score'}"
+        )
+    tracing = _Tracing(kind, sizes)
+    result = tracing.run(closed.jaxpr, closed.consts, [_Value(name) for name in inputs])[0]
+    return tracing.finish(result)
+
+
+class _Tracing:
+    def __init__(self, kind: str, sizes: dict[str, Any]) -> None:
+        self.kind = kind
+        self.sizes = sizes
+        self.lines: list[tuple[str, str, tuple[str, ...]]] = []
+        self.loads: dict[str, list[tuple[str, ...]]] = {}
+        self.captures: dict[str, Any] = {}
+        self.numbers = itertools.count()
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        values |= dict(zip(jaxpr.invars, arguments, strict=True))
+        for equation in jaxpr.eqns:
+            operands = [one.val if isinstance(one, Literal) else values[one] for one in equation.invars]
+            results = self._apply(equation, operands)
+            values |= dict(zip(equation.outvars, results, strict=True))
+        return [one.val if isinstance(one, Literal) else values[one] for one in jaxpr.outvars]
+
+    def finish(self, result: Any) -> Traced:
+        returned = self._text(result)
+        used, kept = {returned}, []
+        for name, line, operands in reversed(self.lines):
+            if name in used:
+                used |= set(operands)
+                kept.append(f"{name} = {line}")
+        read = [name for name in self.captures if any(f" {name}[" in line for line in kept)]
+        declared = ", ".join(f"{name}: {_DTYPES[self.captures[name].dtype.name]}[{self._sizes(name)}]" for name in read)
+        body = "; ".join([*reversed(kept), f"return {returned}"])
+        return Traced(f"{self.kind}({declared}) {{ {body} }}", {name: self.captures[name] for name in read})
+
+    def _sizes(self, name: str) -> str:
+        """A dimension that is read at a coordinate alone has that coordinate's size, of any part of the whole."""
+        sizes = []
+        for axis, size in enumerate(self.captures[name].shape):
+            used = {indices[axis] for indices in self.loads[name]}
+            named = _COORDINATES.get(next(iter(used))) if len(used) == 1 else None
+            sizes.append(named if named is not None and size == self.sizes[named] else str(size))
+        return ",".join(sizes)
+
+    def _emit(self, operation: str, *operands: str) -> _Value:
+        name = f"%{next(self.numbers)}"
+        self.lines.append((name, f"{operation} {', '.join(operands)}", operands))
+        return _Value(name)
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, _Value):
+            return value.text
+        if isinstance(value, _View):
+            raise UnsupportedError(f"{self.kind} reads a whole row of an array; expected scalars: index all dimensions")
+        if isinstance(value, jax.core.Tracer):
+            return self._load(jnp.reshape(value, (1,)), ("0",)).text
+        return _constant(np.asarray(value))
+
+    def _load(self, array: Any, indices: tuple[str, ...]) -> _Value:
+        known = next((name for name, one in self.captures.items() if one is array), None)
+        name = known or f"{self.kind[0]}{len(self.captures)}"
+        if array.dtype.name not in _DTYPES:
+            raise UnsupportedError(f"{self.kind} reads an array of {array.dtype}; expected {', '.join(_DTYPES)}")
+        self.captures[name] = array
+        self.loads.setdefault(name, []).append(indices)
+        loaded = f"%{next(self.numbers)}"
+        self.lines.append((loaded, f"load {name}[{', '.join(indices)}]", indices))
+        return _Value(loaded)
+
+    def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        if name in _CALLS:
+            inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params)
+            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+        if not any(isinstance(one, (_Value, _View)) for one in operands):
+            results = equation.primitive.bind(*operands, **equation.params)
+            return list(results) if equation.primitive.multiple_results else [results]
+        if name == "dynamic_slice":
+            return [self._slice(operands[0], operands[1:], equation.params["slice_sizes"])]
+        if name in _SAME:
+            return [self._reshaped(operands[0], equation.outvars[0].aval.shape)]
+        if any(one.aval.size != 1 for one in equation.outvars):
+            raise UnsupportedError(
+                f"{self.kind} computes an array by {name} from the score or a coordinate; expected scalars only"
+            )
+        return [self._rounded(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
+
+    def _scalar(self, name: str, equation: Any, operands: list[Any]) -> Any:
+        if name == "convert_element_type":
+            return self._converted(operands[0], equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype)
+        if name in ("lt", "ge") and getattr(operands[0], "text", "") in _COORDINATES and _is_zero(operands[1]):
+            return np.asarray(name == "ge")  # JAX asks of every index whether it counts from the end
+        if name == "select_n":
+            chosen = operands[0]
+            if not isinstance(chosen, _Value):
+                return operands[1 + int(chosen)]
+            if len(operands) == 3 and equation.invars[0].aval.dtype == jnp.bool_:
+                return self._emit("select", *map(self._text, (chosen, operands[2], operands[1])))
+        if name == "square":
+            return self._emit("mul", *[self._text(operands[0])] * 2)
+        if name == "integer_pow":
+            return self._power(self._text(operands[0]), equation.params["y"])
+        if name == "clamp":
+            return self._emit(
+                "min", self._emit("max", self._text(operands[1]), self._text(operands[0])).text, self._text(operands[2])
+            )
+        if name == "round" and int(equation.params["rounding_method"]) == 1:
+            return self._emit("round_even", self._text(operands[0]))
+        if name == "tan":
+            return self._emit("div", *(self._emit(one, self._text(operands[0])).text for one in ("sin", "cos")))
+        if name == "gather":
+            return self._gathered(equation, operands)
+        if name in _OPERATIONS:
+            return self._emit(_OPERATIONS[name], *map(self._text, operands))
+        raise UnsupportedError(
+            f"{self.kind} computes {name} of the score or a coordinate, which programs do not have; expected operations "
+            "of docs/problem.md: compute it before the call, or write it with others"
+        )
+
+    def _gathered(self, equation: Any, operands: list[Any]) -> Any:
+        raise UnsupportedError(
+            f"{self.kind} reads an array by a gather; expected each index to be a scalar, such as table[h, kv]"
+        )
+
+    def _power(self, base: str, exponent: int) -> _Value:
+        if exponent == 0:
+            return _Value("1.0")
+        power = base
+        for _ in range(abs(exponent) - 1):
+            power = self._emit("mul", power, base).text
+        return self._emit("div", "1.0", power) if exponent < 0 else _Value(power)
+
+    def _converted(self, value: Any, from_: Any, to: Any) -> Any:
+        if not isinstance(value, _Value):
+            return jnp.asarray(value).astype(to)
+        if from_ == to or {from_.name, to.name} <= {"float32", *_ROUNDINGS}:
+            return value
+        if to.name in ("float32", *_ROUNDINGS):
+            return self._emit("to_f32", value.text)
+        if to.name not in _CONVERSIONS:
+            raise UnsupportedError(f"{self.kind} converts to {to}; expected float32, int32 or bool")
+        return self._emit(_CONVERSIONS[to.name], value.text)
+
+    def _rounded(self, value: Any, name: str, dtype: Any) -> Any:
+        if not isinstance(value, _Value) or dtype.name not in _ROUNDINGS or name == "select_n":
+            return value
+        return self._emit(_ROUNDINGS[dtype.name], value.text)
+
+    def _reshaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        if not isinstance(value, _View):
+            return value
+        left = [one for one, index in enumerate(value.indices) if index is None]
+        wide = [size for size in shape if size != 1]
+        if wide != [value.array.shape[one] for one in left if value.array.shape[one] != 1]:
+            raise UnsupportedError(f"{self.kind} reshapes a row of an array; expected scalars: index all dimensions")
+        rest = iter([one for one in left if value.array.shape[one] != 1])
+        return dataclasses.replace(value, dimensions=tuple(None if size == 1 else next(rest) for size in shape))
+
+    def _slice(self, operand: Any, starts: Sequence[Any], sizes: tuple[int, ...]) -> Any:
+        if isinstance(operand, _Value):
+            return operand
+        if not isinstance(operand, _View):
+            operand = _View(operand, (None,) * operand.ndim, tuple(range(operand.ndim)))
+        indices = list(operand.indices)
+        dimensions = list(operand.dimensions)
+        for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            dimension = operand.dimensions[axis]
+            if dimension is None or size == operand.array.shape[dimension] != 1:
+                continue
+            if size != 1:
+                raise UnsupportedError(f"{self.kind} reads {size} elements at a coordinate; expected one at a time")
+            indices[dimension] = self._text(start)
+            dimensions[axis] = None
+        for dimension, size in enumerate(operand.array.shape):
+            if indices[dimension] is None and size == 1:
+                indices[dimension] = "0"
+        if all(one is not None for one in indices):
+            return self._load(operand.array, tuple(str(one) for one in indices))
+        return _View(operand.array, tuple(indices), tuple(dimensions))
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, (_Value, _View, jax.core.Tracer)) and bool(np.all(np.asarray(value) == 0))
+
+
+def _constant(value: np.ndarray) -> str:
+    one = value.reshape(()).item()
+    if value.dtype == np.bool_:
+        return "true" if one else "false"
+    if np.issubdtype(value.dtype, np.integer):
+        return f"{one}:i64" if value.dtype.itemsize == 8 else str(one)
+    return f"0x{np.float32(one).view(np.uint32):08x}:f32"
