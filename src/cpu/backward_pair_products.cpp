@@ -10,6 +10,20 @@
 
 namespace flashlift::cpu {
 
+bool load_pair_rows(const TileKernels& kernels, const MatrixView& from, int64_t rows, int64_t width, int64_t stride,
+                    Bf16* high, Bf16* low, float* row) {
+  if (from.dtype == DType::kBF16) {
+    kernels.pairs->convert_rows(from, rows, width, 1.0f, high, stride);
+    return false;
+  }
+  bool has_low = false;
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels.convert_rows(row_of(from, r), 1, width, 1.0f, row, stride);
+    has_low = kernels.pairs->split(row, stride, high + r * stride, low + r * stride) || has_low;
+  }
+  return has_low;
+}
+
 PairProducts::PairProducts(const BackwardCall& call, int64_t chunk, const ChunkLayout& layout,
                            const WorkerMemory& memory)
     : BackwardProducts(call, chunk, layout, memory), pairs_(*call.kernels().pairs) {}
@@ -57,19 +71,11 @@ void PairProducts::load(int64_t b, int64_t h, int64_t q_begin, int64_t rows) {
   pairs_.convert_rows(q_view_, rows, problem_.head_dim, 1.0f, q, q_stride);
   q_finite_ = pairs_.transpose(q, q_stride, rows, problem_.head_dim, at<Bf16>(layout_.q), layout_.rows_stride);
   Bf16* d_out = at<Bf16>(layout_.d_out_rows);
-  has_low_ = false;
-  if (d_out_view_.dtype != DType::kBF16) {
-    float* widened = at<float>(layout_.row);
-    Bf16* low = at<Bf16>(layout_.d_out_low_rows);
-    for (int64_t r = 0; r < rows; ++r) {
-      kernels_.convert_rows(row_of(d_out_view_, r), 1, problem_.value_dim, 1.0f, widened, v_stride);
-      has_low_ = pairs_.split(widened, v_stride, d_out + r * v_stride, low + r * v_stride) || has_low_;
-    }
-    if (has_low_) {
-      pairs_.transpose(low, v_stride, rows, problem_.value_dim, at<Bf16>(layout_.d_out_low), layout_.rows_stride);
-    }
-  } else {
-    pairs_.convert_rows(d_out_view_, rows, problem_.value_dim, 1.0f, d_out, v_stride);
+  Bf16* low = at<Bf16>(layout_.d_out_low_rows);
+  has_low_ =
+      load_pair_rows(kernels_, d_out_view_, rows, problem_.value_dim, v_stride, d_out, low, at<float>(layout_.row));
+  if (has_low_) {
+    pairs_.transpose(low, v_stride, rows, problem_.value_dim, at<Bf16>(layout_.d_out_low), layout_.rows_stride);
   }
   d_out_finite_ =
       pairs_.transpose(d_out, v_stride, rows, problem_.value_dim, at<Bf16>(layout_.d_out), layout_.rows_stride);

@@ -112,6 +112,12 @@ class F32Products final : public BackwardProducts {
   Operand d_out_;
 };
 
+// Rows of d_out as operands of bf16 products, each followed by zeros up to `stride`: as they are, or as the sum of two
+// bf16 numbers (PairKernels::split) if they are of another dtype. Returns whether some second part is not 0. `row` is
+// memory for `stride` floats.
+bool load_pair_rows(const TileKernels& kernels, const MatrixView& from, int64_t rows, int64_t width, int64_t stride,
+                    Bf16* high, Bf16* low, float* row);
+
 // d_k and d_v are summed as their transposes, d_out^T p and q^T ds: p and ds, rounded to bf16, are the second operands,
 // which pairs of rows are packed for without a transposition. Their first operands are transposed once a tile.
 //

@@ -3,10 +3,10 @@
 #include <limits>
 
 #include "cpu/backward_call.h"
+#include "cpu/backward_products.h"
 #include "cpu/forward_tile.h"
 #include "cpu/tile/pairs.h"
 #include "cpu/views.h"
-#include "support/half.h"
 #include "support/rounding.h"
 
 namespace flashlift::cpu {
@@ -45,6 +45,7 @@ class RowFinder {
         h_(h),
         q_begin_(q_begin),
         rows_(std::min(call.kernel.config().q_tile, call.sizes.q_len - q_begin)),
+        pairs_(product_pairs(call.kernel, call.sizes)),
         states_(call.rows + call.row_index(b, h, q_begin)) {}
 
   void run() {
@@ -52,9 +53,10 @@ class RowFinder {
       return;
     }
     const AttentionArguments& forward = call_.forward();
-    // What rounding a stored output to 16 bits does to <d_out, out> is an error that all keys of the row share; it can
-    // be larger than all others together. sum_p (p dp), which it stands for, is summed from the scores then.
-    const bool reads_out = forward.out.dtype == DType::kF32;
+    // What rounding a stored output to 16 bits does to <d_out, out>, or the probabilities that it was summed from, is
+    // an error that all keys of the row share; it can be larger than all others together. sum_p (p dp), which it stands
+    // for, is summed from the scores then.
+    const bool reads_out = forward.out.dtype == DType::kF32 && call_.kernel.forward().pairs() == nullptr;
     // Tasks of few rows sum their scores in another order than the products here do.
     bool trusted = forward.lse.has_value() && call_.sizes.group() * call_.sizes.q_len > kDirectRows;
     for (int64_t r = 0; r < rows_; ++r) {
@@ -120,9 +122,6 @@ class RowFinder {
                                  call_.v_stride);
     call_.kernels().convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_ + r), 1, value_dim, 1.0f, d_out,
                                  call_.v_stride);
-    if (const PairKernels* pairs = product_pairs(call_.kernel, call_.sizes)) {
-      round_as_multiplied(*pairs, d_out);
-    }
     double sums[4] = {};  // a single one would wait for each addition
     for (int64_t d = 0; d < call_.v_stride; d += 4) {
       for (int64_t i = 0; i < 4; ++i) {
@@ -132,29 +131,11 @@ class RowFinder {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
-  // dp = <d_out, v> is a sum of two bf16 products, which read 16 bits of d_out (PairKernels::split). What they do not
-  // read must not stand in <d_out, out> either: where all values are alike, the two cancel down to nothing.
-  void round_as_multiplied(const PairKernels& pairs, float* d_out) {
-    const int64_t width = call_.v_stride;
-    Bf16* high = at<Bf16>(layout_.parts);
-    Bf16* low = high + width;
-    pairs.split(d_out, width, high, low);
-    for (int64_t d = 0; d < width; ++d) {
-      d_out[d] = bf16_to_float(high[d]) + bf16_to_float(low[d]);
-    }
-  }
-
   // The forward pass with <d_out, v> in place of the values, or without.
   void sum_scores(bool weighted) {
     const TileKernels& kernels = call_.kernels();
-    const Problem& problem = call_.problem();
     const int64_t kv_tile = call_.kernel.config().kv_tile;
-    kernels.convert_rows(head_rows(call_.forward().q, b_, h_, q_begin_), rows_, problem.head_dim, 1.0f,
-                         at<float>(layout_.q), problem.head_dim);
-    if (weighted) {
-      kernels.convert_rows(head_rows(call_.arguments.d_out, b_, h_, q_begin_), rows_, problem.value_dim,
-                           call_.dropout.factor, at<float>(layout_.d_out), problem.value_dim);
-    }
+    load_rows(weighted);
     std::fill_n(at<float>(layout_.weighted), rows_ * kernels.lanes, 0.0f);
     for (int64_t r = 0; r < rows_; ++r) {
       at<RowState>(layout_.state)[r] = {};
@@ -174,18 +155,61 @@ class RowFinder {
     }
   }
 
-  // <rows, keys> of a block of keys, or of values.
-  void multiply(const float* rows, const TensorView& keys, int64_t kv_begin, int64_t columns, float* to) {
+  // q, and d_out if it is wanted, as the first operands of products: of the same ones as ChunkRunner's, so that what
+  // cancels in ds does so to the last bits.
+  void load_rows(bool wants_d_out) {
+    const MatrixView q = head_rows(call_.forward().q, b_, h_, q_begin_);
+    const MatrixView d_out = head_rows(call_.arguments.d_out, b_, h_, q_begin_);
+    const int64_t head_dim = call_.problem().head_dim;
+    const int64_t value_dim = call_.problem().value_dim;
+    if (pairs_ == nullptr) {
+      call_.kernels().convert_rows(q, rows_, head_dim, 1.0f, at<float>(layout_.q), head_dim);
+      if (wants_d_out) {
+        call_.kernels().convert_rows(d_out, rows_, value_dim, call_.dropout.factor, at<float>(layout_.d_out),
+                                     value_dim);
+      }
+      return;
+    }
+    pairs_->convert_rows(q, rows_, head_dim, 1.0f, at<Bf16>(layout_.q), padded(head_dim));
+    if (wants_d_out) {
+      has_low_ = load_pair_rows(call_.kernels(), d_out, rows_, value_dim, padded(value_dim), at<Bf16>(layout_.d_out),
+                                at<Bf16>(layout_.d_out_low), at<float>(layout_.out));
+    }
+  }
+
+  int64_t padded(int64_t depth) const { return round_up(depth, int64_t{pairs_->depth_multiple}); }
+
+  // to = <q, keys> of a block.
+  void multiply_keys(int64_t kv_begin, int64_t columns, float* to) {
+    multiply(layout_.q, nullptr, call_.forward().k, kv_begin, columns, to);
+  }
+  // to = <d_out, values>.
+  void multiply_values(int64_t kv_begin, int64_t columns, float* to) {
+    multiply(layout_.d_out, has_low_ ? at<Bf16>(layout_.d_out_low) : nullptr, call_.forward().v, kv_begin, columns, to);
+  }
+
+  void multiply(size_t rows_at, const Bf16* low, const TensorView& keys, int64_t kv_begin, int64_t columns, float* to) {
     const TileKernels& kernels = call_.kernels();
     const int64_t depth = keys.sizes[3];
     PrefetchQueue prefetches;
     for (int64_t c = 0; c < columns; c += kernels.panel_width) {
       const int64_t count = std::min<int64_t>(kernels.panel_width, columns - c);
-      const int64_t padded = round_up(count, kernels.lanes);
-      kernels.pack_transposed(head_rows(keys, b_, h_ / call_.sizes.group(), kv_begin + c), count, depth, 1.0f,
-                              at<float>(layout_.k), padded);
-      kernels.multiply(rows_, static_cast<int>(padded / kernels.lanes), depth, rows, depth, at<float>(layout_.k),
-                       padded, to + c, layout_.s_stride, false, prefetches);
+      const int64_t width = round_up(count, kernels.lanes);
+      const int vectors = static_cast<int>(width / kernels.lanes);
+      const MatrixView panel = head_rows(keys, b_, h_ / call_.sizes.group(), kv_begin + c);
+      if (pairs_ == nullptr) {
+        kernels.pack_transposed(panel, count, depth, 1.0f, at<float>(layout_.k), width);
+        kernels.multiply(rows_, vectors, depth, at<float>(rows_at), depth, at<float>(layout_.k), width, to + c,
+                         layout_.s_stride, false, prefetches);
+        continue;
+      }
+      pairs_->pack_transposed(panel, count, depth, at<Bf16>(layout_.k), width, padded(depth));
+      pairs_->multiply(rows_, vectors, padded(depth), at<Bf16>(rows_at), padded(depth), at<Bf16>(layout_.k), width,
+                       to + c, layout_.s_stride, false, prefetches);
+      if (low != nullptr) {
+        pairs_->multiply(rows_, vectors, padded(depth), low, padded(depth), at<Bf16>(layout_.k), width, to + c,
+                         layout_.s_stride, true, prefetches);
+      }
     }
   }
 
@@ -193,7 +217,7 @@ class RowFinder {
     const TileKernels& kernels = call_.kernels();
     const Problem& problem = call_.problem();
     float* s = at<float>(layout_.s);
-    multiply(at<float>(layout_.q), call_.forward().k, kv_begin, columns, s);
+    multiply_keys(kv_begin, columns, s);
     float* maxima = at<float>(layout_.maxima);
     const ScoreFunction function =
         function_for_tile(call_.kernel.forward().score(), problem, partial, columns % kernels.lanes == 0);
@@ -222,7 +246,7 @@ class RowFinder {
   void weigh_block(int64_t kv_begin, int64_t columns) {
     const TileKernels& kernels = call_.kernels();
     float* dp = at<float>(layout_.dp);
-    multiply(at<float>(layout_.d_out), call_.forward().v, kv_begin, columns, dp);
+    multiply_values(kv_begin, columns, dp);
     for (int64_t r = 0; r < rows_; ++r) {
       float* row = dp + r * layout_.s_stride;
       const float* e = at<float>(layout_.s) + r * layout_.s_stride;
@@ -248,7 +272,9 @@ class RowFinder {
   int64_t h_;
   int64_t q_begin_;
   int64_t rows_;
+  const PairKernels* pairs_;
   RowGradient* states_;
+  bool has_low_ = false;  // d_out has a second part
 };
 
 }  // namespace
@@ -293,24 +319,31 @@ RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
   const int64_t rows = std::min(kernel.config().q_tile, sizes.q_len);
   const Problem& problem = kernel.forward().problem();
   const TileKernels& kernels = kernel.forward().kernels();
+  const PairKernels* pairs = product_pairs(kernel, sizes);
+  const int64_t multiple = pairs == nullptr ? 1 : pairs->depth_multiple;
+  const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
+  const bool splits_d_out = pairs != nullptr && problem.out_dtype != DType::kBF16;
+  const int64_t q_width = round_up(problem.head_dim, multiple);
+  const int64_t v_width = round_up(problem.value_dim, multiple);
   LayoutCounter counter;
   s_stride = kernel.config().kv_tile;
-  q = counter.take(rows * problem.head_dim, sizeof(float));
-  k = counter.take(kernels.panel_width * std::max(problem.head_dim, problem.value_dim), sizeof(float));
+  q = counter.take(rows * q_width, element);
+  k = counter.take(kernels.panel_width * std::max(q_width, v_width), element);
   s = counter.take(rows * s_stride, sizeof(float));
   dp = counter.take(rows * s_stride, sizeof(float));
-  d_out = counter.take(rows * problem.value_dim, sizeof(float));
+  d_out = counter.take(rows * v_width, element);
+  d_out_low = counter.take(splits_d_out ? rows * v_width : 0, element);
   weighted = counter.take(rows * kernels.lanes, sizeof(float));
   maxima = counter.take(rows, sizeof(float));
   state = counter.take(rows, sizeof(RowState));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
-  out = counter.take(2 * kernel.v_stride(), sizeof(float));
-  parts = counter.take(2 * kernel.v_stride(), sizeof(Bf16));
+  out = counter.take(2 * std::max(kernel.v_stride(), v_width), sizeof(float));
   bytes = counter.bytes();
 }
 
 void find_rows(const BackwardCall& call, int64_t b, int64_t h, int64_t q_begin, const RowsLayout& layout,
                const WorkerMemory& memory) {
+  const PairSection section(product_pairs(call.kernel, call.sizes));
   RowFinder(call, b, h, q_begin, layout, memory).run();
 }
 

@@ -233,35 +233,42 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
   }
 }
 
-// Of values that are all alike, <d_out, v> and <d_out, out> cancel down to nothing: so both must read the same d_out.
-TEST_P(Pairs, GradientsOfEqualValuesVanish) {
+// Gradients whose terms cancel down to nothing: d_q of values that are all alike, and that of a number which moves all
+// scores of a row. <d_out, out> must then be what the scores' gradients sum to, not what the forward pass rounded.
+TEST_P(Pairs, GradientsThatCancelVanish) {
   const Parallel serial{1, [](int64_t count, const std::function<void(int64_t)>& body) {
                           for (int64_t i = 0; i < count; ++i) {
                             body(i);
                           }
                         }};
-  const Result<Problem> problem = parse_problem("attn b1 h2 sq64 skv300 d32 bf16 out=f32 lse scale=8");
-  ASSERT_TRUE(problem.ok()) << problem.error().message;
-  const Result<Forward> forward = Forward::compile(*problem, kernels_);
-  ASSERT_TRUE(forward.ok());
-  ASSERT_NE(forward->pairs(), nullptr);
-  Random random(7);
-  testing::OwnedArguments arguments = testing::dense_arguments(*problem, random);
-  Bf16* v = static_cast<Bf16*>(arguments.views.v.data);
-  for (int64_t i = 32; i < arguments.views.v.element_count(); ++i) {
-    v[i] = v[i % 32];
+  for (const bool same_values : {true, false}) {
+    for (const int64_t queries : {24, 64}) {  // products in f32 and in bf16
+      const Result<Problem> problem = parse_problem(
+          "attn b1 h2 sq" + std::to_string(queries) +
+          " skv300 d32 bf16 out=f32 lse scale=8 score_mod(c: f32[]) { %0 = load c[]; %1 = add score, %0; return %1 }");
+      ASSERT_TRUE(problem.ok()) << problem.error().message;
+      const Result<Forward> forward = Forward::compile(*problem, kernels_);
+      ASSERT_TRUE(forward.ok());
+      ASSERT_NE(forward->pairs(), nullptr);
+      Random random(7);
+      testing::OwnedArguments arguments = testing::dense_arguments(*problem, random);
+      Bf16* v = static_cast<Bf16*>(arguments.views.v.data);
+      for (int64_t i = 32; same_values && i < arguments.views.v.element_count(); ++i) {
+        v[i] = v[i % 32];
+      }
+      ASSERT_TRUE(forward->run(arguments.views, serial).ok());
+      testing::OwnedArguments cotangents;
+      const TensorView d_out = cotangents.dense(DType::kF32, {1, 2, queries, 32}, random);
+      const testing::OwnedGradients gradients =
+          testing::make_gradients(*problem, arguments.views, d_out, std::nullopt, random);
+      const Result<Backward> backward = Backward::compile(*forward, {true});
+      ASSERT_TRUE(backward.ok()) << backward.error().message;
+      ASSERT_TRUE(backward->run(gradients.arguments, serial).ok());
+      const Result<problem::Judgement> report = problem::check_gradients(*problem, gradients.arguments);
+      ASSERT_TRUE(report.ok()) << report.error().message;
+      EXPECT_TRUE(report->ok) << queries << " queries: " << report->reason;
+    }
   }
-  ASSERT_TRUE(forward->run(arguments.views, serial).ok());
-  testing::OwnedArguments cotangents;
-  const TensorView d_out = cotangents.dense(DType::kF32, {1, 2, 64, 32}, random);
-  const testing::OwnedGradients gradients =
-      testing::make_gradients(*problem, arguments.views, d_out, std::nullopt, random);
-  const Result<Backward> backward = Backward::compile(*forward, {});
-  ASSERT_TRUE(backward.ok()) << backward.error().message;
-  ASSERT_TRUE(backward->run(gradients.arguments, serial).ok());
-  const Result<problem::Judgement> report = problem::check_gradients(*problem, gradients.arguments);
-  ASSERT_TRUE(report.ok()) << report.error().message;
-  EXPECT_TRUE(report->ok) << report->reason;
 }
 
 // Rounding the probabilities must not change the weight that a row gives its values in all: an output in f32 shows the
