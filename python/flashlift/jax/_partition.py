@@ -129,14 +129,17 @@ def _rule(kind: Kind, _mesh: Any, operands: Sequence[Any], _results: Any) -> tup
         if letter == "k":
             return "heads"
         if letter == "h":
-            return "heads" if group == 1 else "(heads group)"
+            if group == 1:
+                return "heads"
+            return "group" if kv_heads == 1 else "(heads group)"  # no factor of several may have size 1
         whole.append(f"whole{len(whole)}")
         return whole[-1]
 
     sides = [", ".join(" ".join(map(factor, one)) for one in side) for side in (of_operands, of_results)]
     kept = [{"b": ["batch"], "h": ["heads"] + ["group"] * (group > 1)}[letter] for letter in sorted(fixed)]
     arguments: dict[str, Any] = {"need_replication_factors": tuple(whole + sum(kept, []))}
-    return " -> ".join(sides), arguments | ({"group": group} if group > 1 else {})
+    is_part = group > 1 and kv_heads > 1
+    return " -> ".join(sides), arguments | ({"group": group} if is_part else {})
 
 
 _run = custom_partitioning(_run_whole, static_argnums=(0,))
