@@ -11,10 +11,54 @@
 On CPUs and NVIDIA GPUs; elsewhere a fused function runs as it was, and says so.
 """
 
+from flashlift.jax._adapters import equinox_attention_fn, flax_attention_fn, haiku_attention_fn
 from flashlift.jax._attention import attention
+from flashlift.jax._config import (
+    AutotunePolicy,
+    BwdParams,
+    ConfigCache,
+    ConfigSelectorChain,
+    FlashAttentionConfig,
+    FwdParams,
+    Invocation,
+    PersistentCache,
+    Tuner,
+    overlay_cache,
+    policy_override,
+)
 from flashlift.jax._dot_product_attention import dot_product_attention
+from flashlift.jax._executor import Executor, FlashAttention, create_default_executor
+from flashlift.jax._export import export_checks
 from flashlift.jax._flash_attention import flash_attention
 from flashlift.jax._fuse import FusedFunction, Report, fuse
+from flashlift.jax._mask_info import MaskInfo
 from flashlift.jax._register import register
 
-__all__ = ["FusedFunction", "Report", "attention", "dot_product_attention", "flash_attention", "fuse", "register"]
+__all__ = [
+    "AutotunePolicy",
+    "BwdParams",
+    "ConfigCache",
+    "ConfigSelectorChain",
+    "Executor",
+    "FlashAttention",
+    "FlashAttentionConfig",
+    "FusedFunction",
+    "FwdParams",
+    "Invocation",
+    "MaskInfo",
+    "PersistentCache",
+    "Report",
+    "Tuner",
+    "attention",
+    "create_default_executor",
+    "dot_product_attention",
+    "equinox_attention_fn",
+    "export_checks",
+    "flash_attention",
+    "flax_attention_fn",
+    "fuse",
+    "haiku_attention_fn",
+    "overlay_cache",
+    "policy_override",
+    "register",
+]

@@ -29,6 +29,7 @@ def attention(
     layout: str = "bshd",
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
+    implementation: str | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, and another one for its gradients.
 
@@ -36,8 +37,10 @@ def attention(
     features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
     "score_mod(...) {...}". captures: the tensors that the programs read, by name, or in the order in which they are
     first named; sinks: [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on
-    CPUs: a key of jax.random, its uint32 [2], or an integer. score_mod(score, b, h, q, kv), mask_mod(b, h, q, kv): functions
-    of scalars in jax.numpy, in place of programs; what they read of arrays around them has gradients. Without "scale=..." the scale is 1/sqrt(head_dim).
+    CPUs: a key of jax.random, its uint32 [2], or an integer. score_mod(score, b, h, q, kv), mask_mod(b, h, q, kv):
+    functions of scalars in jax.numpy, in place of programs; what they read of arrays around them has gradients.
+    implementation: one by name, or its reason why not, as flashlift.compile takes it. Without "scale=..." the scale is
+    1/sqrt(head_dim).
     Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
 
     Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory.
@@ -66,7 +69,7 @@ def attention(
         raise InvalidArgumentError(
             f"captures are {came}; the features read {', '.join(own) or 'none'}: expected each of them once"
         )
-    call = Call(problem, layout, names)
+    call = Call(problem, layout, names, implementation)
     has_seed = "dropout" in problem.words
     if has_seed != (dropout_seed is not None):
         asked = "expected a dropout_seed" if has_seed else "expected no dropout_seed"

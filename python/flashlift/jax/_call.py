@@ -36,6 +36,7 @@ class Call:
     problem: Problem  # of the operands' sizes when the call was made; those that are not known yet are 1
     layout: str
     capture_names: tuple[str, ...]  # in the order of the operands
+    implementation: str | None = None
 
     @property
     def with_lse(self) -> bool:
@@ -71,6 +72,7 @@ class Call:
         dims = {f"{name}_dims": self.layout for name in ("q", "k", "v", "out")}
         optional = {"lse_dims": "bhs"} if self.with_lse else {}
         optional |= {"captures": " ".join(self.capture_names)} if self.capture_names else {}
+        optional |= {"implementation": self.implementation} if self.implementation else {}
         optional |= {} if are_known else {"lengths": "any"}
         return {"problem": str(dataclasses.replace(self.problem, **settled))} | dims | optional
 

@@ -1,14 +1,18 @@
 """Attention in JAX by the names that its features have elsewhere."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax import _arguments as arguments
 from flashlift.jax._attention import attention
+from flashlift.jax._config import check_config
+from flashlift.jax._mask_info import MaskInfo, both, masks_of
 from flashlift.jax._sharding import is_split, over_batches_and_heads
 
 # The dimensions of operands: b and h are those that may be split over devices.
@@ -25,6 +29,7 @@ def flash_attention(
     cum_seqlens_k: jax.Array | None = None,
     softmax_aux: jax.Array | None = None,
     *,
+    mask_info: Any = None,
     attention_mask: jax.Array | None = None,
     softmax_scale: float | None = None,
     dropout_prob: float = 0.0,
@@ -38,6 +43,12 @@ def flash_attention(
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
     platform: str | None = None,
+    cfg: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    in_specs: Sequence[PartitionSpec | None] | None = None,
+    out_specs: PartitionSpec | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
     empty_rows: str = "zero",
     return_lse: bool = False,
     mask: jax.Array | None = None,
@@ -57,6 +68,9 @@ def flash_attention(
 
     bias: added to the scaled scores; broadcasts to [batch, q_heads, q_len, kv_len]. attention_mask: booleans or
         integers, not 0 where a key is kept: [batch, kv_len], or what broadcasts to that shape.
+    mask_info: a MaskInfo, ours or ejkernel's, in place of attention_mask and segment ids.
+    score_mod, mask_mod: functions of (score, b, h, q, kv) and (b, h, q, kv) in jax.numpy, after all of the above and
+        below; what they read of arrays around them has gradients.
     softmax_scale: 1/sqrt(depth) unless given.
     causal: keeps keys up to the query's position, both counted from the beginning, or, with "bottom_right", from the
         end. sliding_window: how many positions to the left and to the right of the query are kept; one number is both,
@@ -70,11 +84,16 @@ def flash_attention(
         logits that take part in the softmax and have no value.
     dropout_prob: leaves each key of a row out with this probability; dropout_seed: a key of jax.random, its uint32 [2]
         or an integer, traced or not. The keys left out are a function of the seed alone. On CPUs only.
-    normalize_output: False leaves out the division by the softmax's sum (no gradient). logits_dtype: what
+    normalize_output: False leaves out the division by the softmax's sum, exp(score - largest); its gradient is plain
+        maths'. logits_dtype: what
         scale query keyᵀ is rounded to; sums, and all else, are float32. precision: whatever it asks for is kept, since
         products are those of Precision.HIGHEST.
     platform: None, "auto" or "xla", for wherever JAX runs the call; "cpu" or "cuda", which is an error elsewhere. Tiles
-        are chosen by shapes, and kernels are cached in memory and on disk, so there is nothing to tune.
+        are chosen by shapes, and kernels are cached in memory and on disk. cfg: a FlashAttentionConfig, which may name
+        an implementation.
+    mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as ejkernel's,
+        those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split as
+        the query is, and dropout differs between devices.
     empty_rows: what a query without keys gives, "zero", "uniform" (the mean of value) or "nan".
     return_lse: also returns float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
 
@@ -87,8 +106,22 @@ def flash_attention(
     Gradients by query, key, value, bias and softmax_aux, through both results. Errors: InvalidArgumentError for
     arguments that are wrong or do not go together, UnsupportedError for what no implementation can do.
     """
+    if mesh is not None or in_specs is not None or out_specs is not None:
+        own = {name: one for name, one in locals().items() if name not in ("mesh", "in_specs", "out_specs")}
+        return _within_shard_map(mesh, in_specs, out_specs, own)
+    implementation = None
+    if cfg is not None:
+        of_cfg, implementation = check_config(cfg)
+        platform = of_cfg if platform is None else platform
     arguments.check_platform(platform)
     arguments.check_precision(precision)
+    if mask_info is not None:
+        given = {"attention_mask": attention_mask, "mask": mask, "q_segment_ids": q_segment_ids}
+        twice = [name for name, one in (given | {"kv_segment_ids": kv_segment_ids}).items() if one is not None]
+        if twice:
+            raise InvalidArgumentError(f"mask_info and {', '.join(twice)} came; expected one of them")
+        attention_mask, q_segment_ids, kv_segment_ids, of_info = masks_of(mask_info)
+        mask_mod = both(of_info, mask_mod)
     if module is not None:
         raise UnsupportedError("module asks for the attention weights, which are never stored; leave sow_weights out")
     if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
@@ -138,7 +171,18 @@ def flash_attention(
         softmax_aux: jax.Array | None = None,
         **captures: jax.Array,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
-        return attention(query, key, value, features, captures=captures, sinks=softmax_aux, dropout_seed=seed)
+        return attention(
+            query,
+            key,
+            value,
+            features,
+            captures=captures,
+            sinks=softmax_aux,
+            dropout_seed=seed,
+            score_mod=score_mod,
+            mask_mod=mask_mod,
+            implementation=implementation,
+        )
 
     if not is_split(list(operands.values())):
         return run(**operands)
@@ -149,6 +193,74 @@ def flash_attention(
         )
     letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
     return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"])
+
+
+# In ejkernel's order.
+_SPLIT = ("query", "key", "value", "bias", "softmax_aux", "cum_seqlens_q", "cum_seqlens_k")
+# Those that are split as the query is, by their dimensions.
+_SPLIT_ALIKE = {"attention_mask": "bh", "mask": "bh", "q_segment_ids": "b", "kv_segment_ids": "b"}
+
+
+def _within_shard_map(
+    mesh: jax.sharding.Mesh | None,
+    in_specs: Sequence[PartitionSpec | None] | None,
+    out_specs: PartitionSpec | None,
+    given: dict[str, Any],
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    if mesh is None or in_specs is None or out_specs is None:
+        named = (("mesh", mesh), ("in_specs", in_specs), ("out_specs", out_specs))
+        missing = ", ".join(name for name, one in named if one is None)
+        raise InvalidArgumentError(f"{missing} is missing; expected mesh, in_specs and out_specs, or none of them")
+    if len(in_specs) != len(_SPLIT):
+        raise InvalidArgumentError(f"in_specs are {len(in_specs)}; expected {len(_SPLIT)}: of {', '.join(_SPLIT)}")
+    if given["score_mod"] is not None or given["mask_mod"] is not None:
+        raise UnsupportedError("score_mod or mask_mod came with a mesh; call flash_attention within jax.shard_map")
+    of_query = (*(in_specs[0] or ()), None, None, None)
+    axes = {"b": of_query[0], "h": of_query[2]}
+    specs: dict[str, Any] = {name: spec or PartitionSpec() for name, spec in zip(_SPLIT, in_specs, strict=True)}
+
+    def alike(array: Any, letters: str) -> PartitionSpec:
+        return PartitionSpec(
+            *(axes[one] if size > 1 else None for one, size in zip(letters, array.shape, strict=False))
+        )
+
+    operands = {name: given[name] for name in _SPLIT if given[name] is not None}
+    for name, letters in _SPLIT_ALIKE.items():
+        if given[name] is not None:
+            operands[name] = given[name]
+            specs[name] = alike(given[name], letters if given[name].ndim in (2, 4) else "")
+    if given["mask_info"] is not None:
+        masks = masks_of(given["mask_info"])[:3]
+        for name, one in zip(("attention_mask", "q_segment_ids", "kv_segment_ids"), masks, strict=True):
+            if one is not None and name not in operands:
+                operands[name], specs[name] = one, alike(one, _SPLIT_ALIKE[name])
+        operands["rules"] = getattr(given["mask_info"], "rules", ())
+        specs["rules"] = jax.tree.map(lambda one: alike(one, "b"), operands["rules"])
+    rate = _dropout_rate(given["dropout_prob"], given["dropout_rate"], given["deterministic"])
+    if rate > 0:
+        operands["seed"] = arguments.seed_words(_dropout_seed(given["dropout_seed"], given["dropout_rng"]))
+        specs["seed"] = PartitionSpec()
+        given = given | {"dropout_prob": rate, "dropout_rng": None, "dropout_rate": 0.0}
+    split_axes = jax.tree.leaves([axes["b"], axes["h"]])
+    rest = {name: one for name, one in given.items() if name not in operands and name != "mask_info"}
+
+    def run(parts: dict[str, Any]) -> jax.Array | tuple[jax.Array, jax.Array]:
+        own = dict(parts)
+        rules = own.pop("rules", ())
+        words = own.pop("seed", None)
+        if words is not None:
+            for axis in split_axes:
+                words = words * jnp.uint32(0x9E3779B1) + jax.lax.axis_index(axis).astype(jnp.uint32)
+            own["dropout_seed"] = words
+        mask_mod = MaskInfo(rules=rules).mask_mod
+        return flash_attention(**(rest | own | {"mask_mod": mask_mod}))
+
+    of_out = (*out_specs, None, None, None)
+    results = (out_specs, PartitionSpec(of_out[0], of_out[2])) if given["return_lse"] else out_specs
+    named = {name: specs[name] for name in operands}
+    split = jax.shard_map(run, mesh=mesh, in_specs=(named,), out_specs=results)
+    out: jax.Array | tuple[jax.Array, jax.Array] = split(operands)
+    return out
 
 
 def _cast(

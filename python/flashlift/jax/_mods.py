@@ -196,8 +196,8 @@ class _Tracing:
         if name in _OPERATIONS:
             return self._emit(_OPERATIONS[name], *map(self._text, operands))
         raise UnsupportedError(
-            f"{self.kind} computes {name} of the score or a coordinate, which programs do not have; expected operations "
-            "of docs/problem.md: compute it before the call, or write it with others"
+            f"{self.kind} computes {name} of the score or a coordinate, which programs do not have; expected "
+            "operations of docs/problem.md: compute it before the call, or write it with others"
         )
 
     def _gathered(self, equation: Any, operands: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from flashlift.jax._arguments.sequences import (
     sequence_ends,
     sequence_lengths,
 )
-from flashlift.jax._arguments.values import as_array, check_flag, described
+from flashlift.jax._arguments.values import as_array, check_flag, described, short
 from flashlift.jax._arguments.words import (
     band_words,
     cap_program,
@@ -46,4 +46,5 @@ __all__ = [
     "segment_pair",
     "sequence_ends",
     "sequence_lengths",
+    "short",
 ]
