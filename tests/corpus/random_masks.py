@@ -159,8 +159,8 @@ def draw_change(draw, B, H, S, T):
         factor = draw.one_of((0.3, 2.0, 1.4426950408889634))
         return lambda s, given: s * factor
     table = draw.normal(16)
-    # Halves lie between the scores that sums of other orders give.
-    index = lambda s: jnp.clip((2 * s).astype(jnp.int32) + 8, 0, 15)
+    # Odd eighths lie between the scores that sums of other orders give, and those of functions that saturate.
+    index = lambda s: jnp.clip((2 * s + 0.37).astype(jnp.int32) + 8, 0, 15)
     if kind == "table":
         return lambda s, given: s + jnp.take(table(given), index(s))
     return lambda s, given: jnp.take(table(given), index(s))

@@ -1,8 +1,9 @@
 """Draws JAX functions at random, fuses them, and compares what the fused ones compute with XLA's own results.
 
-random_masks.py draws masks, guards and divisors. A file that draws a kind of its own defines `draw(rng) -> Drawn` and
-calls main(draw, __doc__). Every module has a number: --seed and that number alone make it again, whatever else was
-drawn.
+random_masks.py draws masks, guards and divisors, random_numbers.py narrow numbers and empty rows, random_steps.py what
+training does to probabilities. soak.py draws all of them. A file that draws a kind of its own defines
+`draw_module(rng) -> Drawn` and calls main(draw_module, __doc__). Every module has a number: --seed and that number
+alone make it again, whatever else was drawn.
 """
 
 import argparse
@@ -121,7 +122,26 @@ def is_as_exact(drawn, result, want, got):
     return disagreement(exact, got)[0] <= drawn.tolerance or disagreement(want, got)[0] <= 4 * own <= 0.4
 
 
-def check(batch, summary):
+def lowered(function, arguments):
+    return jax.jit(function, keep_unused=True).lower(*arguments).as_text()
+
+
+def fused(text, number):
+    """Each third module as composites, which XLA runs by their decompositions."""
+    fuse_as = "composite" if number % 3 == 2 else "custom_call"
+    return flashlift.stablehlo.fuse(text, gradients=fuse_as == "custom_call", fuse_as=fuse_as)
+
+
+def is_fused(drawn, number, summary):
+    """Whether anything of a function alone is fused: what is not need not be compiled."""
+    result = fused(lowered(drawn.function, [jnp.asarray(x) for x in drawn.arguments]), number)
+    summary.modules += 1
+    summary.attentions += len(result.candidates)
+    summary.fused += result.fused_count
+    return result.fused_count > 0
+
+
+def check(batch, number, summary):
     """Compares several drawn functions, as one module. Gives what is wrong, as (place in the batch, words)."""
     taken = list(itertools.accumulate((len(drawn.arguments) for drawn in batch), initial=0))
     results = []  # how many each function has
@@ -136,10 +156,9 @@ def check(batch, summary):
         return all_results
 
     arguments = [jnp.asarray(x) for drawn in batch for x in drawn.arguments]
-    text = jax.jit(together, keep_unused=True).lower(*arguments).as_text()
-    fused = flashlift.stablehlo.fuse(text, gradients=True)
+    text = lowered(together, arguments)
     want, original = compile_and_run(text, arguments)
-    got, _ = compile_and_run(fused.module, arguments) if fused.fused_count else (want, None)
+    got, _ = compile_and_run(fused(text, number).module, arguments)
     ends = list(itertools.accumulate(results, initial=0))
     wrong, moves, better = [], None, 0
     for place, drawn in enumerate(batch):
@@ -157,9 +176,6 @@ def check(batch, summary):
             if message:
                 wrong.append((place, message))
                 break
-    summary.modules += len(batch)
-    summary.attentions += len(fused.candidates)
-    summary.fused += fused.fused_count
     summary.better += better
     summary.failures += len(wrong)
     return wrong
@@ -169,24 +185,45 @@ def draw_number(draw, seed, number):
     return draw(np.random.default_rng([seed, number]))
 
 
-def check_numbers(draw, seed, numbers, report):
-    """Draws and compares the modules of these numbers; `report(number, drawn, words)` hears of each that disagrees."""
-    summary = Summary()
-    for begin in range(0, len(numbers), BATCH):
-        some = numbers[begin : begin + BATCH]
-        batch = [draw_number(draw, seed, number) for number in some]
+def compare(batch, report, summary):
+    """Compares functions, as (number, drawn); those that are fused in the same form in one module."""
+    for form in range(3):
+        some = [(number, drawn) for number, drawn in batch if number % 3 == form]
+        if not some:
+            continue
+        functions = [drawn for _, drawn in some]
         try:
-            wrong = check(batch, summary)
+            wrong = check(functions, form, summary)
         except Exception:  # one of them cannot be compiled, fused or run: which
             wrong = []
-            for place, drawn in enumerate(batch):
+            for place, drawn in enumerate(functions):
                 try:
-                    wrong += [(place, words) for _, words in check([drawn], summary)]
+                    wrong += [(place, words) for _, words in check([drawn], form, summary)]
                 except Exception as error:
                     summary.failures += 1
                     wrong.append((place, f"{type(error).__name__}: {str(error)[:300]}"))
         for place, words in wrong:
-            report(some[place], batch[place], words)
+            report(some[place][0], some[place][1], words)
+
+
+def check_numbers(draw, seed, numbers, report, progress=lambda summary: None):
+    """Draws and compares the modules of these numbers; `report(number, drawn, words)` hears of each that disagrees,
+    `progress(summary)` of each batch."""
+    summary = Summary()
+    batch = []
+    for number in numbers:
+        drawn = draw_number(draw, seed, number)
+        try:
+            if is_fused(drawn, number, summary):
+                batch.append((number, drawn))
+        except Exception as error:
+            summary.failures += 1
+            report(number, drawn, f"{type(error).__name__}: {str(error)[:300]}")
+        if len(batch) == 3 * BATCH:
+            compare(batch, report, summary)
+            batch = []
+            progress(summary)
+    compare(batch, report, summary)
     return summary
 
 
@@ -205,10 +242,10 @@ def main(draw, document):
         for number in numbers:
             drawn = draw_number(draw, options.seed, number)
             arguments = [jnp.asarray(x) for x in drawn.arguments]
-            text = jax.jit(drawn.function, keep_unused=True).lower(*arguments).as_text()
-            fused = flashlift.stablehlo.fuse(text, gradients=True)
-            print(f"// module {number}: {drawn.words}\n{text}\n{fused.module}")
-            for candidate in fused.candidates:
+            text = lowered(drawn.function, arguments)
+            result = fused(text, number)
+            print(f"// module {number}: {drawn.words}\n{text}\n{result.module}")
+            for candidate in result.candidates:
                 print(f"// {candidate}")
 
     def report(number, drawn, words):

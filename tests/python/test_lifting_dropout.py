@@ -99,6 +99,18 @@ def test_grouped_queries():
     assert_fused(grouped, *qkv(), KEY, gradients=True)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_conditions_that_are_joined(gradients):
+    def drop(p, key):
+        return jnp.where(bits(key) & bits(key + 1), p * 2, 0)
+
+    def drop_and_mask(p, key):
+        return jnp.where(bits(key) & causal(), p / 0.75, 0)
+
+    for mask, both in (("plain", drop), ("causal", drop_and_mask)):
+        assert_fused(attention(both, MASKS[mask]), *qkv(), KEY, gradients=gradients)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_16_bits(dtype):
     assert_fused(attention(flax), *qkv(dtype=dtype), KEY, gradients=True, tolerance=3e-2)

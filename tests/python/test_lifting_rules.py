@@ -214,6 +214,77 @@ def test_rows_set_to_zero_by_their_sum():
     assert_left_alone(zeroed(OTHER_MAXIMA["none"]), *qkv(), words="guard")
 
 
+BIASES = {
+    "plain": jnp.asarray(np.random.default_rng(8).standard_normal((B, 1, S, T)), jnp.float32),
+    "-inf": jnp.zeros((B, 1, S, T)).at[1, 0, 3].set(-jnp.inf).at[0, 0, 1, :4].set(-jnp.inf),
+    "+inf": jnp.zeros((B, 1, S, T)).at[1, 0, 3, 2].set(jnp.inf),
+    "NaN": jnp.zeros((B, 1, S, T)).at[1, 0, 3, 2].set(jnp.nan),
+}
+
+
+def set_to_zero(condition, mask=lambda s, *more: s):
+    """Probabilities of masked scores, and 0 where `condition(sum, maximum)` does not hold of the row."""
+
+    def function(q, k, v, *more):
+        s = mask(products(q, k) / 4, *more)
+        m = s.max(-1, keepdims=True)
+        e = jnp.exp(s - m)
+        z = e.sum(-1, keepdims=True)
+        return weigh(jnp.where(condition(z, m), e / z, 0.0), v)
+
+    return function
+
+
+CONDITIONS_THAT_NO_NAN_FULFILS = {
+    "a positive sum": lambda z, m: z > 0,
+    "a finite maximum": lambda z, m: jnp.isfinite(m),
+    "a maximum above -inf": lambda z, m: m > -jnp.inf,
+}
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("condition", CONDITIONS_THAT_NO_NAN_FULFILS.values(), ids=CONDITIONS_THAT_NO_NAN_FULFILS)
+def test_rows_that_a_bias_makes_nan_are_set_to_zero_by_what_no_nan_fulfils(condition, bias):
+    zeroed = set_to_zero(condition, lambda s, bias: s + bias)
+    assert_left_alone(zeroed, *qkv(), BIASES[bias], words="compare with ==")
+    of_constant = set_to_zero(condition, lambda s: s + BIASES[bias])
+    if bias == "plain":
+        assert_fused(of_constant, *qkv())
+    else:
+        assert_left_alone(of_constant, *qkv(), words="compare with ==")
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_rows_set_to_zero_by_what_nan_fulfils_stay_nan(bias):
+    for condition in (lambda z, m: z != 0, lambda z, m: m != -jnp.inf):
+        assert_fused(set_to_zero(condition, lambda s, bias: s + bias), *qkv(), BIASES[bias])
+
+
+def masked_again(by, more_scores):
+    def function(q, k, v, keep, bias):
+        s = more_scores(products(q, k) / 4, keep, bias)
+        return weigh(by(jax.nn.softmax(s, -1), keep), v)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "by",
+    [lambda p, keep: jnp.where(keep, p, 0.0), lambda p, keep: jnp.where(keep.any(-1, keepdims=True), p, 0.0)],
+    ids=["where the key is kept", "where the row has one"],
+)
+def test_rows_that_data_empties_give_what_rows_that_the_mask_empties_give(by):
+    """Such a row is NaN where a bias of -inf empties it, and 0 where the mask does."""
+    inside = masked_again(by, lambda s, keep, bias: jnp.where(keep, s + bias, -jnp.inf))
+    outside = masked_again(by, lambda s, keep, bias: jnp.where(keep, s, -jnp.inf) + bias)
+    for function in (inside, outside):
+        assert_left_alone(function, *qkv(), KEEP, BIASES["-inf"])
+    without_bias = masked_again(by, lambda s, keep, bias: jnp.where(keep, s, -jnp.inf))
+    with_constant = masked_again(by, lambda s, keep, bias: jnp.where(keep, s + BIASES["plain"], -jnp.inf))
+    for function in (without_bias, with_constant):
+        assert_fused(function, *qkv(), KEEP, BIASES["plain"])
+
+
 def test_guards_with_sinks():
     sinks = jnp.asarray([0.5, -2.0], jnp.float32)[:, None, None]
 

@@ -90,15 +90,21 @@ class EmptyRowEvaluator {
 
 }  // namespace
 
-float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax) {
+namespace {
+
+// What leaves the imagined row without keys.
+enum class EmptiedBy : uint8_t { kConditions, kData };
+
+float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy emptied_by) {
   std::map<SymId, score::Scalar<float>> known;
+  const int64_t holds = emptied_by == EmptiedBy::kData ? 1 : 0;
   for (const SymId guard : softmax.guards) {
     if (arena.is_op(guard, Op::k_not)) {
-      known[arena[guard].args[0]] = {.i = 1, .f = 0};
+      known[arena[guard].args[0]] = {.i = 1 - holds, .f = 0};
     }
-    known[guard] = {.i = 0, .f = 0};
+    known[guard] = {.i = holds, .f = 0};
   }
-  if (softmax.guards.empty()) {  // the data alone may mask: an added -inf
+  if (emptied_by == EmptiedBy::kData) {  // an added -inf
     for (const SignedTerm& term : softmax.key_terms) {
       known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
     }
@@ -106,24 +112,39 @@ float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax)
   for (const SymId sink : softmax.sinks) {  // otherwise it keeps the row from being empty
     known[sink] = {.i = 0, .f = -kInfinity};
   }
-  return EmptyRowEvaluator(arena, std::move(known), softmax.guards.empty()).evaluate(formula).f;
+  return EmptyRowEvaluator(arena, std::move(known), emptied_by == EmptiedBy::kData).evaluate(formula).f;
 }
 
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax) {
-  if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
-    return EmptyRows::kZero;  // no row is ever empty
-  }
-  const float value = value_in_empty_row(arena, probability, softmax);
+std::optional<EmptyRows> empty_rows_of(float value) {
   if (std::isnan(value)) {
     return EmptyRows::kNan;
   }
   if (value == 0) {
     return EmptyRows::kZero;
   }
-  if (std::abs(value - 1.0f / EmptyRowEvaluator::kKeys) < 1e-5f) {
-    return EmptyRows::kUniform;
+  const bool is_mean = std::abs(value - 1.0f / EmptyRowEvaluator::kKeys) < 1e-5f;
+  return is_mean ? std::optional(EmptyRows::kUniform) : std::nullopt;
+}
+
+}  // namespace
+
+float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax) {
+  return value_in_row(arena, formula, softmax, softmax.guards.empty() ? EmptiedBy::kData : EmptiedBy::kConditions);
+}
+
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, bool data_may_mask) {
+  if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
+    return EmptyRows::kZero;  // no row is ever empty
   }
-  return refuse<Reason::kRowsWithoutKeys>();
+  const auto empty_rows = empty_rows_of(value_in_empty_row(arena, probability, softmax));
+  if (!empty_rows) {
+    return refuse<Reason::kRowsWithoutKeys>();
+  }
+  if (data_may_mask && !softmax.guards.empty() &&
+      empty_rows_of(value_in_row(arena, probability, softmax, EmptiedBy::kData)) != *empty_rows) {
+    return refuse<Reason::kRowsEmptiedByData>();
+  }
+  return *empty_rows;
 }
 
 namespace {

@@ -245,8 +245,9 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
 }
 
 // Whether a condition on the row says no more than "the row has a kept key". One on the row sum says so where the sum
-// is at least 1; `needs_maximum` is set then.
-bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, SymId whole_score, bool& needs_maximum) {
+// is at least 1; `needs_maximum` is set then. `clears_nan` is set where it does not hold for a row that is NaN.
+bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, SymId whole_score, bool& needs_maximum,
+                    bool& clears_nan) {
   const auto is_infinite_constant = [&](SymId id) { return arena.is_f32(id, -kInfinity); };
   const auto kept = [&](SymId body) {  // "this key is kept", for the key of a reduction's body
     if (arena.is_op(body, Op::k_ne) || (arena.is_op(body, Op::k_not) && arena.is_op(arena[body].args[0], Op::k_eq))) {
@@ -282,11 +283,13 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
       return pieces.size() == 1 && pieces[0].atom == kKeyAtom && kept(arena.op(Op::k_not, {pieces[0].body}));
     }
     if (arena.is_op(inner, Op::k_eq)) {
-      return says_not_empty(arena, arena.op(Op::k_ne, arena[inner].args), softmax, whole_score, needs_maximum);
+      return says_not_empty(arena, arena.op(Op::k_ne, arena[inner].args), softmax, whole_score, needs_maximum,
+                            clears_nan);
     }
     return false;
   }
   if (arena.is_op(condition, Op::k_is_finite)) {
+    clears_nan = true;
     return is_row_maximum(arena[condition].args[0]);
   }
   for (const Op op : {Op::k_ne, Op::k_lt}) {  // -inf != max, -inf < max, 0 != z, 0 < z
@@ -294,9 +297,11 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
       const std::vector<SymId>& args = arena[condition].args;
       for (int side = 0; side < (op == Op::k_ne ? 2 : 1); ++side) {
         if (is_infinite_constant(args[side]) && is_row_maximum(args[1 - side])) {
+          clears_nan = clears_nan || op == Op::k_lt;
           return true;
         }
         if (is_zero(arena, args[side]) && args[1 - side] == softmax.denominator) {
+          clears_nan = clears_nan || op == Op::k_lt;
           needs_maximum = true;
           return true;
         }
@@ -358,7 +363,8 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& product) {
         return std::find(guards.begin(), guards.end(), guard) != guards.end();
       };
       const bool known = is_in(softmax->guards) || is_in(softmax->keep);
-      if (!known && !says_not_empty(arena, guard, *softmax, softmax->score, softmax->needs_maximum)) {
+      if (!known &&
+          !says_not_empty(arena, guard, *softmax, softmax->score, softmax->needs_maximum, softmax->clears_nan)) {
         return refuse<Reason::kClearedRows>();
       }
     }

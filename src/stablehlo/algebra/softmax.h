@@ -36,14 +36,18 @@ struct Softmax {
   SymId maximum = kNoSym;
   // Something does nothing only because each row of keys sums to 1 or more: a guard of the divisor, a clean-up.
   bool needs_maximum = false;
+  // A condition sets rows without keys to 0, and rows that are NaN with them: 0 < z, a maximum that is finite.
+  bool clears_nan = false;
 };
 
 // The product is the whole of what multiplies the values.
 Outcome<Softmax> match_softmax(SymArena& arena, const Product& product);
 
 // What a row gives that has no key left, by computing such a row of the formula of what multiplies the values.
-// kRowsWithoutKeys for a row that gives none of zero, uniform and NaN.
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax);
+// `data_may_mask`: a tensor that the score reads may hold -inf, and a row that it leaves without keys must then give
+// what one without keys under the conditions gives. kRowsWithoutKeys for a row that gives none of zero, uniform and
+// NaN, kRowsEmptiedByData for two that differ.
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, bool data_may_mask);
 
 // The formula of the softmax where each probability is kept, and not multiplied by keep_factor.
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);

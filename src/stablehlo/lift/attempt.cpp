@@ -1,6 +1,7 @@
 #include "stablehlo/lift/attempt.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "stablehlo/reader/ops.h"
 
@@ -243,15 +244,28 @@ Proof Attempt::check_maximum() {
   return {};
 }
 
+// Whether some tensor that the score reads may hold infinities or NaN: any floats but those of a constant without them.
+bool Attempt::data_may_be_infinite() const {
+  return std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(), [&](const SignedTerm& term) {
+    const std::vector<SymId> loads = loads_of(arena_, term.term);
+    return std::any_of(loads.begin(), loads.end(), [&](SymId load) {
+      const Sym& sym = arena_[load];
+      const auto range = sym.type == Type::kF32 ? known_bounds().leaf(sym.payload) : std::nullopt;
+      return sym.type == Type::kF32 && !(range && std::isfinite(range->real_lo) && std::isfinite(range->real_hi));
+    });
+  });
+}
+
 // nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
-// the score reads is +inf or NaN. A call leaves these NaN.
+// the score reads is +inf or NaN. A call leaves these NaN. So does a condition on rows that no NaN fulfils.
 Proof Attempt::check_clean_up() {
-  const bool may_be_infinite =
-      std::any_of(softmax_.key_terms.begin(), softmax_.key_terms.end(), [&](const SignedTerm& term) {
-        const std::vector<SymId> loads = loads_of(arena_, term.term);
-        return std::any_of(loads.begin(), loads.end(), [&](SymId load) { return arena_[load].type == Type::kF32; });
-      });
-  return may_be_infinite && clears_nan(arena_, whole_) ? refuse<Reason::kClearsNan>() : Proof();
+  if (!data_may_be_infinite()) {
+    return {};
+  }
+  if (softmax_.clears_nan) {
+    return refuse<Reason::kConditionClearsNan>();
+  }
+  return clears_nan(arena_, whole_) ? refuse<Reason::kClearsNan>() : Proof();
 }
 
 // The second product's result on its way through transposes to a division by the row sum.

@@ -85,6 +85,7 @@ class Attempt {
   Proof match();
   Proof check_maximum();
   Proof check_clean_up();
+  bool data_may_be_infinite() const;
   Proof find_division();
   Proof place_operands();
   Outcome<std::vector<PlacedTensor>> pick_sources(bool through_conversions);

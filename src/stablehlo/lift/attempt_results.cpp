@@ -62,7 +62,8 @@ Proof Attempt::build_programs() {
     lifted_.out.dims = "bhsd";
   }
 
-  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction, classify_empty_rows(arena_, undropped_, softmax_));
+  FLASHLIFT_ASSIGN_OR_RETURN(const EmptyRows before_extraction,
+                             classify_empty_rows(arena_, undropped_, softmax_, data_may_be_infinite()));
   problem.empty_rows = before_extraction;
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp());
   // A row of masked scores alone has them in its log-sum-exp.
@@ -71,7 +72,7 @@ Proof Attempt::build_programs() {
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !lifted_.lse)) {
     softmax_ = std::move(masked);
     leave_out_known_conditions();
-    auto empty_rows = classify_empty_rows(arena_, undropped_, softmax_);
+    auto empty_rows = classify_empty_rows(arena_, undropped_, softmax_, data_may_be_infinite());
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }
@@ -172,17 +173,20 @@ Proof Attempt::place_keep_mask() {
     return softmax_.keep_factor == 1 ? Proof() : refuse<Reason::kScaledRows>();
   }
   Problem& problem = lifted_.problem;
-  if (softmax_.keep.size() != 1) {
-    return refuse<Reason::kSeveralKeepConditions>();
-  }
   if (softmax_.keep_selects && problem.empty_rows == EmptyRows::kNan && !is_never_empty()) {
     return refuse<Reason::kDropoutClearsNan>();
   }
-  const SymId condition = softmax_.keep[0];
+  // Conditions that decide which keys take part may stand in it, too: they change nothing.
+  const auto is_wanted = [&](SymId formula) {
+    std::vector<SymId> parts;
+    add_guard(arena_, parts, formula);
+    std::erase_if(parts, [&](SymId part) { return llvm::is_contained(softmax_.guards, part); });
+    return std::is_permutation(parts.begin(), parts.end(), softmax_.keep.begin(), softmax_.keep.end());
+  };
   for (const Evaluator::Place& place : evaluator_->places()) {
     const bool is_computed = std::any_of(place.indices.begin(), place.indices.end(),
                                          [](const Index& index) { return index.general != kNoSym; });
-    if (place.formula != condition || dtype(place.value.getType()) != DType::kBool || is_computed) {
+    if (dtype(place.value.getType()) != DType::kBool || is_computed || !is_wanted(place.formula)) {
       continue;
     }
     const auto tensor = place_tensor(place.value, affine_of(place.indices), evaluator_->atom_sizes());
@@ -213,7 +217,7 @@ Proof Attempt::place_keep_mask() {
     problem.dropout = 1 - 1 / softmax_.keep_factor;
     return {};
   }
-  return refuse<Reason::kNoKeepMask>();
+  return softmax_.keep.size() == 1 ? refuse<Reason::kNoKeepMask>() : refuse<Reason::kSeveralKeepConditions>();
 }
 
 // Sinks are a tensor of the call: the first value on the way to the probabilities that is their logits and has one
