@@ -133,9 +133,7 @@ def main():
             failed.append(version)
         if not options.keep:
             shutil.rmtree(folder)
-    print(
-        f"{options.framework}: {len(versions) - len(failed)} of {len(versions)} versions pass; {failed or 'none'} failed"
-    )
+    print(f"{options.framework}: {len(versions)} versions, failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 

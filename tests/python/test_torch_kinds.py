@@ -115,8 +115,9 @@ def test_misuse_in_compiled_graphs():
     rows = create_block_mask(torch_mods.causal, 1, 1, 256, 256, device="cpu")[:, :, 0]
     mask = create_block_mask(torch_mods.causal, 1, 1, 32, 32, device="cpu")
     nested = torch.nested.nested_tensor([random(3, 2, 8)], layout=torch.jagged).transpose(1, 2)
+    sliced = ("Cannot use mask_mod from a sliced BlockMask", lambda attend: attend(q, k, v, block_mask=rows))
     for message, call in (
-        ("Cannot use mask_mod from a sliced BlockMask", lambda attend: attend(q, k, v, block_mask=rows)),
+        *([sliced] if _version.sliced_mask_mod_error else []),  # PyTorch 2.9 does not tell
         ("block_mask was created for", lambda attend: attend(q, k, v, block_mask=mask)),
         ("does not support NestedTensor", lambda attend: attend(nested, nested, nested)),
         ("query.device: cpu, key.device: meta", lambda attend: attend(q, k.to("meta"), v)),
