@@ -120,26 +120,22 @@ def _rule(kind: Kind, _mesh: Any, operands: Sequence[Any], _results: Any) -> tup
     """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole."""
     of_operands, of_results, fixed = kind.letters(operands)
     q_heads, kv_heads = (kind.call.axes(operands[i])["h"] for i in (0, 1))
-    group = q_heads // kv_heads
-    whole: list[str] = []
+    is_grouped = 1 < kv_heads < q_heads
+    names = {"b": "batch", "h": "(heads group)" if is_grouped else "heads"}
+    if kv_heads > 1:
+        names["k"] = "heads"
+    whole: list[str] = []  # in the order in which they are met, as Shardy wants them
 
     def factor(letter: str) -> str:
-        if letter == "b":
-            return "batch"
-        if letter == "k":
-            return "heads"
-        if letter == "h":
-            if group == 1:
-                return "heads"
-            return "group" if kv_heads == 1 else "(heads group)"  # no factor of several may have size 1
+        if letter in names and letter.replace("k", "h") not in fixed:
+            return names[letter]
         whole.append(f"whole{len(whole)}")
         return whole[-1]
 
     sides = [", ".join(" ".join(map(factor, one)) for one in side) for side in (of_operands, of_results)]
-    kept = [{"b": ["batch"], "h": ["heads"] + ["group"] * (group > 1)}[letter] for letter in sorted(fixed)]
-    arguments: dict[str, Any] = {"need_replication_factors": tuple(whole + sum(kept, []))}
-    is_part = group > 1 and kv_heads > 1
-    return " -> ".join(sides), arguments | ({"group": group} if is_part else {})
+    arguments: dict[str, Any] = {"need_replication_factors": tuple(whole)}
+    has_groups = is_grouped and "h" not in fixed
+    return " -> ".join(sides), arguments | ({"group": q_heads // kv_heads} if has_groups else {})
 
 
 _run = custom_partitioning(_run_whole, static_argnums=(0,))

@@ -1,0 +1,80 @@
+"""jax.vmap of attention, beside a loop: one bigger call wherever one can say the same."""
+
+import flashlift.jax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flashlift.jax import MaskInfo, attention, flash_attention
+from test_jax_gradients import normal
+
+N, B, S, H, D = 3, 2, 11, 4, 8
+Q, K, V = normal(N, B, S, H, D), normal(N, B, S, 2, D), normal(N, B, S, 2, D)
+BIAS = normal(N, 1, H, S, S)
+IDS = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (N, B, S)), jnp.int32)
+ENDS = jnp.asarray([0, 4, S])
+
+
+def same(function, *given, loops=0):
+    """The batch is what a loop gives, by no loop."""
+    got = jax.vmap(function)(*given)
+    each = [function(*(one[i] for one in given)) for i in range(N)]
+    for one, other in zip(
+        jax.tree.leaves(got), jax.tree.leaves(jax.tree.map(lambda *x: jnp.stack(x), *each)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+    assert jax.jit(jax.vmap(function)).lower(*given).as_text().count("stablehlo.while") == loops
+
+
+def masked(q, k, v, bias, ids):
+    return flash_attention(q, k, v, bias, q_segment_ids=ids, causal=True, return_lse=True)
+
+
+def test_all_operands_are_mapped():
+    same(masked, Q, K, V, BIAS, IDS)
+    loss = lambda *given: jnp.sum(jnp.sin(masked(*given)[0]))
+    same(jax.grad(loss, argnums=range(4)), Q, K, V, BIAS, IDS)
+
+
+def test_gradients_by_what_is_shared():
+    """Each call has its own."""
+    shared = normal(B, 1, S, S)
+    loss = lambda bias, q: jnp.sum(jnp.sin(flash_attention(q, K[0], V[0], bias)))
+    same(lambda q: jax.grad(loss, argnums=(0, 1))(shared, q), Q)
+    broadcast = normal(1, 1, S, S)
+    same(lambda q: jax.grad(loss)(broadcast, q), Q)
+
+
+@pytest.mark.parametrize(
+    ("function", "loops"),
+    [
+        (lambda q: flash_attention(q[:1], K[0, :1], V[0, :1], None, ENDS, ENDS, causal=True), 0),
+        (lambda q: attention(q, K[0], V[0], "alibi"), 0),
+        (lambda q: flash_attention(q, q, q, softmax_aux=normal(H, 2) * 0 + 1), 0),
+        (lambda q: flash_attention(q, q, q, softmax_aux=q[0, 0, :, :2]), 1),
+        (lambda q: flash_attention(q, q, q, dropout_prob=0.3, dropout_seed=1), 1),
+        (lambda q: attention(q, q, q, layout="shbd"), 0),
+    ],
+    ids=["packed", "alibi", "sinks", "sinks of each", "dropout", "layout"],
+)
+def test_features(function, loops):
+    same(function, Q, loops=loops)
+
+
+def test_programs_that_read_their_own_batch():
+    same(
+        lambda q, lengths: flash_attention(q, K[0], V[0], mask_info=MaskInfo().apply_kv_lengths(lengths)),
+        Q,
+        jnp.asarray([[3, 4], [5, 6], [11, 2]]),
+    )
+    same(lambda q, slope: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slope[b] * (j - i)), Q, normal(N, B))
+
+
+def test_heads_and_batches_one_by_one():
+    one = lambda q: flash_attention(q[None, :, None], q[None, :, None], q[None, :, None])[0, :, 0]
+    heads = jax.vmap(jax.vmap(one, 1, 1))
+    np.testing.assert_allclose(heads(Q[0]), flash_attention(Q[0], Q[0], Q[0]), atol=1e-6)
+    assert "stablehlo.while" not in jax.jit(heads).lower(Q[0]).as_text()
+    fused = flashlift.jax.equinox_attention_fn
+    over_heads = jax.vmap(jax.vmap(fused, (1, 1, 1), 1))(Q[0], Q[1], Q[2])
+    np.testing.assert_allclose(over_heads, flash_attention(*Q), atol=1e-6)

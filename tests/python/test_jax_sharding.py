@@ -1,0 +1,89 @@
+"""Plain jax.jit of sharded arrays on eight devices: every device runs the kernel on what it holds."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from flashlift.jax import attention, flash_attention
+
+if sys.argv[1] == "gspmd":
+    jax.config.update("jax_use_shardy_partitioner", False)
+rng = np.random.default_rng(0)
+normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+def assert_close(ones, others):
+    for one, other in zip(jax.tree.leaves(ones), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, rtol=1e-4)
+
+def check(function, operands, specs, gathers=0):
+    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs, strict=True)]
+    floats = [i for i, one in enumerate(operands) if one.dtype == jnp.float32]
+    both = jax.jit(lambda *given: (function(*given), jax.grad(lambda *g: (function(*g) ** 2).sum(), floats)(*given)))
+    text = both.lower(*placed).compile().as_text()
+    assert (text.count("all-gather(") > 0) == (gathers > 0), text.count("all-gather(")
+    got, expected = both(*placed), both(*operands)
+    assert_close(got, expected)
+    if not gathers:
+        assert got[0].sharding.spec == specs[0], got[0].sharding
+
+def attend(q, k, v, bias, sinks, ids):
+    out, lse = flash_attention(q, k, v, bias, softmax_aux=sinks, q_segment_ids=ids, causal=True, return_lse=True)
+    return out + jnp.moveaxis(lse, 1, 2)[..., None]
+
+split, ids = P("data", None, "model"), jnp.sort(jnp.asarray(rng.integers(-1, 3, (4, 24)), jnp.int32))
+check(attend, (normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8), normal(1, 8, 24, 24), normal(8, 1), ids),
+      [split, split, split, P(None, "model"), P("model"), P("data")])
+# One key-value head for all devices; a program that reads a table by its head, and one that computes with it.
+one_head = normal(4, 24, 1, 8)
+check(lambda q, k: flash_attention(q, k, k), (normal(4, 24, 8, 8), one_head), [split, P("data")])
+slopes = normal(8)
+check(lambda q, slopes: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j)),
+      (normal(4, 24, 8, 8), slopes), [split, P("model")])
+if sys.argv[1] == "shardy":
+    check(lambda q: attention(q, q, q, "alibi"), (normal(4, 24, 8, 8),), [split], gathers=1)
+    # Data and tensor parallel training of a layer, as Flax's: the losses are those of one device.
+    heads, depth, width = 8, 8, 32
+    params = {"q": normal(width, heads, depth), "k": normal(width, heads, depth), "v": normal(width, heads, depth),
+              "o": normal(heads, depth, width)}
+    of_params = {"q": P(None, "model"), "k": P(None, "model"), "v": P(None, "model"), "o": P("model")}
+    x = normal(4, 24, width)
+
+    def loss(params, x):
+        q, k, v = (jnp.einsum("bsw,whd->bshd", x, params[name]) * width**-0.5 for name in "qkv")
+        out = flash_attention(q, k, v, causal=True)
+        return jnp.mean((jnp.einsum("bshd,hdw->bsw", out, params["o"]) - x) ** 2)
+
+    @jax.jit
+    def step(params, x):
+        value, slope = jax.value_and_grad(loss)(params, x)
+        return value, jax.tree.map(lambda p, g: p - 0.3 * g, params, slope)
+
+    placed = {name: jax.device_put(one, NamedSharding(mesh, of_params[name])) for name, one in params.items()}
+    placed_x = jax.device_put(x, NamedSharding(mesh, P("data")))
+    assert "all-gather" not in step.lower(placed, placed_x).compile().as_text()
+    for _ in range(3):
+        mine, placed = step(placed, placed_x)
+        theirs, params = step(params, x)
+        assert_close(mine, theirs)
+print("agree")
+"""
+
+
+def on_eight_devices(*arguments):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "agree\n", done.stderr
+
+
+def test_by_shardy():
+    on_eight_devices("shardy")
+
+
+def test_by_gspmd():
+    on_eight_devices("gspmd")
