@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -79,6 +79,10 @@ test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests un
 
 hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
 	@$(VENV)/bin/python tests/hostile/run.py
+
+CORPUS ?= ../shared/corpus
+plugins: build ## run a folder of StableHLO cases (CORPUS) through PyPI's PJRT plugins, fused and unfused (minutes)
+	@$(VENV)/bin/python tests/corpus/plugins.py $(CORPUS)
 
 FUZZ_SECONDS ?= 600
 fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)

@@ -10,8 +10,14 @@ import ml_dtypes
 import numpy as np
 import pypjrt
 
-NUMBERS = {"bool": 1, "int32": 4, "float32": 11, "bfloat16": 13}  # PJRT_Buffer_Type
-BY_NUMBER = {1: np.bool_, 4: np.int32, 11: np.float32, 13: ml_dtypes.bfloat16}
+BY_NUMBER = dict(  # PJRT_Buffer_Type
+    enumerate(
+        (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+        + (np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.complex64, np.complex128),
+        start=1,
+    )
+)
+NUMBERS = {np.dtype(scalar).name: number for number, scalar in BY_NUMBER.items()}
 
 
 def compile_and_run(client, device, program, arguments):

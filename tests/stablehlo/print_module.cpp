@@ -1,10 +1,12 @@
 // Reads a StableHLO module, applies passes in the order they are named, and prints it: for tests that compare with what
 // JAX and XLA make of it.
-//   print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]...
+//   print_module FILE [inline | inline_composites | remove_dead_code | merge_equal]... [emit=FORM]
+// FORM as for `flashlift fuse --emit`; text without it.
 #include <cstdio>
 #include <string_view>
 
 #include "stablehlo/bytecode/read.h"
+#include "stablehlo/bytecode/write.h"
 #include "stablehlo/reader/normalize.h"
 #include "support/error.h"
 #include "support/files.h"
@@ -34,8 +36,14 @@ Result<std::string> run(int argc, char** argv) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(argv[1]));
   FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(text, argv[1]));
+  constexpr std::string_view kEmit = "emit=";
   for (int i = 2; i < argc; ++i) {
-    FLASHLIFT_RETURN_IF_ERROR(apply(module, argv[i]));
+    const std::string_view word = argv[i];
+    if (word.starts_with(kEmit)) {
+      FLASHLIFT_ASSIGN_OR_RETURN(const Target target, parse_target(word.substr(kEmit.size()), format_of(text)));
+      return write_module(module, target.format, target.rule);
+    }
+    FLASHLIFT_RETURN_IF_ERROR(apply(module, word));
   }
   return module.print();
 }

@@ -1,0 +1,323 @@
+"""Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, beside the plugins themselves.
+
+    build/venv/bin/python tests/corpus/plugins.py FOLDER [--plugin FILE]... [--client pypjrt|jax]... [--case NAME]...
+
+Each case is a folder as run.py takes it. pypjrt compiles a module from its text, its generic text, VHLO of the oldest
+version that can say it and of the newest that the plugin takes, and plain bytecode; JAX sends VHLO of its own. The
+plugins are those of PyPI for CPUs that are installed, or those that are named. Results are compared with the plugin's
+own and with the case's outputs, and the number of fused attentions with that of `flashlift fuse`.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import flashlift
+import flashlift.stablehlo
+import ml_dtypes
+import numpy as np
+
+WRAPPER = Path(flashlift.__file__).parent / "lib" / "pjrt_c_api_flashlift-cpu_plugin.so"
+PLUGINS = {
+    "fastatomstruct_xla_cpu": "libpjrt_cpu.so",
+    "lammps_jax_pjrt_cpu": "pjrt_c_api_cpu_plugin.so",
+}
+CLIENTS = ("pypjrt", "jax")
+PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_module"
+# The newest version of StableHLO that a plugin takes, whatever it says that its own is.
+NEWEST = {"libpjrt_cpu.so": "1.17.0", "pjrt_c_api_cpu_plugin.so": "1.20.0"}
+
+
+def find_plugins():
+    for package, name in PLUGINS.items():
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin:
+            yield Path(spec.origin).parent / name
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+# --- parent: the forms of a module ---
+
+
+def written(path, form):
+    """By Flashlift's own writer."""
+    ran = subprocess.run([PRINT_MODULE, path, f"emit={form}"], capture_output=True)
+    if ran.returncode != 0:
+        raise RuntimeError(ran.stderr.decode().strip())
+    return ran.stdout
+
+
+def artifact(text, like):
+    """By JAX's writer, of the version that another artifact has."""
+    from jax._src.lib import _jax
+
+    version = re.match(rb"ML\xefR.StableHLO_v([0-9.]+)\0", like, re.DOTALL)[1].decode()
+    return _jax.mlir.serialize_portable_artifact(text, version, True)
+
+
+def forms_of(case, newest):
+    """Name to program; an Exception where it could not be made."""
+    path = case / "module.mlir"
+    text = path.read_text()
+    makers = {
+        "text": lambda: text,
+        "vhlo oldest": lambda: written(path, "vhlo"),
+        "vhlo oldest of JAX": lambda: artifact(text, forms["vhlo oldest"]),
+        "vhlo newest": lambda: written(path, f"vhlo={newest}"),
+        "bytecode": lambda: written(path, "bytecode"),
+    }
+    for name in ("module.generic.mlir", "module.mlirbc", "program.mlirbc"):
+        if (case / name).exists():
+            makers[name] = (case / name).read_bytes
+    forms = {}
+    for name, make in makers.items():
+        try:
+            forms[name] = make()
+        except Exception as error:  # every form is reported
+            forms[name] = error
+    return forms
+
+
+# --- child: compiles and runs programs with one client ---
+
+
+class Pypjrt:
+    """With pypjrt: bytes go down as they are."""
+
+    def __init__(self, library):
+        import pypjrt
+
+        self.client = pypjrt.Client.create(library)
+        self.scope = self.client.devices()  # until the process ends
+        self.device = self.scope.__enter__()[0]
+
+    def run(self, program, arguments):
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+        import pjrt_run
+
+        return pjrt_run.compile_and_run(self.client, self.device, program, arguments)
+
+
+class Jax:
+    """With JAX, which reads a program and sends it as VHLO of the newest version that it and the plugin have."""
+
+    def __init__(self, library):
+        os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"tested:{library}"
+        os.environ["JAX_PLATFORMS"] = "tested"
+        import jax
+
+        self.jax = jax
+        self.device = jax.devices()[0]
+
+    def run(self, program, arguments):
+        from jax._src.interpreters import mlir
+        from jax._src.lib import xla_client
+        from jaxlib.mlir import ir
+
+        with mlir.make_ir_context():
+            executable = self.device.client.compile_and_load(
+                ir.Module.parse(program).operation.get_asm(),
+                xla_client.DeviceList((self.device,)),
+                xla_client.CompileOptions(),
+            )
+        results = executable.execute_sharded([self.jax.device_put(each, self.device) for each in arguments])
+        return [np.asarray(each[0]) for each in results.disassemble_into_single_device_arrays()]
+
+
+def work(client, library, jobs, results):
+    """jobs: a JSON list of [name, program's file, arguments' file]."""
+    runner = {"pypjrt": Pypjrt, "jax": Jax}[client](library)
+    for i, (name, program, arguments) in enumerate(json.loads(Path(jobs).read_text())):
+        found = {}
+        try:
+            with np.load(arguments) as file:
+                types = [key.split(" ")[1] for key in file.files]
+                values = [
+                    np.ascontiguousarray(file[key]).view(dtype_of(type_name))
+                    for key, type_name in zip(file.files, types, strict=True)
+                ]
+            for j, out in enumerate(runner.run(Path(program).read_bytes(), values)):
+                found[f"{j} {out.dtype.name}"] = out.astype(np.float64)
+        except Exception:
+            found = {"error": np.array(traceback.format_exc().strip().splitlines()[-1])}
+        np.savez(Path(results) / f"{i}.npz", **found)
+        print(name, flush=True)
+
+
+# --- parent: comparison ---
+
+
+def arguments_of(case, meta):
+    """The case's own; drawn ones for weights that are not stored with it."""
+    rng = np.random.default_rng(1)
+    inputs = np.load(case / "inputs.npz")
+    values = []
+    for i, arg in enumerate(meta["args"]):
+        dtype = dtype_of(arg["dtype"])
+        if f"arg{i}" in inputs:
+            values.append(inputs[f"arg{i}"].astype(dtype).reshape(arg["shape"]))
+        else:
+            values.append((rng.normal(size=arg["shape"]) / np.sqrt(arg["shape"][-1])).astype(dtype))
+    return values, all(f"arg{i}" in inputs for i in range(len(meta["args"])))
+
+
+def difference(got, want, tolerance, what):
+    for i, (out, expected) in enumerate(zip(got, want, strict=True)):
+        if out.shape != expected.shape:
+            return f"output {i}: shape {out.shape}, {what} {expected.shape}"
+        if not np.array_equal(np.isnan(out), np.isnan(expected)):
+            return f"output {i}: NaN in other places than {what}"
+        with np.errstate(invalid="ignore"):
+            error = np.where((out == expected) | np.isnan(expected), 0, np.abs(out - expected))
+        largest = np.max(np.abs(expected), initial=0, where=np.isfinite(expected))
+        bound = tolerance["atol"] * max(1, largest) + tolerance.get("rtol", 0) * np.abs(np.nan_to_num(expected))
+        if not np.all(error <= bound):
+            return f"output {i}: {np.max(error):.3g} from {what}, {np.max(bound):.3g} is allowed"
+    return None
+
+
+def run_all(client, library, plugin, jobs, folder):
+    folder.mkdir()
+    report = folder / "report.jsonl"
+    report.touch()
+    environment = {**os.environ, "FLASHLIFT_PJRT_PLUGIN": str(plugin), "FLASHLIFT_PJRT_REPORT": str(report)}
+    command = [sys.executable, __file__, "--work", client, library, jobs, folder]
+    ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
+    done = ran.stdout.split()
+    if ran.returncode != 0:
+        print(f"{client} with {library}: exit code {ran.returncode} after {done[-1:]}\n{ran.stderr[-2000:]}")
+    return report
+
+
+def outputs_of(path):
+    """Results with their types, or the error."""
+    if not path.exists():
+        return "the process died"
+    with np.load(path) as file:
+        if "error" in file:
+            return str(file["error"])
+        return [(key.split(" ")[1], file[key]) for key in file.files]
+
+
+def compare(case, meta, complete, unfused, fused):
+    if isinstance(unfused, str) or isinstance(fused, str):
+        if isinstance(unfused, str) and isinstance(fused, str):
+            return None  # the plugin does not take it
+        return f"unfused: {unfused if isinstance(unfused, str) else 'runs'}; fused: {fused}"
+    types, values = [name for name, _ in fused], [value for _, value in fused]
+    if types != [name for name, _ in unfused]:
+        return f"types {types} instead of {[name for name, _ in unfused]}"
+    tolerance = {"rtol": 0, **meta["tolerance"]}
+    for name in types:
+        if name in ("bfloat16", "float16"):  # two right answers may lie one unit of the output's own type apart
+            tolerance["atol"] = max(tolerance["atol"], float(ml_dtypes.finfo(name).eps))
+    if complete:
+        with np.load(case / "outputs.npz") as file:
+            wanted = [file[f"out{i}"].astype(np.float64) for i in range(len(values))]
+        if problem := difference(values, wanted, tolerance, "the expected output"):
+            return problem
+    # Both may be off by the tolerance.
+    twice = {"atol": 2 * tolerance["atol"], "rtol": 2 * tolerance["rtol"]}
+    return difference(values, [value for _, value in unfused], twice, "the unfused one")
+
+
+def check(client, plugin, cases, folder):
+    """Problems of all cases with a client and a plugin, and how many programs there were."""
+    newest = NEWEST.get(plugin.name, "1.9.0")
+    jobs, wanted, problems = [], [], []
+    for case in cases:
+        meta = json.loads((case / "meta.json").read_text())
+        values, complete = arguments_of(case, meta)
+        arguments = folder / f"{case.name}.npz"
+        np.savez(
+            arguments,
+            **{
+                f"{i} {value.dtype.name}": value.view(np.uint8) if value.ndim else value
+                for i, value in enumerate(values)
+            },
+        )
+        forms = forms_of(case, newest) if client == "pypjrt" else {"text": (case / "module.mlir").read_text()}
+        for form, program in forms.items():
+            name = f"{case.name}/{form}"
+            if isinstance(program, Exception):
+                problems.append(f"{name}: not made: {str(program).splitlines()[0]}")
+                continue
+            path = folder / name.replace("/", " ")
+            path.write_bytes(program if isinstance(program, bytes) else program.encode())
+            jobs.append((name, str(path), str(arguments)))
+            wanted.append((case, meta, complete, program))
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    run_all(client, plugin, plugin, folder / "jobs.json", folder / "unfused")
+    report = run_all(client, WRAPPER, plugin, folder / "jobs.json", folder / "fused")
+    told = [json.loads(line) for line in report.read_text().splitlines()]
+    if client == "jax":  # it compiles modules of its own beside those of the cases
+        told = None
+    elif len(told) != len(jobs):
+        problems.append(f"{len(told)} lines of report for {len(jobs)} programs")
+        told = None
+    fused_count = 0
+    for i, ((name, _, _), (case, meta, complete, program)) in enumerate(zip(jobs, wanted, strict=True)):
+        unfused, fused = (outputs_of(folder / which / f"{i}.npz") for which in ("unfused", "fused"))
+        if problem := compare(case, meta, complete, unfused, fused):
+            problems.append(f"{name}: {problem}")
+        elif isinstance(unfused, str):
+            problems.append(f"{name}: (the plugin itself refuses it: {unfused[:200]})")
+        if told is None:
+            continue
+        try:
+            count = flashlift.stablehlo.fuse(program, gradients=True).fused_count
+        except Exception as error:
+            problems.append(f"{name}: flashlift fuse: {error}")
+            continue
+        fused_count += count
+        if told[i]["fused"] != count:
+            problems.append(f"{name}: {told[i]['fused']} fused, flashlift fuse {count}: {told[i]['reason']}")
+    return problems, len(jobs), fused_count
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--plugin", type=Path, action="append", help="the file of a PJRT plugin")
+    parser.add_argument("--client", choices=CLIENTS, action="append")
+    parser.add_argument("--case", action="append", help="only this one; may be given several times")
+    options = parser.parse_args()
+    cases = [
+        path.parent
+        for path in sorted(options.folder.glob("*/module.mlir"))
+        if not options.case or path.parent.name in options.case
+    ]
+    plugins = options.plugin or list(find_plugins())
+    if not cases or not plugins:
+        sys.exit(f"no cases in {options.folder}" if not cases else "no plugin: scripts/requirements-xla.txt has two")
+    failed = False
+    for plugin in plugins:
+        for client in options.client or CLIENTS:
+            with tempfile.TemporaryDirectory() as folder:
+                problems, programs, fused = check(client, plugin, cases, Path(folder))
+            for problem in problems:
+                print(problem)
+            print(
+                f"{client} with {plugin.name}: {len(cases)} cases, {programs} programs, "
+                f"{fused} attentions fused, {len(problems)} problems",
+                flush=True,
+            )
+            failed |= bool(problems)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(*sys.argv[2:])
+    else:
+        sys.exit(main())
