@@ -31,6 +31,10 @@ typedef struct FlashliftFuseOptions {
    * artifact of that version of StableHLO), "vhlo" (of the oldest version that can say it); NULL or "": the form it was
    * given in. */
   const char* emit;
+  /* How many partitions the module is compiled for, where it does not say so itself (mhlo.num_partitions); 0 says
+   * nothing. In one that is compiled for several, an attention is fused within manual computations (shard_map), and
+   * where Shardy's annotations say that its batches or heads are split. */
+  int64_t partitions;
 } FlashliftFuseOptions;
 
 typedef struct FlashliftFused FlashliftFused;

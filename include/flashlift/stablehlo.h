@@ -33,6 +33,10 @@ struct FuseOptions {
   // artifact of that version of StableHLO, 0.9.0 to 1.20.0), "vhlo" (of the oldest version that can say it), or ""
   // (the form it was given in).
   std::string emit;
+  // How many partitions the module is compiled for, where it does not say so itself (mhlo.num_partitions). In one that
+  // is compiled for several, an attention is fused within manual computations (shard_map), and where Shardy's
+  // annotations say that its batches or heads are split.
+  int64_t partitions = 0;
 };
 
 // One place that looked like attention, fused or not.

@@ -10,10 +10,12 @@
 #include "stablehlo/barriers.h"
 #include "stablehlo/bytecode/write.h"
 #include "stablehlo/lift/lift.h"
+#include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
+#include "stablehlo/sharding.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
@@ -30,7 +32,10 @@ constexpr const char* kOrigins = "flashlift.origins";
 class Fuser {
  public:
   Fuser(Module& module, const FuseOptions& options)
-      : module_(module), as_(options.as), gradients_(options.gradients && options.as == FuseAs::kCustomCall) {}
+      : module_(module),
+        as_(options.as),
+        gradients_(options.gradients && options.as == FuseAs::kCustomCall),
+        partitioner_(module, annotations_, options.partitions) {}
 
   void run() {
     llvm::SmallVector<mlir::Operation*> products;
@@ -47,6 +52,7 @@ class Fuser {
     }
     Barriers barriers;
     barriers.open(module_);
+    annotations_.open(module_);
     for (mlir::Operation* product : products) {
       if (!erased_.contains(product)) {
         visit(product);
@@ -55,7 +61,9 @@ class Fuser {
         break;  // the last candidate says so
       }
     }
+    annotations_.close(erased_);
     barriers.close(erased_);
+    annotations_.remove_unused();
     remove_dead_code(module_);
   }
 
@@ -76,9 +84,10 @@ class Fuser {
   void visit_cudnn(mlir::Operation* call) {
     Candidate candidate = candidate_at(call);
     const std::string target(custom_call(call)->target);
-    const Result<Problem> problem = as_ == FuseAs::kCustomCall
-                                        ? replace_cudnn_attention(call, gradients_)
-                                        : unsupported("it has no decomposition to keep in a composite");
+    const Result<Problem> problem =
+        as_ != FuseAs::kCustomCall    ? unsupported("it has no decomposition to keep in a composite")
+        : partitioner_.is_local(call) ? replace_cudnn_attention(call, gradients_)
+                                      : unsupported("the module is compiled for several partitions");
     if (problem.ok()) {
       changed = candidate.fused = true;
       candidate.reason = fmt::format("cuDNN's call {}", target);
@@ -91,6 +100,16 @@ class Fuser {
     candidates.push_back(std::move(candidate));
   }
 
+  // A composite keeps the original, which is partitioned as before.
+  Status replace(const LiftedAttention& found) {
+    if (as_ == FuseAs::kComposite) {
+      return rewrite(found, as_);
+    }
+    FLASHLIFT_ASSIGN_OR_RETURN(const Split split, partitioner_.plan(found));
+    FLASHLIFT_RETURN_IF_ERROR(rewrite(found, as_));
+    return partitioner_.apply(split, *found.second_product->getBlock());
+  }
+
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
     const Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
@@ -99,7 +118,7 @@ class Fuser {
         return;
       }
       candidate.reason = found.error().text;
-    } else if (const Status status = rewrite(*found, as_); !status.ok()) {
+    } else if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
     } else {
       changed = candidate.fused = true;
@@ -149,6 +168,8 @@ class Fuser {
   Module& module_;
   FuseAs as_;
   bool gradients_;
+  Annotations annotations_;
+  Partitioner partitioner_;
   Work work_;
   llvm::DenseSet<mlir::Operation*> erased_;
 };

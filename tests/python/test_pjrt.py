@@ -312,6 +312,38 @@ def test_jax_platform(plugin, root, tmp_path):
     assert sum(entry["fused"] for entry in read_report(report)) == 1
 
 
+# Attentions that are fused in partitioned_run.py's programs, or why they stay.
+PARTITIONED = {
+    "arguments": 1,
+    "grouped": 1,
+    "shared_head": 1,
+    "annotated": 1,
+    "gradient": 1,
+    "shard_map": 1,
+    "shard_map_gradient": "scores or probabilities are used beside the output",  # by another manual computation
+    "layer": 1,
+    "slopes": 1,
+    "sequence": 'split along their sequence over the axes "data"',
+    "unknown": "does not say that its queries, keys or values are split",
+}
+
+
+@each_plugin
+def test_partitioned(plugin, tmp_path):
+    if on_cuda(plugin):
+        pytest.skip("needs four GPUs")
+    report = tmp_path / "report.jsonl"
+    ran = run(sys.executable, HERE / "partitioned_run.py", plugin=plugin, report=report, JAX_PLATFORMS="flashlift,cpu")
+    differences = json.loads(ran.stdout)
+    told = [entry for entry in read_report(report) if entry["candidates"]]
+    for (name, expected), entry in zip(PARTITIONED.items(), told, strict=True):
+        if isinstance(expected, int):
+            assert entry["fused"] == expected and not entry["failed"], (name, entry)
+        else:
+            assert entry["fused"] == 0 and expected in entry["candidates"][0]["reason"], (name, entry)
+        assert differences[name] < 1e-4, name
+
+
 def test_jax_platform_without_a_plugin():
     ran = run(
         sys.executable,

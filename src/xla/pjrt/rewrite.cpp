@@ -17,8 +17,19 @@
 namespace flashlift::pjrt {
 namespace {
 
+// In one line; the report has the reasons of all candidates.
+std::string why_none(const std::string& candidates) {
+  const nlohmann::json all = nlohmann::json::parse(candidates, nullptr, /*allow_exceptions=*/false);
+  if (!all.is_array() || all.empty()) {
+    return "no attention was found";
+  }
+  const std::string reason = all[0].value("reason", "");
+  return all.size() == 1 ? reason
+                         : fmt::format("none of {} candidates could be fused; the first: {}", all.size(), reason);
+}
+
 // Status is an error where the program is to go down as it came.
-Status fuse(std::string_view module, Rewritten& rewritten) {
+Status fuse(std::string_view module, int64_t partitions, Rewritten& rewritten) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Fuser* fuser, load_fuser());
   FlashliftFuseOptions options = {};
   options.struct_size = sizeof(options);
@@ -27,6 +38,7 @@ Status fuse(std::string_view module, Rewritten& rewritten) {
   // Every plugin reads text, whatever its version of StableHLO is, and whatever version the module came in: older ones
   // cannot say what a fused call's attributes are.
   options.emit = "text";
+  options.partitions = partitions;
   FlashliftFused* fused = nullptr;
   if (FlashliftError* error = fuser->fuse(module.data(), module.size(), &options, &fused); error != nullptr) {
     const std::unique_ptr<FlashliftError, decltype(fuser->error_destroy)> owner(error, fuser->error_destroy);
@@ -37,7 +49,7 @@ Status fuse(std::string_view module, Rewritten& rewritten) {
   report.fused = fuser->count(fused);
   report.candidates = fuser->report(fused);
   if (report.fused == 0) {
-    return unsupported("{}", report.candidates == "[]" ? "no attention was found" : "no candidate could be fused");
+    return unsupported("{}", why_none(report.candidates));
   }
   size_t size = 0;
   const char* code = fuser->module(fused, &size);
@@ -61,14 +73,11 @@ Status try_to_rewrite(const Program& program, std::string_view options, Rewritte
   if (!may_hold_attention(module)) {
     return unsupported("no attention was found");
   }
-  const int64_t partitions = partition_count(options, module);
+  const int64_t partitions = partition_count(options);
   if (partitions == 0) {
     return unsupported("its compile options cannot be read, which would say whether it is partitioned");
   }
-  if (partitions > 1) {
-    return unsupported("it is partitioned in {}, and XLA cannot split a custom call", partitions);
-  }
-  return fuse(module, rewritten);
+  return fuse(module, partitions, rewritten);
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }

@@ -1,7 +1,6 @@
 #include "xla/pjrt/screen.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <optional>
 
@@ -120,23 +119,6 @@ std::optional<MessageReader::Field> find_field(std::string_view message, uint64_
   return found;
 }
 
-int64_t partitions_in_options(std::string_view options) {
-  constexpr uint64_t kExecutableBuildOptions = 3;
-  constexpr uint64_t kNumPartitions = 5;
-  const auto build_options = find_field(options, kExecutableBuildOptions, {});
-  const auto partitions = build_options ? find_field(build_options->bytes, kNumPartitions, {.value = 1}) : std::nullopt;
-  return partitions ? std::max<int64_t>(static_cast<int64_t>(std::min<uint64_t>(partitions->value, INT32_MAX)), 1) : 0;
-}
-
-int64_t partitions_in_text(std::string_view module) {
-  constexpr std::string_view kAttribute = "mhlo.num_partitions = ";
-  int64_t count = 1;
-  if (const size_t at = position(module, kAttribute, 0); at != std::string_view::npos) {
-    std::from_chars(module.data() + at + kAttribute.size(), module.data() + module.size(), count);
-  }
-  return count;
-}
-
 }  // namespace
 
 std::string form_of(std::string_view module) {
@@ -170,9 +152,12 @@ bool may_hold_attention(std::string_view module) {
   return (has_exponential(module) && has_product(module)) || contains(module, "__cudnn$fmha");
 }
 
-int64_t partition_count(std::string_view options, std::string_view module) {
-  const int64_t in_options = partitions_in_options(options);
-  return in_options == 1 && !is_bytecode(module) ? partitions_in_text(module) : in_options;
+int64_t partition_count(std::string_view options) {
+  constexpr uint64_t kExecutableBuildOptions = 3;
+  constexpr uint64_t kNumPartitions = 5;
+  const auto build_options = find_field(options, kExecutableBuildOptions, {});
+  const auto partitions = build_options ? find_field(build_options->bytes, kNumPartitions, {.value = 1}) : std::nullopt;
+  return partitions ? std::max<int64_t>(static_cast<int64_t>(std::min<uint64_t>(partitions->value, INT32_MAX)), 1) : 0;
 }
 
 }  // namespace flashlift::pjrt

@@ -17,8 +17,7 @@ std::string name_of(std::string_view module);
 // them. It reads the bytes once, at memory's speed, so that a module without attention costs nothing.
 bool may_hold_attention(std::string_view module);
 
-// What a CompileOptionsProto, or the module itself, says about partitions of the program; 1 where they say nothing, and
-// 0 where the options are no such message.
-int64_t partition_count(std::string_view options, std::string_view module);
+// What a CompileOptionsProto says about partitions of the program: 1 where it says nothing, 0 where it cannot be read.
+int64_t partition_count(std::string_view options);
 
 }  // namespace flashlift::pjrt

@@ -311,8 +311,8 @@ class Programs(PluginTest):
         self.assertEqual(len(reports), len(out.splitlines()))
         self.assertTrue(all(report["reason"] and report["fused"] == 0 for report in reports))
         reasons = [report["reason"] for report in reports]
-        self.assertIn("it is partitioned in 2", reasons[3])
-        self.assertIn("it is partitioned in 2", reasons[4])
+        self.assertIn("compiled for 2 partitions", reasons[3])
+        self.assertIn("compiled for 2 partitions", reasons[4])
         self.assertIn("compile options", reasons[5])
 
     def test_fused_does_not_compile(self):

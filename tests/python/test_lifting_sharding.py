@@ -1,0 +1,138 @@
+"""Attention in modules that say how their tensors are split over devices. tests/python/test_pjrt.py runs some."""
+
+import flashlift.stablehlo
+import pytest
+
+MESH = '  sdy.mesh @mesh = <["data"=2, "model"=2]>\n'
+QKV, PLANE = "tensor<4x4x8x16xf32>", "tensor<4x4x8x8xf32>"
+
+
+def sdy(sharding):
+    return lambda result, value, type_: f"{result} = sdy.sharding_constraint {value} <@mesh, {sharding}> : {type_}"
+
+
+def gspmd(sharding):
+    return lambda result, value, type_: (
+        f'{result} = stablehlo.custom_call @Sharding({value}) {{backend_config = "", mhlo.sharding = "{sharding}"}} '
+        f": ({type_}) -> {type_}"
+    )
+
+
+def attention(annotate=None, partitions=1, q="", mesh=MESH, after=""):
+    """With an annotation around scores, probabilities and output; one of its kind on the first argument."""
+    annotate = annotate or (lambda result, value, type_: f"{result} = stablehlo.optimization_barrier {value} : {type_}")
+    return f"""
+module @m attributes {{mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = 1 : i32}} {{
+{mesh}  func.func public @main(%q: {QKV} {q}, %k: {QKV}, %v: {QKV}) -> {QKV} {{
+    %0 = stablehlo.dot_general %q, %k, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [3]
+      : ({QKV}, {QKV}) -> {PLANE}
+    {annotate("%1", "%0", PLANE)}
+    %2 = stablehlo.exponential %1 : {PLANE}
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %3 = stablehlo.reduce(%2 init: %zero) applies stablehlo.add across dimensions = [3]
+      : ({PLANE}, tensor<f32>) -> tensor<4x4x8xf32>
+    %4 = stablehlo.broadcast_in_dim %3, dims = [0, 1, 2] : (tensor<4x4x8xf32>) -> {PLANE}
+    %5 = stablehlo.divide %2, %4 : {PLANE}
+    {annotate("%6", "%5", PLANE)}
+    %7 = stablehlo.dot_general %6, %v, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [2]
+      : ({PLANE}, {QKV}) -> {QKV}
+    {annotate("%8", "%7", QKV)}
+    {after}
+    return %8 : {QKV}
+  }}
+}}
+"""
+
+
+def fuse(module):
+    result = flashlift.stablehlo.fuse(module)
+    assert len(result.candidates) == 1
+    return result
+
+
+def argument(sharding):
+    return f"{{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}}"
+
+
+SPLIT = '[{"data"}, {"model"}, {}, {}]'
+
+
+@pytest.mark.parametrize("annotate", [sdy(SPLIT), gspmd("{devices=[2,2,1,1]<=[4]}")], ids=["sdy", "gspmd"])
+def test_one_partition(annotate):
+    """There the annotations say nothing. That of the output is kept."""
+    result = fuse(attention(annotate))
+    assert result.fused_count == 1
+    assert result.module.count("flashlift.attention") == 1
+    assert result.module.count('"sdy.sharding_constraint"') + result.module.count('"Sharding"') == 1
+    assert "manual_computation" not in result.module
+
+
+@pytest.mark.parametrize("sharding", [SPLIT, '[{"data", ?}, {"model", ?}p1, {?}, {}]'])
+@pytest.mark.parametrize("how", ["annotations", "argument"])
+def test_batches_and_heads(sharding, how):
+    """The call goes into a manual computation, where each device has its own batches and heads."""
+    if how == "annotations":
+        after = f"%9 = sdy.sharding_constraint %q <@mesh, {sharding}> : {QKV}"
+        result = fuse(attention(sdy(sharding), partitions=4, after=after))
+    else:
+        result = fuse(attention(partitions=4, q=argument(sharding)))
+    assert result.fused_count == 1
+    (line,) = (line for line in result.module.splitlines() if "flashlift.attention" in line)
+    assert "attn b2 hq2 hkv2 sq8 skv8 dqk16 dv16" in line and "-> tensor<2x2x8x16xf32>" in line
+    (line,) = (line for line in result.module.splitlines() if "sdy.manual_computation" in line)
+    assert line.count(f"<@mesh, {SPLIT}>") == 4 and 'manual_axes{"data", "model"}' in line
+
+
+def test_one_axis():
+    result = fuse(attention(partitions=4, q=argument('[{}, {"data", "model"}, {}, {}]')))
+    assert "attn b4 hq1 hkv1" in result.module
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"q": argument('[{}, {}, {"data"}, {}]')}, 'its queries are split along their sequence over the axes "data"'),
+        ({"q": argument('[{}, {}, {}, {"model"}]')}, 'its queries are split along their depth over the axes "model"'),
+        ({}, "does not say that its queries, keys or values are split by batches or heads"),
+        ({"q": argument('[{"data":(1)2}, {}, {}, {}]')}, "does not say that its queries"),
+        ({"q": argument(SPLIT), "mesh": '  sdy.mesh @mesh = <["data"=3, "model"=2]>\n', "partitions": 6},
+         "has 4 batches that 3 devices cannot share evenly"),
+        ({"mesh": "", "annotate": gspmd("{devices=[2,2,1,1]<=[4]}")}, "XLA cannot split a custom call; use Shardy"),
+    ],
+)  # fmt: skip
+def test_stays(options, reason):
+    module = attention(**{"partitions": 4, **options})
+    result = fuse(module)
+    assert result.module == module
+    assert reason in result.candidates[0].reason
+
+
+def test_composite_is_partitioned_as_before():
+    result = flashlift.stablehlo.fuse(attention(partitions=4), fuse_as="composite")
+    assert result.fused_count == 1
+
+
+def test_shards_of_gspmd():
+    """What shard_map gives without Shardy: the same on each device."""
+    module = attention(partitions=4, mesh="")
+    names = "qkv"
+    shards = "\n".join(
+        f'%{name} = stablehlo.custom_call @SPMDFullToShardShape(%whole_{name}) {{mhlo.sharding = "{{manual}}"}} '
+        f": (tensor<8x8x8x16xf32>) -> {QKV}"
+        for name in names
+    )
+    for name in names:
+        module = module.replace(f"%{name}: {QKV}", f"%whole_{name}: tensor<8x8x8x16xf32>")
+    module = module.replace("    %0 = ", shards + "\n    %0 = ", 1)
+    assert fuse(module).fused_count == 1
+    assert fuse(module.replace("{manual}", "{devices=[2,1,1,1,2]<=[4] last_tile_dims={manual}}")).fused_count == 0
+
+
+def test_annotations_that_are_still_read():
+    """Scores that something else reads, too, keep their annotation, and the attention stays."""
+    module = (
+        attention(sdy(SPLIT), partitions=1)
+        .replace(f"return %8 : {QKV}", f"%9 = stablehlo.sine %1 : {PLANE}\n return %8, %9 : {QKV}, {PLANE}")
+        .replace(f"-> {QKV} {{\n", f"-> ({QKV}, {PLANE}) {{\n")
+    )
+    assert fuse(module).module == module
