@@ -56,7 +56,7 @@ RowGradient row_gradient(const BackwardCall& call, int64_t b, int64_t h, int64_t
 // Fills in call.rows and call.sole_blocks for a tile of queries.
 struct RowsLayout {
   RowsLayout(const Backward& kernel, const CallSizes& sizes);
-  size_t q, k, s, dp, d_out, d_out_low, weighted, maxima, state, coordinates, out;
+  size_t q, k, s, dp, d_out, d_out_low, maxima, part_sums, weighted, sums, coordinates, out;
   int64_t s_stride;
   size_t bytes;
 };

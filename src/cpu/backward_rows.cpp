@@ -72,12 +72,8 @@ class RowFinder {
     }
     sum_scores(!reads_out);
     for (int64_t r = 0; r < rows_; ++r) {
-      const RowState& state = at<RowState>(layout_.state)[r];
       const float delta = states_[r].delta;
-      states_[r] = row_gradient(call_, b_, h_, q_begin_ + r,
-                                {.max = exponent_base(state.max),
-                                 .sum = state.sum,
-                                 .weighted = at<float>(layout_.weighted)[r * call_.kernels().lanes]});
+      states_[r] = row_gradient(call_, b_, h_, q_begin_ + r, at<RowSums>(layout_.sums)[r]);
       if (reads_out && states_[r].empty == 0) {
         states_[r].delta = delta;
       }
@@ -133,12 +129,10 @@ class RowFinder {
 
   // The forward pass with <d_out, v> in place of the values, or without.
   void sum_scores(bool weighted) {
-    const TileKernels& kernels = call_.kernels();
     const int64_t kv_tile = call_.kernel.config().kv_tile;
     load_rows(weighted);
-    std::fill_n(at<float>(layout_.weighted), rows_ * kernels.lanes, 0.0f);
+    std::fill_n(at<RowSums>(layout_.sums), rows_, RowSums{});
     for (int64_t r = 0; r < rows_; ++r) {
-      at<RowState>(layout_.state)[r] = {};
       at<RowCoordinates>(layout_.coordinates)[r] = {static_cast<int32_t>(b_), static_cast<int32_t>(h_),
                                                     static_cast<int32_t>(q_begin_ + r)};
     }
@@ -147,10 +141,7 @@ class RowFinder {
     for (const visits::TileRun& run : visits.runs) {
       for (int64_t block = run.begin; block < run.end; ++block) {
         const int64_t columns = std::min(kv_tile, call_.sizes.kv_len - block * kv_tile);
-        sum_block(block * kv_tile, columns, run.kind == visits::TileKind::kPartial);
-        if (weighted) {
-          weigh_block(block * kv_tile, columns);
-        }
+        sum_block(block * kv_tile, columns, run.kind == visits::TileKind::kPartial, weighted);
       }
     }
   }
@@ -213,7 +204,7 @@ class RowFinder {
     }
   }
 
-  void sum_block(int64_t kv_begin, int64_t columns, bool partial) {
+  void sum_block(int64_t kv_begin, int64_t columns, bool partial, bool weighted) {
     const TileKernels& kernels = call_.kernels();
     const Problem& problem = call_.problem();
     float* s = at<float>(layout_.s);
@@ -238,30 +229,19 @@ class RowFinder {
                                      .code = call_.kernel.forward().score()};
       function(&arguments);
     }
-    kernels.softmax(s, layout_.s_stride, rows_, round_up(columns, kernels.lanes), maxima, at<RowState>(layout_.state),
-                    at<float>(layout_.weighted), kernels.lanes, kernels.lanes);
-  }
-
-  // Adds <e^(score - maximum), dp> of the block whose exponentials stand in s.
-  void weigh_block(int64_t kv_begin, int64_t columns) {
-    const TileKernels& kernels = call_.kernels();
-    float* dp = at<float>(layout_.dp);
-    multiply_values(kv_begin, columns, dp);
+    float* dp = s;  // any numbers
+    if (weighted) {
+      dp = at<float>(layout_.dp);
+      multiply_values(kv_begin, columns, dp);
+      for (int64_t r = 0; call_.dropout.is_active() && r < rows_; ++r) {
+        kernels.drop_out(dp + r * layout_.s_stride, columns, call_.dropout, {b_, h_, q_begin_ + r}, kv_begin);
+      }
+    }
+    float* sums = at<float>(layout_.part_sums);
+    float* weights = at<float>(layout_.weighted);
+    kernels.sum_rows(s, dp, layout_.s_stride, rows_, round_up(columns, kernels.lanes), maxima, sums, weights);
     for (int64_t r = 0; r < rows_; ++r) {
-      float* row = dp + r * layout_.s_stride;
-      const float* e = at<float>(layout_.s) + r * layout_.s_stride;
-      if (call_.dropout.is_active()) {
-        kernels.drop_out(row, columns, call_.dropout, {b_, h_, q_begin_ + r}, kv_begin);
-      }
-      float sum = 0;
-      kernels.dot_rows({row, DType::kF32, columns, 1}, 1, columns, e, columns, 1, &sum, 1, {});
-      if (!std::isfinite(sum)) {  // a masked key takes no part, whatever its value
-        sum = 0;
-        for (int64_t j = 0; j < columns; ++j) {
-          sum = e[j] != 0 ? std::fma(e[j], row[j], sum) : sum;
-        }
-      }
-      at<float>(layout_.weighted)[r * kernels.lanes] += sum;
+      at<RowSums>(layout_.sums)[r].add({.max = maxima[r], .sum = sums[r], .weighted = weights[r]});
     }
   }
 
@@ -333,9 +313,10 @@ RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
   dp = counter.take(rows * s_stride, sizeof(float));
   d_out = counter.take(rows * v_width, element);
   d_out_low = counter.take(splits_d_out ? rows * v_width : 0, element);
-  weighted = counter.take(rows * kernels.lanes, sizeof(float));
   maxima = counter.take(rows, sizeof(float));
-  state = counter.take(rows, sizeof(RowState));
+  part_sums = counter.take(rows, sizeof(float));
+  weighted = counter.take(rows, sizeof(float));
+  sums = counter.take(rows, sizeof(RowSums));
   coordinates = counter.take(rows, sizeof(RowCoordinates));
   out = counter.take(2 * std::max(kernel.v_stride(), v_width), sizeof(float));
   bytes = counter.bytes();
