@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak bench bench-peers build words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -41,6 +41,10 @@ test-kernels: build ## compile the CUDA kernels of every configuration; make tes
 SOAK_COUNT ?= 10000
 soak: build ## draw SOAK_COUNT (10000) problems each way for each instruction set, compare with the oracle (hours)
 	@scripts/soak.sh $(BUILD) $(SOAK_COUNT)
+
+LIFT_COUNT ?= 10000
+soak-lifting: build ## draw LIFT_COUNT (10000) modules, compare what is fused of them with XLA (hours)
+	@$(VENV)/bin/python tests/corpus/soak.py --count $(LIFT_COUNT)
 
 bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py

@@ -304,6 +304,7 @@ def draw_module(rng):
         words=", ".join(draw.words),
         # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
         may_overflow=draw.overflows or gradients,
+        has_gradients=gradients,
     )
 
 

@@ -285,6 +285,7 @@ def draw_module(rng):
         tolerance=3e-2 if half else random_modules.TOLERANCE,
         # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
         may_overflow=draw.overflows or gradients,
+        has_gradients=gradients,
     )
 
 

@@ -36,7 +36,9 @@ def uniform(key, shape):
 def draw_bits(draw, key, shape):
     """Of the arguments: which probabilities dropout keeps, and the share of these."""
     rate = draw.one_of((0.1, 0.25, 0.5))
-    shape = draw.one_of((shape, shape, shape, (1, 1, *shape[2:]), (*shape[:2], 1, shape[3]), (1, shape[1], 1, 1)))
+    shape = draw.one_of(
+        (shape, (1, 1, *shape[2:]), (*shape[:2], 1, shape[3]), (1, shape[1], 1, 1)), [0.7, 0.15, 0.1, 0.05]
+    )
     how = draw.one_of(("below", "above", "not", "argument", "joined"))
     draw.say(f"bits {how} {rate} {shape}".replace(",", " "))
     if how == "argument":
@@ -53,8 +55,9 @@ def draw_bits(draw, key, shape):
 
 def draw_dropout(draw, key, shape):
     bits, share = draw_bits(draw, key, shape)
-    factor = draw.one_of((1 / share, 1 / share, 1 / share, 1.0, 2.0, share))
-    kind = draw.one_of(("where", "where", "product", "weights", "select_zero", "integers", "otherwise"))
+    factor = draw.one_of((1 / share, 1 / share, 1 / share, 1 / share, 1.0, 2.0, share), [0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
+    kinds = ("where", "product", "weights", "select_zero", "integers", "otherwise")
+    kind = draw.one_of(kinds, [0.35, 0.2, 0.2, 0.1, 0.1, 0.05])
     draw.say(f"dropout {kind} {factor:.3g}")
     return {
         "where": lambda p, given: jnp.where(bits(given), p * factor, 0),
@@ -108,7 +111,7 @@ HOLDS = {
 
 def draw_hold(draw):
     """Something that stands between the products and changes nothing, or a little."""
-    name = draw.one_of(list(HOLDS), [0.6, 0.12, 0.06, 0.04, 0.02, 0.08, 0.08])
+    name = draw.one_of(list(HOLDS), [0.7, 0.12, 0.05, 0.02, 0.01, 0.05, 0.05])
     if name != "nothing":
         draw.say(name)
     return HOLDS[name]
@@ -135,11 +138,10 @@ def draw_softmax(draw):
 
 def draw_afterwards(draw, keep, shape):
     """Probabilities to what multiplies the values."""
-    kind = draw.one_of(
-        ("masked", "masked_product", "renormalised", "guarded", "cleaned", "row", "cut", "power", "scaled", "one_less")
-    )
+    kinds = ("masked", "masked_product", "cleaned", "row", "renormalised", "guarded", "cut", "power", "scaled", "one_less")
+    kind = draw.one_of(kinds, [0.25, 0.2, 0.15, 0.1, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05])
     draw.say(f"then {kind}")
-    other = draw_keep(draw, *shape) if draw.chance(0.3) else keep
+    other = draw_keep(draw, *shape) if draw.chance(0.2) else keep
     of_sum = lambda p, sum_of_row: p / sum_of_row(p.sum(-1, keepdims=True))
     return {
         "masked": lambda p, given: jnp.where(other(given), p, 0.0),
@@ -205,13 +207,13 @@ def draw_module(rng):
     softmax = draw_softmax(draw)
     holds = [draw_hold(draw) for _ in range(4)]
     steps = []
-    for _ in range(draw.one_of((0, 1, 1, 1, 2))):
+    for _ in range(draw.one_of((0, 0, 1, 1, 1, 1, 2))):
         steps.append(
             draw_dropout(draw, key, (B, H, S, T)) if draw.chance(0.6) else draw_afterwards(draw, keep, (B, H, S, T))
         )
     gradients = draw.chance(0.6)
-    changes = [draw_change(draw, 0.1 if gradients else 0) for _ in range(4)]
-    readers = draw.one_of(("output", "output", "output", "output", "probabilities", "maximum", "entropy", "two"))
+    changes = [draw_change(draw, 0.04 if gradients else 0) for _ in range(4)]
+    readers = draw.one_of(("output", "probabilities", "maximum", "entropy", "two"), [0.88, 0.03, 0.03, 0.03, 0.03])
     draw.say(readers)
 
     def attend(q, k, v, *given):
@@ -247,6 +249,7 @@ def draw_module(rng):
         words=", ".join(draw.words),
         # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
         may_overflow=gradients,
+        has_gradients=gradients,
     )
 
 
