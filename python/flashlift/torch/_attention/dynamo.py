@@ -180,9 +180,8 @@ def flex_attention_in_graph(
     }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
-    return flex_attention_hop(
-        query, key, value, score_mod or _same_score, block_mask, 0.0 if scale is None else scale, options
-    )
+    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 takes no method for a boolean
+    return flex_attention_hop(query, key, value, score_mod, block_mask, 0.0 if scale is None else scale, options)
 
 
 def _same_score(
