@@ -70,6 +70,11 @@ def test_programs_that_read_their_own_batch():
     same(lambda q, slope: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slope[b] * (j - i)), Q, normal(N, B))
 
 
+def test_sizes_written_into_a_program():
+    text = "score_mod(t: f32[2]) { %0 = load t[b]; %1 = mul score, %0; return %1 }"
+    same(lambda q, t: attention(q, q, q, text, captures=[t]), Q, normal(N, B))
+
+
 def test_heads_and_batches_one_by_one():
     one = lambda q: flash_attention(q[None, :, None], q[None, :, None], q[None, :, None])[0, :, 0]
     heads = jax.vmap(jax.vmap(one, 1, 1))

@@ -45,6 +45,8 @@ slopes = normal(8)
 check(lambda q, slopes: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j)),
       (normal(4, 24, 8, 8), slopes), [split, P("model")])
 if sys.argv[1] == "shardy":
+    text = "score_mod(t: f32[8]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"
+    check(lambda q, t: attention(q, q, q, text, captures=[t]), (normal(4, 24, 8, 8), slopes), [split, P("model")])
     check(lambda q: attention(q, q, q, "alibi"), (normal(4, 24, 8, 8),), [split], gathers=1)
     # Data and tensor parallel training of a layer, as Flax's: the losses are those of one device.
     heads, depth, width = 8, 8, 32

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from flashlift._problem import Problem
-from flashlift.jax._program import Program, parse
+from flashlift.jax._program import Program, parse, printed
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
 from flashlift.jax._sharding import result_type
 
@@ -74,7 +74,13 @@ class Call:
         optional |= {"captures": " ".join(self.capture_names)} if self.capture_names else {}
         optional |= {"implementation": self.implementation} if self.implementation else {}
         optional |= {} if are_known else {"lengths": "any"}
-        return {"problem": str(dataclasses.replace(self.problem, **settled))} | dims | optional
+        problem = dataclasses.replace(self.problem, **settled)
+        captures = dict(zip(self.capture_names, (one.shape for one in operands[3:]), strict=False))
+        for kind in ("score_mod", "mask_mod"):
+            text = getattr(problem, kind)
+            if text:
+                problem = dataclasses.replace(problem, **{kind: printed(_resized(parse(text), captures))})
+        return {"problem": str(problem)} | dims | optional
 
     def result_shapes(self, operands: Sequence[Any]) -> list[tuple[tuple[Any, ...], jnp.dtype]]:
         q = self.axes(operands[0])
@@ -100,6 +106,17 @@ class Call:
 def expanded(problem: Problem) -> Problem:
     """The problem with its features as programs."""
     return problem.expanded()
+
+
+def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
+    """The program with the sizes that its captured tensors have; named ones stay."""
+
+    def sizes(name: str, declared: Sequence[str]) -> tuple[str, ...]:
+        pairs = zip(declared, shapes[name], strict=True)
+        return tuple(str(size) if one.isdigit() and isinstance(size, int) else one for one, size in pairs)
+
+    captures = {name: (dtype, sizes(name, declared)) for name, (dtype, declared) in program.captures.items()}
+    return dataclasses.replace(program, captures=captures)
 
 
 def captured_names(problem: Problem) -> tuple[str, ...]:
