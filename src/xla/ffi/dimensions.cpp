@@ -58,8 +58,8 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
     const bool shared =
         absent == AbsentLetters::kShared && (letter == 'b' || letter == 'h') && text_.find(letter) == std::string::npos;
     if (shared && logical[axis] < 0) {
-      return invalid_argument("{}_dims = \"{}\" lacks {}; expected each letter where the call settles its size", tensor_,
-                              text_, letter);
+      return invalid_argument("{}_dims = \"{}\" lacks {}; expected each letter where the call settles its size",
+                              tensor_, text_, letter);
     }
     if (result.sizes[axis] != logical[axis] && logical[axis] >= 0 && !shared) {
       return invalid_argument("{} has shape [{}], which {}_dims = \"{}\" reads as {} = {}; the problem says {}", name,

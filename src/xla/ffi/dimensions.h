@@ -27,9 +27,9 @@ class DimensionOrder {
   // `letters` is how many of "bhsd" the tensor has: 4, or 3 for lse. `tensor` is its name for messages.
   static Result<DimensionOrder> parse(std::string_view text, std::string_view tensor, int letters);
 
-  // Sees dense row-major memory of shape `dims` as a tensor of the logical sizes, -1 being any. `name` is what messages call it,
-  // where that is not the tensor itself but its gradient. Errors: a rank or a size that does not fit; equal letters
-  // whose dimensions are no neighbours.
+  // Sees dense row-major memory of shape `dims` as a tensor of the logical sizes, -1 being any. `name` is what messages
+  // call it, where that is not the tensor itself but its gradient. Errors: a rank or a size that does not fit; equal
+  // letters whose dimensions are no neighbours.
   Result<TensorView> view(void* data, DType dtype, std::span<const int64_t> dims, std::span<const int64_t> logical,
                           AbsentLetters absent, std::string_view name = {}) const;
 

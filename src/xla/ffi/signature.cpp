@@ -12,8 +12,8 @@
 namespace flashlift::xla {
 namespace {
 
-constexpr std::array<std::string_view, 9> kAttributes = {
-    "problem", "q_dims", "k_dims", "v_dims", "out_dims", "lse_dims", "implementation", "captures", "lengths"};
+constexpr std::array<std::string_view, 9> kAttributes = {"problem",  "q_dims",         "k_dims",   "v_dims", "out_dims",
+                                                         "lse_dims", "implementation", "captures", "lengths"};
 constexpr std::array<std::string_view, 5> kTensors = {"q", "k", "v", "out", "lse"};
 
 Result<DimensionOrder> read_order(const Attributes& attributes, std::string_view tensor, int letters) {
@@ -174,7 +174,8 @@ Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, const D
                                     std::string_view name, AbsentLetters absent) const {
   const DType dtype = tensor == kLse ? DType::kF32 : tensor == kOut ? problem_.out_dtype : problem_.dtype;
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, dtype, name));
-  return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor, lengths_known_), absent, name);
+  return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor, lengths_known_), absent,
+                    name);
 }
 
 Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const {
