@@ -10,7 +10,7 @@ import pytest
 DOCUMENTS = ["README.md", "docs/tour.md"]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/jax.md"])
 def test_python_runs(root, tmp_path, document):
     blocks = re.findall(r"```python\n(.*?)```", (root / document).read_text(), re.DOTALL)
     assert len(blocks) >= 2
@@ -60,6 +60,7 @@ def test_commands_run(root, flashlift, tmp_path, document):
         "docs/design.md",
         "docs/problem.md",
         "docs/python.md",
+        "docs/jax.md",
         "docs/c.md",
         "docs/xla.md",
         "docs/security.md",
