@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "mlir/IR/TypeUtilities.h"
+#include "stablehlo/lift/same_value.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
@@ -407,6 +408,18 @@ Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles
     }
   }
   return view;
+}
+
+bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                    const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes) {
+  const Sources of_x = follow_operand(x, x_indices, sizes, true);
+  const Sources of_y = follow_operand(y, y_indices, sizes, true);
+  if (of_x.tensors.empty() || of_y.tensors.empty()) {
+    return false;
+  }
+  const PlacedTensor& root_x = of_x.tensors.back();
+  const PlacedTensor& root_y = of_y.tensors.back();
+  return root_x.dims == root_y.dims && root_x.scale == root_y.scale && SameValues()(root_x.value, root_y.value);
 }
 
 Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,

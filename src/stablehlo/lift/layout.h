@@ -42,6 +42,10 @@ Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const s
 // itself. Nothing if there is none.
 std::optional<DType> half_type_of(mlir::Value operand);
 
+// Whether two operands of products are the same tensor read in the same way.
+bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                    const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes);
+
 // One step from a value to its only user, if that is a transpose, a reshape or a float conversion whose result the
 // atoms still describe. Nothing if not. A result of the call is rounded once, to its own type: an earlier rounding is
 // left out if it is to `half`, the type of what the call reads, and stops the walk otherwise.

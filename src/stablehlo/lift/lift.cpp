@@ -4,6 +4,7 @@
 
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/attempt.h"
+#include "stablehlo/lift/products.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
@@ -149,18 +150,16 @@ Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* seco
     if (options.work->is_spent()) {
       return refuse<Reason::kTooMuchWork>();
     }
-    Attempt attempt(first, second, side, digits, options);
-    auto lifted = attempt.run();
-    options.work->spend(attempt.replaced_parts() / kPartsAStep);
-    const auto split = attempt.wanted_split();
-    if (lifted.ok() || !split) {
+    Plane plane({.first = first, .second = second, .side = side}, options);
+    auto lifted = lift_plane(plane, digits);
+    options.work->spend(plane.arena.replaced_parts() / kPartsAStep);
+    if (lifted.ok() || !plane.wanted_split) {
       return lifted;
     }
-    const auto& [dim, digit_and_inner] = *split;
-    const auto& [digit, inner] = digit_and_inner;
-    auto& sizes = digits[dim];
-    sizes[digit] /= inner;
-    sizes.insert(sizes.begin() + static_cast<std::ptrdiff_t>(digit) + 1, inner);
+    const DigitSplit& split = *plane.wanted_split;
+    auto& sizes = digits[split.dim];
+    sizes[split.digit] /= split.inner;
+    sizes.insert(sizes.begin() + static_cast<std::ptrdiff_t>(split.digit) + 1, split.inner);
   }
   return refuse<Reason::kTooManySplits>();
 }

@@ -1,0 +1,194 @@
+// Stage 6: the problem of the forward call with its programs, and what rows without keys give.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "stablehlo/lift/stages.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// A name for a captured tensor that a person recognises: the argument's, or a number.
+std::string leaf_name(mlir::Value value, size_t number) {
+  if (const auto argument = llvm::dyn_cast<mlir::BlockArgument>(value)) {
+    return fmt::format("arg{}", argument.getArgNumber());
+  }
+  return fmt::format("t{}", number);
+}
+
+std::vector<LeafInfo> name_leaves(const std::vector<mlir::Value>& leaves) {
+  std::vector<LeafInfo> infos;
+  std::set<std::string> names;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    std::string name = leaf_name(leaves[i], i);
+    name = names.insert(name).second ? name : fmt::format("t{}", i);
+    names.insert(name);
+    const auto dims = shape(leaves[i]);
+    infos.push_back({Capture{.name = name, .dtype = *dtype(leaves[i].getType()), .shape = {dims.begin(), dims.end()}}});
+  }
+  return infos;
+}
+
+// What the elements of a constant lie within, if it is one of f32 numbers; 16-bit ones are read as such.
+std::optional<score::Interval> range_of_constant(mlir::Value value) {
+  constexpr int64_t kMost = 1 << 16;
+  const auto elements = constant(value);
+  const auto type = dtype(value.getType());
+  if (!elements || !type || scalar_type(*type) != Type::kF32 || elements.getNumElements() > kMost) {
+    return std::nullopt;
+  }
+  std::optional<score::Interval> range;
+  for (int64_t i = 0; i < elements.getNumElements(); ++i) {
+    const auto element = element_as_double(elements, i);
+    if (!element || std::isnan(*element)) {
+      return std::nullopt;
+    }
+    const score::Interval one = score::Interval::real(*element, *element);
+    range = range ? score::hull(Type::kF32, *range, one) : one;
+  }
+  return range;
+}
+
+// Elements of the first product are taken to lie within 2^24. Beyond, neighbouring f32 scores are 2 apart, and what a
+// softmax gives of them hangs on how the product was rounded; an f16 product twice as large as its bound overflows.
+KnownBounds known_bounds(const Plane& plane) {
+  return {.sizes = plane.sizes,
+          .largest_score = dtype(plane.pair.first->getResult(0).getType()) == DType::kF16 ? 0x1p15 : 0x1p24,
+          .leaf = [&plane](int64_t leaf) {
+            return range_of_constant(plane.evaluator->leaves()[static_cast<size_t>(leaf)]);
+          }};
+}
+
+Outcome<Problem> sizes_of_problem(const Plane& plane, const Forward& forward, const Gradient* gradient) {
+  const Roles& roles = forward.dimensions.roles;
+  Problem problem;
+  problem.batch = extent(roles.batch, plane.sizes);
+  problem.kv_heads = extent(roles.kv_head, plane.sizes);
+  problem.q_heads = extent(roles.heads(), plane.sizes);
+  problem.q_len = extent(roles.query, plane.sizes);
+  problem.kv_len = plane.sizes[kKeyAtom];
+  problem.head_dim = extent(forward.operands.depth, plane.sizes);
+  problem.value_dim = extent(forward.operands.value_depth, plane.sizes);
+  problem.dtype = *dtype(mlir::Value(forward.dimensions.q.value).getType());
+  mlir::Value out = forward.dimensions.out ? forward.dimensions.out->value : gradient->d_out_operand.value;
+  const auto out_dtype = dtype(out.getType());
+  if (!out_dtype) {
+    return refuse<Reason::kOutputType>();
+  }
+  problem.out_dtype = *out_dtype;
+  return problem;
+}
+
+// A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
+// always -inf; where the output is NaN nevertheless, the call gives zeros that the module replaces.
+Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, Programs& programs) {
+  if (!log_sum_exp || is_never_empty(plane, programs.match.softmax)) {
+    return {};
+  }
+  const float value = value_in_empty_row(plane.arena, log_sum_exp->formula, programs.match.softmax);
+  EmptyRows& empty_rows = programs.problem.empty_rows;
+  if (std::isnan(value) ? empty_rows == EmptyRows::kNan : value == -INFINITY && empty_rows != EmptyRows::kNan) {
+    return {};
+  }
+  if (value == -INFINITY) {
+    empty_rows = EmptyRows::kZero;
+    programs.nan_where_lse_is_minus_infinity = true;
+    return {};
+  }
+  return refuse<Reason::kLogSumExpWithoutKeys>(value);
+}
+
+// Finds what rows without keys give, and makes guards of finite masks.
+Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bool has_gradient, Programs& programs) {
+  SymArena& arena = plane.arena;
+  Match& match = programs.match;
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      programs.problem.empty_rows,
+      classify_empty_rows(arena, match.undropped, match.softmax, data_may_be_infinite(plane, match.softmax)));
+  FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp(plane, log_sum_exp, programs));
+  // A row of masked scores alone has them in its log-sum-exp.
+  Softmax masked = match.softmax;
+  const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
+  if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !log_sum_exp)) {
+    match.softmax = std::move(masked);
+    leave_out_known_conditions(arena, match);
+    const auto empty_rows =
+        classify_empty_rows(arena, match.undropped, match.softmax, data_may_be_infinite(plane, match.softmax));
+    if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
+      return empty_rows.error();
+    }
+    if (!log_sum_exp) {  // with it, each row has a key, and what was found for rows of -inf stays
+      programs.problem.empty_rows = empty_rows.ok() ? *empty_rows : EmptyRows::kZero;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+bool is_never_empty(Plane& plane, const Softmax& softmax) {
+  const bool data_may_mask =
+      std::any_of(softmax.key_terms.begin(), softmax.key_terms.end(),
+                  [&](const SignedTerm& term) { return !loads_of(plane.arena, term.term).empty(); });
+  return !data_may_mask && keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
+}
+
+bool data_may_be_infinite(const Plane& plane, const Softmax& softmax) {
+  const KnownBounds bounds = known_bounds(plane);
+  return std::any_of(softmax.key_terms.begin(), softmax.key_terms.end(), [&](const SignedTerm& term) {
+    const std::vector<SymId> loads = loads_of(plane.arena, term.term);
+    return std::any_of(loads.begin(), loads.end(), [&](SymId load) {
+      const Sym& sym = plane.arena[load];
+      const auto range = sym.type == Type::kF32 ? bounds.leaf(sym.payload) : std::nullopt;
+      return sym.type == Type::kF32 && !(range && std::isfinite(range->real_lo) && std::isfinite(range->real_hi));
+    });
+  });
+}
+
+Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,
+                                 const Gradient* gradient) {
+  SymArena& arena = plane.arena;
+  Programs programs{.problem = {}, .match = forward.match};
+  Problem& problem = programs.problem;
+  FLASHLIFT_ASSIGN_OR_RETURN(problem, sizes_of_problem(plane, forward, gradient));
+  problem.want_lse = log_sum_exp || gradient != nullptr;  // the backward pass reads it
+  FLASHLIFT_RETURN_IF_ERROR(settle_masks(plane, log_sum_exp, gradient != nullptr, programs));
+  // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
+  Softmax& softmax = programs.match.softmax;
+  std::vector<SymId> guards;
+  for (const SymId guard : softmax.guards) {
+    if (arena[guard].has_score) {
+      softmax.score = arena.op(Op::k_select, {guard, softmax.score, arena.f32(-INFINITY)});
+    } else {
+      guards.push_back(guard);
+    }
+  }
+  programs.score = softmax.score;
+  problem.scale = extract_scale(arena, programs.score) * forward.dimensions.q.scale * forward.dimensions.k.scale;
+  const bool is_plain = arena[programs.score].kind == SymKind::kScore;
+  if (guards.empty() && is_plain) {
+    problem.empty_rows = EmptyRows::kZero;  // nothing masks: no row is ever empty
+  }
+  const auto& leaves = plane.evaluator->leaves();
+  programs.leaves = name_leaves(leaves);
+  const ProgramEmitter emitter(arena, forward.dimensions.roles, plane.sizes, programs.leaves);
+  if (!is_plain) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.score_mod, emitter.score_mod(programs.score));
+  }
+  if (!guards.empty()) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problem.mask_mod, emitter.mask_mod(guards));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(problem.captures, collect_captures(problem.score_mod, problem.mask_mod));
+  for (const Capture& capture : problem.captures) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      if (programs.leaves[i].capture.name == capture.name) {
+        programs.captures.push_back(leaves[i]);
+      }
+    }
+  }
+  return programs;
+}
+
+}  // namespace flashlift::stablehlo

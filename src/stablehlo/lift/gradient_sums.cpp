@@ -1,0 +1,236 @@
+#include "stablehlo/lift/gradient_sums.h"
+
+#include <algorithm>
+
+#include "stablehlo/lift/products.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+bool is_addition_from_zero(const Reduction& how) {
+  return how.reducer == Reducer::kAdd && how.inputs.size() == 1 && splat(how.inits[0]) == 0.0;
+}
+
+std::vector<int> sorted(std::vector<int> atoms) {
+  std::sort(atoms.begin(), atoms.end());
+  return atoms;
+}
+
+}  // namespace
+
+Outcome<std::vector<SumExit>> GradientSums::find() {
+  FLASHLIFT_RETURN_IF_ERROR(leave(plane_.pair.first));
+  return std::move(sums_);
+}
+
+// Whether everything that follows from the operation's result ends in the output or in products that were placed.
+bool GradientSums::is_inner(mlir::Operation* op) {
+  if (plane_.is_output(op) || (is_product(op) && op != plane_.pair.first && !uses_.ends.contains(op))) {
+    return true;
+  }
+  if (uses_.ends.contains(op)) {
+    return false;
+  }
+  if (const auto found = inner_.find(op); found != inner_.end()) {
+    return found->second;
+  }
+  const bool inner = llvm::all_of(op->getUsers(), [&](mlir::Operation* user) { return is_inner(user); });
+  inner_[op] = inner;
+  return inner;
+}
+
+// How what leaves the plane was met at this operation.
+Refusal GradientSums::reaches(mlir::Operation* user) const {
+  const auto found = uses_.ends.find(user);
+  return found != uses_.ends.end()
+             ? found->second
+             : refuse<Reason::kReaches>(user->getName().getStringRef().str(), describe(user->getLoc()));
+}
+
+// All that follows from a value of the plane must end in a product that was placed, or in a gradient.
+Proof GradientSums::leave(mlir::Operation* op) {
+  if (is_inner(op)) {
+    return {};
+  }
+  if (const auto found = left_.find(op); found != left_.end()) {
+    return found->second;
+  }
+  if (leave_as_log_sum_exp(op)) {
+    return {};
+  }
+  const PlaneValue& value = uses_.values.at(op);
+  const auto tensor = place_tensor(op->getResult(0), affine_of(value.indices), plane_.sizes);
+  const PlaneSum itself{.tensor = tensor.value_or(PlacedTensor{}), .formula = value.formula};
+  const auto further = [&]() -> Proof {
+    for (mlir::Operation* user : op->getUsers()) {
+      if (is_inner(user)) {
+        continue;
+      }
+      Proof left = uses_.values.contains(user) ? leave(user) : leave_as_sum(itself, user);
+      if (!left.ok() && uses_.values.contains(user) &&
+          kind(user) == OpKind::kReduce) {  // it may be of rows of a tensor
+        left = leave_as_sum(itself, user).ok() ? Proof() : left;
+      }
+      FLASHLIFT_RETURN_IF_ERROR(left);
+    }
+    return {};
+  };
+  const Proof status = tensor ? leave_by(itself, further) : further();
+  left_[op] = status;
+  return status;
+}
+
+// The call gives it, whatever it is used for; but for what is computed from it before it leaves.
+bool GradientSums::leave_as_log_sum_exp(mlir::Operation* op) {
+  if (!log_sum_exp_ && llvm::is_contained(uses_.log_sum_exps, op)) {
+    if (auto found = find_log_sum_exp(plane_, forward_, op->getResult(0)); found.ok()) {
+      log_sum_exp_ = *std::move(found);
+    }
+  }
+  return log_sum_exp_ && log_sum_exp_->view.replaced == op->getResult(0);
+}
+
+Proof GradientSums::leave_as_sum(const PlaneSum& sum, mlir::Operation* user) {
+  if (sum.tensor.value == nullptr) {
+    return refuse<Reason::kLeavesElsewhere>(reaches(user).text);
+  }
+  if (const auto found = left_as_sum_.find(user); found != left_as_sum_.end()) {
+    return found->second;
+  }
+  Proof status;
+  if (const auto next = summed_further(sum, user)) {
+    status = leave_by(*next, [&]() -> Proof {
+      for (mlir::Operation* further : user->getUsers()) {
+        FLASHLIFT_RETURN_IF_ERROR(leave_as_sum(*next, further));
+      }
+      return {};
+    });
+  } else {
+    status = refuse<Reason::kLeavesElsewhere>(reaches(user).text);
+  }
+  left_as_sum_[user] = status;
+  return status;
+}
+
+// A value leaves as the gradient by a term of the score or by the sinks, or all that follows from it does.
+Proof GradientSums::leave_by(const PlaneSum& sum, const std::function<Proof()>& further) {
+  const bool depends_on_keys = plane_.arena.depends_on(sum.formula, kKeyAtom) || plane_.sizes[kKeyAtom] == 1;
+  if (has_d_probability_ && !depends_on_keys && is_sinks_gradient(sum)) {
+    sums_.push_back({.sum = sum, .term = std::nullopt});
+    return {};
+  }
+  if (has_d_probability_ && depends_on_keys) {
+    if (auto term = term_with_gradient(sum)) {
+      sums_.push_back({.sum = sum, .term = std::move(term)});
+      return {};
+    }
+  }
+  return further();
+}
+
+// The sum once it went through an operation that sums over dimensions, or that changes all that is summed by what does
+// not depend on the dimensions that are summed already.
+std::optional<PlaneSum> GradientSums::summed_further(const PlaneSum& sum, mlir::Operation* user) {
+  if (!is_removable(user) || user->getBlock() != plane_.pair.first->getBlock() || user->getNumResults() != 1 ||
+      !static_tensor(user->getResult(0))) {
+    return std::nullopt;
+  }
+  PlaneSum next{.tensor = {.value = user->getResult(0), .dims = {}}, .formula = sum.formula};
+  const auto& dims = sum.tensor.dims;
+  switch (kind(user)) {
+    case OpKind::kReduce: {
+      const auto how = reduction(user);
+      if (!how || !is_addition_from_zero(*how)) {
+        return std::nullopt;
+      }
+      for (size_t d = 0; d < dims.size(); ++d) {
+        if (!llvm::is_contained(how->dims, static_cast<int64_t>(d))) {
+          next.tensor.dims.push_back(dims[d]);
+        }
+      }
+      return next;
+    }
+    case OpKind::kBroadcastInDim: {  // of dimensions of size 1 alone
+      next.tensor.dims.resize(shape(next.tensor.value).size());
+      for (const auto [d, to] : llvm::enumerate(broadcast_dims(user))) {
+        next.tensor.dims[static_cast<size_t>(to)] = dims[d];
+      }
+      return static_tensor(next.tensor.value).getNumElements() == static_tensor(sum.tensor.value).getNumElements()
+                 ? std::optional(next)
+                 : std::nullopt;
+    }
+    case OpKind::kNegate:
+      next.tensor.dims = dims;
+      next.formula = plane_.arena.op(Op::k_neg, {sum.formula});
+      return next;
+    case OpKind::kMultiply:
+    case OpKind::kDivide: {
+      const bool is_first = user->getOperand(0) == sum.tensor.value;
+      if (kind(user) == OpKind::kDivide && !is_first) {
+        return std::nullopt;
+      }
+      std::optional<Refusal> refusal;
+      const SymId factor = plane_.evaluator->try_evaluate(user->getOperand(is_first ? 1 : 0),
+                                                          indices_of(sum.tensor, plane_.sizes), refusal);
+      if (factor == kNoSym || plane_.arena[factor].has_score) {
+        return std::nullopt;
+      }
+      next.tensor.dims = dims;
+      next.formula = plane_.arena.op(kind(user) == OpKind::kDivide ? Op::k_div : Op::k_mul, {sum.formula, factor});
+      return next;
+    }
+    default: {
+      auto followed = follow_use(sum.tensor, user, plane_.sizes, plane_.half);
+      if (!followed) {
+        return std::nullopt;
+      }
+      next.tensor = *std::move(followed);
+      return next;
+    }
+  }
+}
+
+// Each row has its share of the gradient by the sinks.
+bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
+  if (forward_.match.softmax.sinks.size() != 1 || plane_.arena.is_constant(forward_.match.softmax.sinks[0])) {
+    return false;
+  }
+  std::vector<int> wanted = forward_.dimensions.roles.heads();
+  if (forward_.match.softmax.sink_atoms[0] >= 0) {
+    wanted.push_back(forward_.match.softmax.sink_atoms[0]);
+  }
+  return sorted(sum.tensor.order()) == sorted(wanted) && check_.is_sinks_gradient(sum.formula).ok();
+}
+
+// The term of the score by which the sum is the gradient.
+std::optional<Term> GradientSums::term_with_gradient(const PlaneSum& sum) {
+  const std::vector<int> wanted = sorted(sum.tensor.order());
+  std::vector<SymId> tried;
+  for (const Evaluator::Place& place : plane_.evaluator->places()) {
+    const Sym& sym = plane_.arena[place.formula];
+    const auto type = dtype(place.value.getType());
+    if (sym.has_score || sym.type != Type::kF32 || sym.kind == SymKind::kConstant || any_computed(place.indices) ||
+        !type || !is_float(*type) || llvm::is_contained(tried, place.formula)) {
+      continue;
+    }
+    const auto tensor = place_tensor(place.value, affine_of(place.indices), plane_.evaluator->atom_sizes());
+    if (!tensor || sorted(tensor->order()) != wanted) {
+      continue;
+    }
+    // A term that is the same along a dimension was made from a smaller one, whose gradient is wanted.
+    if (std::any_of(wanted.begin(), wanted.end(),
+                    [&](int atom) { return !plane_.arena.depends_on(place.formula, atom); })) {
+      continue;
+    }
+    tried.push_back(place.formula);
+    const SymId shifted = score_with_shift(plane_.arena, forward_.match.softmax, place.formula);
+    if (shifted != forward_.match.softmax.score && check_.is_gradient(sum.formula, shifted).ok()) {
+      return Term{.formula = place.formula, .tensor = *tensor};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,53 @@
+// What leaves the score plane by sums over some of its dimensions: gradients by terms of the score and by the sinks.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "llvm/ADT/DenseMap.h"
+#include "stablehlo/algebra/gradient_check.h"
+#include "stablehlo/lift/stages.h"
+
+namespace flashlift::stablehlo {
+
+// Follows all that comes from the scores: each value must end in the output, in a product that is a gradient, in the
+// row log-sum-exp or in such a sum.
+class GradientSums {
+ public:
+  // `uses.ends` has all products that are no gradients. `log_sum_exp` is found where it is not yet and is met.
+  GradientSums(Plane& plane, const Forward& forward, const ScoreUses& uses, GradientCheck& check,
+               bool has_d_probability, std::optional<LogSumExp>& log_sum_exp)
+      : plane_(plane),
+        forward_(forward),
+        uses_(uses),
+        check_(check),
+        has_d_probability_(has_d_probability),
+        log_sum_exp_(log_sum_exp) {}
+
+  Outcome<std::vector<SumExit>> find();
+
+ private:
+  bool is_inner(mlir::Operation* op);
+  Refusal reaches(mlir::Operation* user) const;
+  Proof leave(mlir::Operation* op);
+  Proof leave_as_sum(const PlaneSum& sum, mlir::Operation* user);
+  Proof leave_by(const PlaneSum& sum, const std::function<Proof()>& further);
+  std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
+  bool leave_as_log_sum_exp(mlir::Operation* op);
+  bool is_sinks_gradient(const PlaneSum& sum);
+  std::optional<Term> term_with_gradient(const PlaneSum& sum);
+
+  Plane& plane_;
+  const Forward& forward_;
+  const ScoreUses& uses_;
+  GradientCheck& check_;
+  bool has_d_probability_;
+  std::optional<LogSumExp>& log_sum_exp_;
+  std::vector<SumExit> sums_;
+  llvm::DenseMap<mlir::Operation*, bool> inner_;
+  llvm::DenseMap<mlir::Operation*, Proof> left_;
+  llvm::DenseMap<mlir::Operation*, Proof> left_as_sum_;
+};
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,114 @@
+// Stage 4: which dimension of queries, keys, values and output is batch, head, query, key or depth.
+#include <algorithm>
+
+#include "stablehlo/lift/products.h"
+#include "stablehlo/lift/stages.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+AtomSet set_of(const std::vector<int>& atoms) {
+  AtomSet set = 0;
+  for (const int atom : atoms) {
+    set |= atom_bit(atom);
+  }
+  return set;
+}
+
+// The farthest source of each of q, k and v, all of one dtype.
+Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& operands, bool through_conversions) {
+  std::vector<PlacedTensor> picked;
+  for (const ReadTensor* operand : {&operands.q, &operands.k, &operands.v}) {
+    Sources sources = follow_operand(operand->value, operand->indices, plane.sizes, through_conversions);
+    plane.request_split(sources.split);
+    if (plane.wanted_split) {
+      return refuse<Reason::kSplitDimension>();
+    }
+    if (operand->value == operands.v.value && operand->indices == operands.v.indices) {
+      // A constant factor of the values is not a factor of the scores: keep what stands before it.
+      std::erase_if(sources.tensors, [](const PlacedTensor& tensor) { return tensor.scale != 1.0f; });
+    }
+    if (sources.tensors.empty()) {
+      return refuse<Reason::kNotStrided>();
+    }
+    // A gradient is by the operand itself: what it is made from may be scaled or repeated.
+    picked.push_back(plane.options.gradient != GradientUse::kNone ? sources.tensors.front() : sources.tensors.back());
+  }
+  const auto type = dtype(picked[0].value.getType());
+  const bool supported = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
+  for (const PlacedTensor& tensor : picked) {
+    if (!supported || dtype(tensor.value.getType()) != type) {
+      return refuse<Reason::kElementTypes>();
+    }
+  }
+  return picked;
+}
+
+AtomUse use_of_atoms(const Plane& plane, const Probabilities& probabilities, const Operands& operands,
+                     const Softmax& softmax, const Dimensions& found) {
+  const AtomSet not_plane =
+      set_of(operands.depth) | set_of(operands.value_depth) | atom_bit(kKeyAtom) | set_of(probabilities.key_digits);
+  AtomUse use;
+  use.in_q = set_of(found.q.order()) & ~not_plane;
+  use.in_k = set_of(found.k.order()) & ~not_plane;
+  use.in_v = set_of(found.v.order()) & ~not_plane;
+  for (const int atom : found.q.order()) {
+    if ((not_plane & atom_bit(atom)) == 0) {
+      use.q_order.push_back(atom);
+    }
+  }
+  for (const Index& index : probabilities.indices) {
+    for (const auto& term : index.affine.terms) {
+      if ((not_plane & atom_bit(term.first)) == 0) {
+        use.plane.push_back(term.first);
+      }
+    }
+  }
+  for (const SymId guard : softmax.guards) {
+    use.in_programs |= plane.arena.depends_on(guard, kKeyAtom) ? plane.arena[guard].atoms : 0;
+  }
+  const auto dims = *dot_dims(plane.pair.first);
+  const size_t q_rank = shape(operands.q.value).size();
+  use.q_free_dims = static_cast<int>(q_rank - dims.lhs_batch.size() - dims.lhs_contract.size());
+  return use;
+}
+
+}  // namespace
+
+Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
+                                    const Match& match) {
+  auto picked = pick_sources(plane, operands, true);
+  if (!picked.ok() && !plane.wanted_split) {
+    picked = pick_sources(plane, operands, false);
+  }
+  if (!picked.ok()) {
+    return picked.error();
+  }
+  Dimensions found{.q = (*picked)[0], .k = (*picked)[1], .v = (*picked)[2], .out = match.out};
+  while (auto next = found.out ? follow_result(*found.out, plane.sizes, plane.half) : std::nullopt) {
+    found.out = std::move(next);
+  }
+  // A bias of key rows alone, q times a table, is no product of scores.
+  for (const PlacedTensor* tensor : {&found.k, &found.v}) {
+    int64_t keys = 1;
+    for (const int atom : tensor->order()) {
+      keys *= plane.evaluator->runs_over_keys(affine_atom(atom)) ? plane.sizes[static_cast<size_t>(atom)] : 1;
+    }
+    if (keys != plane.sizes[kKeyAtom]) {
+      return refuse<Reason::kRepeatedKeys>();
+    }
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      found.roles, assign_roles(use_of_atoms(plane, probabilities, operands, match.softmax, found), plane.sizes));
+  found.roles.key = probabilities.key_digits;
+  FLASHLIFT_ASSIGN_OR_RETURN(found.q_view, operand_view(found.q, found.roles, operands.depth, plane.sizes, false));
+  FLASHLIFT_ASSIGN_OR_RETURN(found.k_view, operand_view(found.k, found.roles, operands.depth, plane.sizes, true));
+  FLASHLIFT_ASSIGN_OR_RETURN(found.v_view, operand_view(found.v, found.roles, operands.value_depth, plane.sizes, true));
+  if (found.out) {
+    FLASHLIFT_ASSIGN_OR_RETURN(found.out_view, result_view(*found.out, found.roles, operands.value_depth, plane.sizes));
+  }
+  return found;
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,48 @@
+#include "stablehlo/lift/plane.h"
+
+#include "stablehlo/lift/layout.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// The 16-bit type of all numbers in queries, keys and values, if there is one.
+std::optional<DType> half_type(const Pair& pair, const AttemptOptions& options) {
+  const auto half = half_type_of(pair.first->getOperand(0));
+  const bool knows_values = options.gradient != GradientUse::kAlone;
+  const bool is_shared = half == half_type_of(pair.first->getOperand(1)) &&
+                         (!knows_values || half == half_type_of(pair.second->getOperand(1 - pair.side)));
+  return is_shared ? half : std::nullopt;
+}
+
+// The gradient of the output is computed from the output as a rule, and is no part of the score plane.
+std::vector<mlir::Operation*> barriers_of(const Pair& pair, const AttemptOptions& options) {
+  return options.gradient == GradientUse::kBesideOutput ? std::vector{pair.second} : std::vector<mlir::Operation*>{};
+}
+
+}  // namespace
+
+Plane::Plane(const Pair& products, const AttemptOptions& wanted)
+    : pair(products),
+      options(wanted),
+      half(half_type(products, wanted)),
+      depends(products.first, barriers_of(products, wanted)) {}
+
+Proof Plane::check_atoms_left(size_t count) const {
+  return static_cast<size_t>(next_atom) + count <= static_cast<size_t>(kFirstBound)
+             ? Proof()
+             : refuse<Reason::kTooManyOperandDimensions>();
+}
+
+int Plane::new_atom(int64_t size) {
+  sizes[static_cast<size_t>(next_atom)] = size;
+  return next_atom++;
+}
+
+void Plane::request_split(const SplitRequest& request) {
+  if (request.atom > kKeyAtom && request.atom < kFirstBound && origin[static_cast<size_t>(request.atom)].first >= 0) {
+    const auto [dim, digit] = origin[static_cast<size_t>(request.atom)];
+    wanted_split = {.dim = static_cast<size_t>(dim), .digit = digit, .inner = request.inner_size};
+  }
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,79 @@
+// What all stages of an attempt share: the pair of products, the index variables of the score plane between them, and
+// formulas over these, with the evaluator that reads operations as such.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/symbol.h"
+#include "stablehlo/lift/depends_on.h"
+#include "stablehlo/lift/evaluate.h"
+#include "stablehlo/lift/work.h"
+
+namespace flashlift::stablehlo {
+
+struct Pair {
+  mlir::Operation* first = nullptr;   // of queries and keys
+  mlir::Operation* second = nullptr;  // of probabilities and values
+  unsigned side = 0;                  // which operand of the second product holds the probabilities
+
+  mlir::Value probabilities() const { return second->getOperand(side); }
+};
+
+// What the score plane is computed for.
+enum class GradientUse : uint8_t {
+  kNone,          // the output alone
+  kBesideOutput,  // the output and its gradient; both become calls
+  kAlone,         // the gradient; the second product is that of the probabilities and the output's gradient
+};
+
+struct AttemptOptions {
+  // Read "any key is kept" as a formula, which can show what a condition on rows means but cannot become a program;
+  // otherwise as the tensor that it is.
+  bool opens_reductions = false;
+  GradientUse gradient = GradientUse::kNone;
+  Work* work = nullptr;  // that the attempt takes its steps from
+};
+
+// One dimension of the probabilities may have been seen as several atoms, of these sizes.
+using DigitSizes = std::vector<std::vector<int64_t>>;
+
+// A digit of a dimension of the probabilities that must become two, the minor one of size `inner`.
+struct DigitSplit {
+  size_t dim = 0;
+  size_t digit = 0;
+  int64_t inner = 0;
+};
+
+struct Plane {
+  Plane(const Pair& products, const AttemptOptions& wanted);
+  Plane(const Plane&) = delete;  // the evaluator refers to it
+
+  bool has_output() const { return options.gradient != GradientUse::kAlone; }
+  bool is_output(mlir::Operation* op) const {
+    return op == pair.second && options.gradient == GradientUse::kBesideOutput;
+  }
+
+  // Atoms of dimensions; to be asked for before they are added.
+  Proof check_atoms_left(size_t count) const;
+  int new_atom(int64_t size);
+  // Asks for a split of the dimension of the probabilities that the atom is a digit of, if it is.
+  void request_split(const SplitRequest& request);
+
+  const Pair pair;
+  const AttemptOptions options;
+  const std::optional<DType> half;  // the 16-bit type of all numbers in queries, keys and values
+  DependsOn depends;                // on the scores
+  SymArena arena;
+  std::vector<int64_t> sizes = std::vector<int64_t>(kMaxAtoms, 1);  // of the atoms
+  int next_atom = 1;
+  // By atom: the dimension of the probabilities, and its digit; a dimension of -1 for others.
+  std::vector<std::pair<int64_t, size_t>> origin = std::vector<std::pair<int64_t, size_t>>(kMaxAtoms, {-1, 0});
+  std::optional<Evaluator> evaluator;      // from the first stage on
+  std::optional<DigitSplit> wanted_split;  // after a failure: what a new attempt begins with
+};
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,255 @@
+#include "stablehlo/lift/score_uses.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "stablehlo/lift/products.h"
+#include "stablehlo/lift/stages.h"
+#include "stablehlo/reader/module.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// All ways to run through `atoms`, each once, with the dimensions of a tensor: a few, as sizes must fit.
+void assign_atoms(llvm::ArrayRef<int64_t> dims, const std::vector<int>& atoms, const std::vector<int64_t>& sizes,
+                  std::vector<std::vector<int>>& current, std::vector<std::vector<std::vector<int>>>& all) {
+  constexpr size_t kMostAssignments = 200;
+  if (all.size() >= kMostAssignments) {
+    return;
+  }
+  if (dims.empty()) {
+    size_t used = 0;
+    for (const auto& digits : current) {
+      used += digits.size();
+    }
+    if (used == atoms.size()) {
+      all.push_back(current);
+    }
+    return;
+  }
+  const auto is_used = [&](int atom) {
+    return std::any_of(current.begin(), current.end(), [&](const std::vector<int>& digits) {
+      return std::find(digits.begin(), digits.end(), atom) != digits.end();
+    });
+  };
+  const std::function<void(std::vector<int>, int64_t)> extend = [&](std::vector<int> digits, int64_t rest) {
+    if (rest == 1) {
+      current.push_back(digits);
+      assign_atoms(dims.drop_front(), atoms, sizes, current, all);
+      current.pop_back();
+      return;
+    }
+    for (const int atom : atoms) {
+      const int64_t size = sizes[static_cast<size_t>(atom)];
+      if (!is_used(atom) && std::find(digits.begin(), digits.end(), atom) == digits.end() && rest % size == 0) {
+        digits.push_back(atom);
+        extend(digits, rest / size);
+        digits.pop_back();
+      }
+    }
+  };
+  extend({}, dims.front());
+}
+
+// The index that runs through these atoms, major to minor.
+Affine index_of(const std::vector<int>& atoms, const std::vector<int64_t>& sizes) {
+  Affine index;
+  int64_t stride = 1;
+  for (size_t i = atoms.size(); i-- > 0;) {
+    index = affine_sum(index, affine_product(affine_atom(atoms[i]), stride));
+    stride *= sizes[static_cast<size_t>(atoms[i])];
+  }
+  return index;
+}
+
+// The ways in which a value may have an element for each place of the plane, or for each row; or, with further columns
+// beside the keys, for each place of the plane and more.
+std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Probabilities& probabilities,
+                                                 const Softmax* softmax, mlir::Value value) {
+  const std::vector<int> row = row_atoms(plane, probabilities);
+  std::vector<int> all = row;
+  if (plane.sizes[kKeyAtom] != 1) {
+    all.insert(all.begin(), kKeyAtom);
+  }
+  std::vector<int> with_sinks = row;
+  if (softmax != nullptr && softmax->sink_atoms.size() == 1 && softmax->sink_atoms[0] >= 0) {
+    with_sinks.push_back(softmax->sink_atoms[0]);
+  }
+  std::vector<std::vector<Index>> possible;
+  const auto add = [&](llvm::ArrayRef<int64_t> dims, const std::vector<int>& atoms) {
+    std::vector<std::vector<int>> current;
+    std::vector<std::vector<std::vector<int>>> assignments;
+    assign_atoms(dims, atoms, plane.sizes, current, assignments);
+    for (const auto& assignment : assignments) {
+      possible.push_back(indices_of({.value = value, .dims = assignment}, plane.sizes));
+    }
+  };
+  const llvm::ArrayRef<int64_t> dims = shape(value);
+  add(dims, all);
+  add(dims, row);
+  if (with_sinks.size() != row.size()) {
+    add(dims, with_sinks);
+  }
+  constexpr int64_t kMostColumns = 64;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t more = dims[d] - plane.sizes[kKeyAtom];
+    if (more <= 0 || more > kMostColumns) {
+      continue;
+    }
+    llvm::SmallVector<int64_t> keys(dims);
+    keys[d] = plane.sizes[kKeyAtom];
+    const size_t first = possible.size();
+    add(keys, all);
+    for (size_t i = possible.size(); i-- > first;) {
+      std::vector<Index> behind = possible[i];
+      behind[d].affine.constant += more;
+      possible.push_back(std::move(behind));
+    }
+  }
+  return possible;
+}
+
+// Follows uses, from the scores on.
+class UseReader {
+ public:
+  UseReader(Plane& plane, const Probabilities& probabilities, const Softmax* softmax)
+      : plane_(plane), probabilities_(probabilities), softmax_(softmax) {}
+
+  ScoreUses read();
+
+ private:
+  bool read_user(mlir::Operation* user, mlir::Operation* operand);
+
+  Plane& plane_;
+  const Probabilities& probabilities_;
+  const Softmax* softmax_;
+  ScoreUses uses_;
+};
+
+ScoreUses UseReader::read() {
+  uses_.values[plane_.pair.first] = {
+      .indices = plane_.evaluator->score_indices(),
+      .formula = plane_.evaluator->evaluate(plane_.pair.first->getResult(0), plane_.evaluator->score_indices())};
+  std::vector<mlir::Operation*> stack{plane_.pair.first};
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* user = use.getOwner();
+      if (plane_.is_output(user)) {
+        continue;
+      }
+      if (is_product(user)) {
+        uses_.exits.push_back({.product = user,
+                               .side = use.getOperandNumber(),
+                               .plane_indices = uses_.values[op].indices,
+                               .formula = uses_.values[op].formula});
+      } else if (!uses_.values.contains(user) && !uses_.ends.contains(user) && read_user(user, op)) {
+        stack.push_back(user);
+      }
+    }
+  }
+  return std::move(uses_);
+}
+
+bool UseReader::read_user(mlir::Operation* user, mlir::Operation* operand) {
+  const auto end = [&](const std::optional<Refusal>& why) {
+    const std::string name = user->getName().getStringRef().str();
+    const std::string place = describe(user->getLoc());
+    uses_.ends[user] =
+        why ? refuse<Reason::kReachesAnd>(name, place, why->text) : refuse<Reason::kReaches>(name, place);
+    return false;
+  };
+  if (!is_removable(user) || user->getBlock() != plane_.pair.first->getBlock() || user->getNumResults() != 1 ||
+      !static_tensor(user->getResult(0))) {
+    return end({});
+  }
+  const mlir::Value value = user->getResult(0);
+  std::vector<std::vector<Index>> tries;
+  if (shape(value) == shape(operand->getResult(0)) && kind(user) != OpKind::kTranspose) {
+    tries.push_back(uses_.values[operand].indices);
+  } else if (kind(user) == OpKind::kTranspose) {
+    tries.emplace_back();
+    for (const int64_t from : permutation(user)) {
+      tries.back().push_back(uses_.values[operand].indices[static_cast<size_t>(from)]);
+    }
+  } else {
+    tries = possible_indices(plane_, probabilities_, softmax_, value);
+  }
+  std::optional<Refusal> refusal;
+  for (const std::vector<Index>& indices : tries) {
+    const SymId formula = plane_.evaluator->try_evaluate(value, indices, refusal);
+    if (formula != kNoSym && plane_.arena[formula].has_score) {
+      uses_.values[user] = {.indices = indices, .formula = formula};
+      return true;
+    }
+  }
+  return end(refusal);
+}
+
+}  // namespace
+
+ScoreUses read_score_uses(Plane& plane, const Probabilities& probabilities, const Softmax* softmax) {
+  ScoreUses uses = UseReader(plane, probabilities, softmax).read();
+  if (softmax == nullptr) {
+    return uses;
+  }
+  for (const auto& [op, value] : uses.values) {
+    if (!plane.arena.depends_on(value.formula, kKeyAtom) && is_log_sum_exp(plane.arena, value.formula, *softmax)) {
+      uses.log_sum_exps.push_back(op);
+    }
+  }
+  if (!uses.log_sum_exps.empty() && !uses.ends.empty()) {
+    std::vector<mlir::Operation*> given = uses.log_sum_exps;
+    if (plane.options.gradient == GradientUse::kBesideOutput) {
+      given.push_back(plane.pair.second);
+    }
+    plane.depends = DependsOn(plane.pair.first, std::move(given));
+    std::vector<mlir::Operation*> log_sum_exps = std::move(uses.log_sum_exps);
+    uses = UseReader(plane, probabilities, softmax).read();
+    uses.log_sum_exps = std::move(log_sum_exps);
+  }
+  return uses;
+}
+
+std::vector<GradientProduct> gradient_products(const Plane& plane, const std::vector<int>& value_depth) {
+  std::vector<GradientProduct> found;
+  for (const Evaluator::Place& place : plane.evaluator->places()) {
+    mlir::Operation* product = place.value.getDefiningOp();
+    if (!is_product(product) || product == plane.pair.first || plane.arena[place.formula].kind != SymKind::kLoad) {
+      continue;
+    }
+    const std::vector<Affine> of_place = affine_of(place.indices);
+    const bool is_of_plane = std::any_of(of_place.begin(), of_place.end(),
+                                         [&](const Affine& i) { return plane.evaluator->runs_over_keys(i); });
+    if (!is_of_plane || operand_dims(product, 0).contract.size() != value_depth.size()) {
+      continue;
+    }
+    GradientProduct candidate{.product = product, .formula = place.formula};
+    std::vector<Affine> depth;
+    for (const int atom : value_depth) {
+      depth.push_back(affine_atom(atom));
+    }
+    const auto batch_end = of_place.begin() + static_cast<std::ptrdiff_t>(operand_dims(product, 0).batch.size());
+    auto free = batch_end;
+    for (unsigned side = 0; side < 2; ++side) {
+      const OperandDims own = operand_dims(product, side);
+      const auto free_end = free + static_cast<std::ptrdiff_t>(own.free.size());
+      candidate.indices[side] = operand_indices(own, {of_place.begin(), batch_end}, depth, {free, free_end});
+      free = free_end;
+    }
+    found.push_back(std::move(candidate));
+  }
+  return found;
+}
+
+std::vector<Index> indices_of(const PlacedTensor& tensor, const std::vector<int64_t>& sizes) {
+  std::vector<Index> indices;
+  for (const std::vector<int>& digits : tensor.dims) {
+    indices.push_back({.affine = index_of(digits, sizes)});
+  }
+  return indices;
+}
+
+}  // namespace flashlift::stablehlo

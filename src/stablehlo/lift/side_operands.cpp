@@ -1,0 +1,123 @@
+// Stage 7: the tensors that the call reads beside queries, keys, values and captured ones. Each is a value on the way
+// to the probabilities whose elements the formula has, which takes any dtype and however the value is computed.
+#include <algorithm>
+
+#include "stablehlo/lift/products.h"
+#include "stablehlo/lift/stages.h"
+#include "stablehlo/reader/ops.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+OperandView view_of(mlir::Value source, const std::vector<int>& order, const std::vector<int64_t>& sizes) {
+  OperandView view{.source = source, .reshape = {}, .permutation = {}, .dims = {}};
+  for (const int atom : order) {
+    view.reshape.push_back(sizes[static_cast<size_t>(atom)]);
+  }
+  return view;
+}
+
+int64_t position(const std::vector<int>& order, int atom) {
+  return std::find(order.begin(), order.end(), atom) - order.begin();
+}
+
+bool is_sink_source(Plane& plane, mlir::Value value) {
+  const auto type = dtype(value.getType());
+  mlir::Operation* definition = value.getDefiningOp();
+  return (type == DType::kF32 || type == DType::kBF16 || type == DType::kF16) &&
+         (definition == nullptr || !plane.depends(definition));
+}
+
+// The boolean tensor as a keep mask: each dimension of the scores whole, or shared by all.
+std::optional<KeepMask> keep_mask_of(const Plane& plane, const Roles& roles, const PlacedTensor& tensor) {
+  const std::vector<int> order = tensor.order();
+  KeepMask mask{.view = view_of(tensor.value, order, plane.sizes)};
+  bool fits = true;
+  for (const std::vector<int>& atoms : {roles.batch, roles.heads(), roles.query, roles.key}) {
+    const auto present =
+        std::count_if(atoms.begin(), atoms.end(), [&](int atom) { return llvm::is_contained(order, atom); });
+    fits = fits && (present == 0 || present == static_cast<int64_t>(atoms.size()));
+    mask.shape.push_back(present == 0 ? 1 : extent(atoms, plane.sizes));
+    for (const int atom : present == 0 ? std::vector<int>{} : atoms) {
+      mask.view.permutation.push_back(position(order, atom));
+    }
+  }
+  return fits && mask.view.permutation.size() == order.size() ? std::optional(std::move(mask)) : std::nullopt;
+}
+
+}  // namespace
+
+// Sinks are the first value that is their logits and has one element for each head, and for each sink if there are
+// several.
+Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, const Programs& programs) {
+  const Softmax& softmax = programs.match.softmax;
+  if (softmax.sinks.empty()) {
+    return std::optional<Sinks>();
+  }
+  if (softmax.sinks.size() != 1) {
+    return refuse<Reason::kSinkPieces>(softmax.sinks.size());
+  }
+  const SymId logits = softmax.sinks[0];
+  const int64_t count = softmax.sink_sizes[0];
+  if (plane.arena.is_constant(logits)) {
+    return std::optional(
+        Sinks{.view = {.reshape = {programs.problem.q_heads, count}, .constant = plane.arena.f32_value(logits)},
+              .count = count});
+  }
+  std::vector<int> wanted = forward.dimensions.roles.heads();
+  if (softmax.sink_atoms[0] >= 0) {
+    wanted.push_back(softmax.sink_atoms[0]);
+  }
+  const std::vector<int64_t>& sizes = plane.evaluator->atom_sizes();
+  for (const Evaluator::Place& place : plane.evaluator->places()) {
+    if (place.formula != logits || !is_sink_source(plane, place.value) || any_computed(place.indices)) {
+      continue;
+    }
+    const auto tensor = place_tensor(place.value, affine_of(place.indices), sizes);
+    const std::vector<int> order = tensor ? tensor->order() : std::vector<int>{};
+    if (!tensor || !std::is_permutation(order.begin(), order.end(), wanted.begin(), wanted.end())) {
+      continue;
+    }
+    Sinks sinks{.view = view_of(place.value, order, sizes), .count = count};
+    for (const int atom : order == wanted ? std::vector<int>{} : wanted) {
+      sinks.view.permutation.push_back(position(order, atom));
+    }
+    return std::optional(std::move(sinks));
+  }
+  return refuse<Reason::kNoSinkTensor>();
+}
+
+// Which keys dropout leaves is a tensor of the call. However its bits were made, they are made outside.
+Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& forward, const Programs& programs) {
+  const Softmax& softmax = programs.match.softmax;
+  if (softmax.keep.empty() && softmax.keep_factor == 1) {
+    return std::optional<KeepMask>();
+  }
+  if (softmax.keep.empty()) {
+    return refuse<Reason::kScaledRows>();
+  }
+  if (softmax.keep_selects && programs.problem.empty_rows == EmptyRows::kNan && !is_never_empty(plane, softmax)) {
+    return refuse<Reason::kDropoutClearsNan>();
+  }
+  // Conditions that decide which keys take part may stand in it, too: they change nothing.
+  const auto is_wanted = [&](SymId formula) {
+    std::vector<SymId> parts;
+    add_guard(plane.arena, parts, formula);
+    std::erase_if(parts, [&](SymId part) { return llvm::is_contained(softmax.guards, part); });
+    return std::is_permutation(parts.begin(), parts.end(), softmax.keep.begin(), softmax.keep.end());
+  };
+  for (const Evaluator::Place& place : plane.evaluator->places()) {
+    if (dtype(mlir::Value(place.value).getType()) != DType::kBool || any_computed(place.indices) ||
+        !is_wanted(place.formula)) {
+      continue;
+    }
+    const auto tensor = place_tensor(place.value, affine_of(place.indices), plane.evaluator->atom_sizes());
+    auto mask = tensor ? keep_mask_of(plane, forward.dimensions.roles, *tensor) : std::nullopt;
+    if (mask) {
+      return mask;
+    }
+  }
+  return softmax.keep.size() == 1 ? refuse<Reason::kNoKeepMask>() : refuse<Reason::kSeveralKeepConditions>();
+}
+
+}  // namespace flashlift::stablehlo

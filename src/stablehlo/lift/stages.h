@@ -1,0 +1,147 @@
+// The stages of an attempt to read a pair of products as attention, in their order: each takes what earlier ones found
+// and gives what it finds, or why the pair stays. attempt.cpp calls them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stablehlo/algebra/program.h"
+#include "stablehlo/algebra/reason.h"
+#include "stablehlo/algebra/roles.h"
+#include "stablehlo/algebra/softmax.h"
+#include "stablehlo/lift/layout.h"
+#include "stablehlo/lift/lifted.h"
+#include "stablehlo/lift/plane.h"
+#include "stablehlo/lift/score_uses.h"
+
+namespace flashlift::stablehlo {
+
+// --- 1. read_probabilities.cpp: the probabilities as a formula of the score ---
+
+struct Probabilities {
+  std::vector<int64_t> key_dims;  // dimensions that are keys
+  std::vector<Index> indices;
+  SymId formula = kNoSym;
+  std::vector<int> key_digits;  // the key's atoms, several where keys stand as several dimensions
+};
+Outcome<Probabilities> read_probabilities(Plane& plane, const DigitSizes& digits);
+// An evaluator that numbers atoms and leaves as the first one does, so that equal formulas are equal. Of several
+// dimensions of keys, each gets its part of the key as its index.
+Outcome<Evaluator> new_evaluator(Plane& plane, const std::vector<int64_t>& key_dims, std::vector<Index>& indices);
+
+// --- 2. place_operands.cpp: what the products read and write, and where ---
+
+// A tensor, and the indices at which a product reads it.
+struct ReadTensor {
+  mlir::Value value;
+  std::vector<Affine> indices;
+};
+
+struct Operands {
+  ReadTensor q, k, v;
+  std::vector<int> depth, value_depth;  // atoms
+  std::optional<PlacedTensor> out;      // of the second product
+  // Where the module has the gradient alone: the second product's other operand, and how the values were found.
+  ReadTensor d_out;
+  std::optional<ScoreUses> uses;
+};
+Outcome<Operands> place_operands(Plane& plane, const Probabilities& probabilities);
+
+// --- 3. match_probabilities.cpp: the softmax that they are ---
+
+struct Match {
+  SymId whole = kNoSym;      // the probabilities, with what divides the second product's result
+  SymId undropped = kNoSym;  // the same before dropout
+  Softmax softmax;
+  std::optional<PlacedTensor> out;  // the output, behind its division
+};
+Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilities, const Operands& operands);
+// Probabilities that are masked again by a condition under which alone their keys take part are not changed by that: in
+// a row with keys they are 0 without it, and what a row without keys gives is computed from the formula.
+void leave_out_known_conditions(SymArena& arena, Match& match);
+
+// --- 4. name_dimensions.cpp: which dimension is batch, head, query, key or depth ---
+
+struct Dimensions {
+  Roles roles;
+  PlacedTensor q, k, v;
+  std::optional<PlacedTensor> out;
+  OperandView q_view, k_view, v_view;
+  ResultView out_view;
+};
+Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
+                                    const Match& match);
+
+// The forward pass, as far as it does not depend on what else the scores are used for.
+struct Forward {
+  Probabilities probabilities;
+  Operands operands;
+  Match match;
+  Dimensions dimensions;
+};
+
+// --- 5. What else the scores are used for ---
+
+// row_results.cpp
+struct LogSumExp {
+  SymId formula = kNoSym;
+  ResultView view;
+};
+Outcome<LogSumExp> find_log_sum_exp(Plane& plane, const Forward& forward, mlir::Value value);
+// Everything that the scores flow into must end in what the call replaces: the output, and the row log-sum-exp if that
+// is met.
+Outcome<std::optional<LogSumExp>> check_uses(Plane& plane, const Forward& forward);
+// The atoms of a row's indices.
+std::vector<int> row_atoms(const Plane& plane, const Probabilities& probabilities);
+
+// find_gradient.cpp, with score_uses.h and gradient_sums.h: what leaves the plane is the gradient.
+struct Gradient {
+  OperandView d_out;
+  ReadTensor d_out_operand;
+  std::optional<OperandView> d_lse;  // zeros if not set
+  std::optional<ResultView> d_q, d_k, d_v;
+  std::vector<SumExit> sums;  // gradients by terms of the score and by the sinks
+  std::optional<LogSumExp> log_sum_exp;
+};
+Outcome<Gradient> find_gradient(Plane& plane, const Forward& forward);
+
+// --- 6. build_programs.cpp: the problem, with its programs ---
+
+struct Programs {
+  Problem problem;
+  std::vector<mlir::Value> captures;  // as Problem::captures
+  std::vector<LeafInfo> leaves;
+  SymId score = kNoSym;  // what the score_mod computes
+  Match match;           // where finite masks are guards
+  bool nan_where_lse_is_minus_infinity = false;
+};
+// `gradient` is null where the output alone is fused.
+Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,
+                                 const Gradient* gradient);
+// Whether each row surely has a key whose score is not -inf.
+bool is_never_empty(Plane& plane, const Softmax& softmax);
+// Whether some tensor that the score reads may hold infinities or NaN: any floats but those of a constant without them.
+bool data_may_be_infinite(const Plane& plane, const Softmax& softmax);
+
+// --- 7. side_operands.cpp: what the call reads beside queries, keys, values and captured tensors ---
+
+struct Sinks {
+  OperandView view;
+  int64_t count = 0;  // a head
+};
+Outcome<std::optional<Sinks>> place_sinks(Plane& plane, const Forward& forward, const Programs& programs);
+
+struct KeepMask {
+  OperandView view;
+  std::vector<int64_t> shape;
+};
+Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& forward, const Programs& programs);
+
+// --- 8. write_gradient.cpp: the backward call ---
+
+// `programs` are those of the forward call, whose problem has sinks and dropout by now.
+Outcome<LiftedGradient> write_gradient(Plane& plane, const Forward& forward, const Programs& programs,
+                                       Gradient&& gradient);
+
+}  // namespace flashlift::stablehlo
