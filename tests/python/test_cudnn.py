@@ -87,6 +87,42 @@ def test_computes_what_jax_does(case, gradient):
         np.testing.assert_allclose(got, expected, atol=4e-3 * max(1, float(jnp.max(jnp.abs(expected)))))
 
 
+# Layout, lengths of queries and keys, key-value heads, the bias's batches and heads.
+ODD_CASES = [("BNTH", 24, 40, 2, (1, 1)), ("BTNH", 40, 24, 4, (2, 1)), ("BNTH", 24, 24, 4, (1, 4))]
+
+
+@pytest.mark.parametrize("layout, queries, keys, kv_heads, bias_sizes", ODD_CASES)
+def test_layouts_lengths_and_shared_biases(layout, queries, keys, kv_heads, bias_sizes):
+    """Causal, with the gradient by all operands, the bias's summed over what shares it."""
+    rng = np.random.default_rng(0)
+
+    def operand(length, heads):
+        sizes = (BATCH, length, heads, DEPTH) if layout == "BTNH" else (BATCH, heads, length, DEPTH)
+        return jnp.asarray(rng.normal(size=sizes), jnp.float16)
+
+    operands = [operand(queries, HEADS), operand(keys, kv_heads), operand(keys, kv_heads)]
+    operands.append(jnp.asarray(rng.normal(size=(*bias_sizes, queries, keys)), jnp.float16))
+
+    def with_cudnn(q, k, v, bias):
+        causal = cudnn.MaskType.CAUSAL
+        return cudnn.dot_product_attention(q, k, v, bias, scale=0.2, mask_type=causal, qkv_layout=layout)
+
+    def with_xla(q, k, v, bias):
+        if layout == "BNTH":
+            q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
+        out = jax.nn.dot_product_attention(q, k, v, bias, scale=0.2, is_causal=True)
+        return jnp.swapaxes(out, 1, 2) if layout == "BNTH" else out
+
+    def gradient_of(attend):
+        return jax.grad(lambda *all: jnp.sum(jnp.sin(attend(*all).astype(jnp.float32))), argnums=(0, 1, 2, 3))
+
+    result = flashlift.stablehlo.fuse(lowered(gradient_of(with_cudnn), *operands), gradients=True)
+    assert "__cudnn" not in result.module, result.candidates
+    want = gradient_of(with_xla)(*exact(*operands))
+    for got, expected in zip(run(result.module, *operands), want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=4e-3 * max(1, float(jnp.max(jnp.abs(expected)))))
+
+
 def test_says_why_a_call_stays():
     q = draw(BATCH, LENGTH, HEADS, DEPTH)
     text = lowered(lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"), q)

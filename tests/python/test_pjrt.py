@@ -44,9 +44,9 @@ def installed():
 
 
 PLUGINS = list(installed()) if importlib.util.find_spec("pypjrt") else []
-each_plugin = pytest.mark.parametrize(
-    "plugin", PLUGINS or [pytest.param(None, marks=pytest.mark.skip(reason=MISSING), id="none")]
-)
+TESTED = PLUGINS or [pytest.param(None, marks=pytest.mark.skip(reason=MISSING), id="none")]
+each_plugin = pytest.mark.parametrize("plugin", TESTED)
+one_plugin = pytest.mark.parametrize("plugin", TESTED[:1])  # for what takes long
 
 
 def on_cuda(plugin):
@@ -328,7 +328,7 @@ PARTITIONED = {
 }
 
 
-@each_plugin
+@one_plugin
 def test_partitioned(plugin, tmp_path):
     if on_cuda(plugin):
         pytest.skip("needs four GPUs")
