@@ -8,21 +8,21 @@ cd "$(dirname "$0")/.."
 readonly build="${1:?usage: scripts/asan_changed.sh BUILD SECONDS}"
 readonly limit="${2:?usage: scripts/asan_changed.sh BUILD SECONDS}"
 
-# A part, and the tests that run its code.
+# A folder of src/ and of tests/, and the tests that run its code.
 readonly tests="\
-src/support support_test
-src/score score_test
-src/problem problem_test
-src/visits visits_test
-src/plan plan_test
-src/cpu cpu_test
-src/runtime runtime_test
-src/capi capi_test
-src/stablehlo stablehlo_reader_test stablehlo_algebra_test stablehlo_fuse_test stablehlo_rewrite_test"
+support support_test
+score score_test
+problem problem_test
+visits visits_test
+plan plan_test
+cpu cpu_test
+runtime runtime_test
+capi capi_test
+stablehlo stablehlo_reader_test stablehlo_algebra_test stablehlo_fuse_test stablehlo_rewrite_test"
 
 changed="$(scripts/changed.sh)" || exit 0
 mapfile -t targets < <(while read -r part names; do
-  if grep -q "^$part/" <<<"$changed"; then tr ' ' '\n' <<<"$names"; fi
+  if grep -qE "^(src|tests)/$part/" <<<"$changed"; then tr ' ' '\n' <<<"$names"; fi
 done <<<"$tests")
 if ((${#targets[@]} == 0)); then
   echo "==> sanitizers: no C++ changed"
