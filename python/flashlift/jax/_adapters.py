@@ -48,8 +48,11 @@ def flax_attention_fn(
         )
     batch = q.shape[:-3]
     kept = None if mask is None else as_flax_mask(mask)
+    q, k, v = (one.reshape(math.prod(one.shape[:-3]), *one.shape[-3:]) for one in (q, k, v))
     out = flash_attention(
-        *(one.reshape(math.prod(one.shape[:-3]), *one.shape[-3:]) for one in (q, k, v)),
+        q,
+        k,
+        v,
         None if bias is None else _plane("bias", as_array("bias", bias), batch),
         mask=None if kept is None else _plane("mask", kept, batch),
         causal=is_causal,

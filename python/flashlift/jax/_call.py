@@ -79,7 +79,8 @@ class Call:
         for kind in ("score_mod", "mask_mod"):
             text = getattr(problem, kind)
             if text:
-                problem = dataclasses.replace(problem, **{kind: printed(_resized(parse(text), captures))})
+                changed: dict[str, Any] = {kind: printed(_resized(parse(text), captures))}
+                problem = dataclasses.replace(problem, **changed)
         return {"problem": str(problem)} | dims | optional
 
     def result_shapes(self, operands: Sequence[Any]) -> list[tuple[tuple[Any, ...], jnp.dtype]]:

@@ -178,7 +178,7 @@ class Tuner:
         self, make: Callable[[Any], Callable[..., Any]], args: Any, kwargs: Any, candidates: Iterable[Any]
     ) -> Any:
         """The candidate whose function, made by `make`, is the fastest; one that fails is left out."""
-        measured = []
+        measured: list[tuple[float, int, Any]] = []
         for candidate in candidates:
             with contextlib.suppress(FlashliftError, jax.errors.JaxRuntimeError):
                 measured.append((self.measure(make(candidate), *args, **kwargs), len(measured), candidate))

@@ -137,8 +137,8 @@ class FlashAttention:
         """A function within jax.shard_map, and the arrays to call it with: query, key, value, bias, softmax_aux,
         cum_seqlens_q, cum_seqlens_k, attention_mask, q_segment_ids, kv_segment_ids, None where one is not given.
         in_specs: one for each, or for the first seven, where the rest is split as the query is."""
-        names = ("query", "key", "value", "bias", "softmax_aux", "cum_seqlens_q", "cum_seqlens_k", "attention_mask")
-        names += ("q_segment_ids", "kv_segment_ids")
+        names = ["query", "key", "value", "bias", "softmax_aux", "cum_seqlens_q", "cum_seqlens_k", "attention_mask"]
+        names += ["q_segment_ids", "kv_segment_ids"]
         given = {"query": query, "key": key, "value": value, "bias": bias, "attention_mask": attention_mask}
         operands = tuple(given[name] if name in given else arguments.pop(name, None) for name in names)
         specs = tuple(in_specs)

@@ -208,8 +208,8 @@ def _within_shard_map(
     given: dict[str, Any],
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     if mesh is None or in_specs is None or out_specs is None:
-        named = (("mesh", mesh), ("in_specs", in_specs), ("out_specs", out_specs))
-        missing = ", ".join(name for name, one in named if one is None)
+        three = (("mesh", mesh), ("in_specs", in_specs), ("out_specs", out_specs))
+        missing = ", ".join(name for name, one in three if one is None)
         raise InvalidArgumentError(f"{missing} is missing; expected mesh, in_specs and out_specs, or none of them")
     if len(in_specs) != len(_SPLIT):
         raise InvalidArgumentError(f"in_specs are {len(in_specs)}; expected {len(_SPLIT)}: of {', '.join(_SPLIT)}")

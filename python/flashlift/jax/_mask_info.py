@@ -76,7 +76,7 @@ class MaskInfo:
         kv_positions: jax.Array | None = None,
         *,
         is_attn_mask: bool = False,
-        **axis_names: AxisName,
+        **axis_names: Any,
     ) -> "MaskInfo":
         """Integers [batch, length]; negative ones are padding. is_attn_mask: 0 is padding, all else one segment."""
         of_q = _ids("q_segment_ids", q_segment_ids)
@@ -88,12 +88,12 @@ class MaskInfo:
             kv_segment_ids=of_kv,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            **axis_names,  # type: ignore[arg-type]
+            **axis_names,
         )
 
     @classmethod
     def from_attention_mask(
-        cls, attention_mask: ArrayLike, *, mask_is_valid: bool = True, **axis_names: AxisName
+        cls, attention_mask: ArrayLike, *, mask_is_valid: bool = True, **axis_names: Any
     ) -> "MaskInfo":
         """Booleans or integers: [batch, length] is padding of queries and keys; [batch, q_len, kv_len] and [batch,
         heads or 1, q_len, kv_len] are masks. mask_is_valid=False: 0 is what is kept."""
@@ -105,7 +105,7 @@ class MaskInfo:
         kept = (mask != 0) == mask_is_valid
         if kept.ndim == 2:
             return cls.from_segments(jnp.where(kept, 0, -1), **axis_names)
-        return cls(mask=kept[:, None] if kept.ndim == 3 else kept, **axis_names)  # type: ignore[arg-type]
+        return cls(mask=kept[:, None] if kept.ndim == 3 else kept, **axis_names)
 
     @classmethod
     def from_cu_seqlens(
@@ -115,7 +115,7 @@ class MaskInfo:
         max_q_len: int,
         cu_seqlens_kv: ArrayLike | None = None,
         max_kv_len: int | None = None,
-        **axis_names: AxisName,
+        **axis_names: Any,
     ) -> "MaskInfo":
         """Where each batch's sequence begins and ends, one after the other: [start, end, start, end, ...]."""
 

@@ -1,0 +1,67 @@
+"""Attention by the signatures of Flax, Equinox and Haiku, beside their maths."""
+
+import dataclasses
+
+import flashlift
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flashlift.jax import equinox_attention_fn, flash_attention, flax_attention_fn, haiku_attention_fn
+from test_jax_gradients import normal
+
+BATCH = (2, 3)
+Q, K, V = (normal(*BATCH, 7, 4, 8) for _ in range(3))
+MASK = jnp.asarray(np.random.default_rng(0).random((*BATCH, 1, 7, 7)) < 0.5).at[0, 0, 0, 2].set(False)
+
+
+def theirs(q, k, v, bias=0.0, mask=True):
+    """As in Flax: a mask makes scores very small, so that a row without keys is a mean."""
+    s = jnp.einsum("...qhd,...khd->...hqk", q, k) * q.shape[-1] ** -0.5 + bias
+    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(jnp.where(mask, s, -1e30)), v)
+
+
+def test_flax():
+    bias = normal(3, 1, 7, 7)
+    for mask in (MASK, MASK.astype(jnp.float32)):
+        np.testing.assert_allclose(flax_attention_fn(Q, K, V, bias, mask), theirs(Q, K, V, bias, MASK), atol=1e-5)
+    np.testing.assert_allclose(flax_attention_fn(Q, K, V, bias[:1]), theirs(Q, K, V, bias[:1]), atol=1e-5)
+    one = Q[0, 0], K[0, 0], V[0, 0]
+    np.testing.assert_allclose(flax_attention_fn(*one, mask=MASK[0, 0]), theirs(*one, mask=MASK[0, 0]), atol=1e-5)
+    key = jax.random.key(1)
+    dropped = flax_attention_fn(Q[0], K[0], V[0], dropout_rng=key, dropout_rate=0.5)
+    same = flash_attention(Q[0], K[0], V[0], dropout_prob=0.5, dropout_seed=key)
+    np.testing.assert_array_equal(dropped, same)
+    np.testing.assert_allclose(haiku_attention_fn(Q, K, V, MASK), theirs(Q, K, V, mask=MASK), atol=1e-5)
+
+
+@dataclasses.dataclass
+class Dropout:
+    """What is read of equinox.nn.Dropout."""
+
+    p: float
+    inference: bool = False
+
+
+def test_equinox():
+    one = Q[0, 0, :, 0], K[0, 0, :, 0], V[0, 0, :, 0]
+    mask = MASK[0, 0, 0]
+    expected = theirs(*(x[:, None] for x in one), mask=mask)[:, 0]
+    np.testing.assert_allclose(equinox_attention_fn(*one, mask), expected, atol=1e-5)
+    key = jax.random.key(2)
+    for still in ({"dropout": Dropout(0.5, True)}, {"dropout": Dropout(0.5), "inference": True}):
+        np.testing.assert_allclose(equinox_attention_fn(*one, mask, **still, key=key), expected, atol=1e-5)
+    assert not np.allclose(equinox_attention_fn(*one, mask, Dropout(0.5), key=key), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mask": MASK[:1, :2]}, r"mask is bool\[1, 2, 1, 7, 7\]; expected the batches \[2, 3\]"),
+        ({"einsum_dot_general": jnp.einsum}, "einsum_dot_general came"),
+        ({"module": object()}, "leave sow_weights out"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    with pytest.raises(flashlift.FlashliftError, match=message):
+        flax_attention_fn(Q, K, V, **arguments)
