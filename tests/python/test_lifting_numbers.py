@@ -430,3 +430,48 @@ def test_gradient_of_a_changed_score_is_fused(change):
 def test_gradient_rounded_to_bf16_is_left_alone():
     count, report = compare(*with_cut_off(lambda s, ct: round_trip(ct)))
     assert count == 0, report
+
+
+# --- Scores that are rounded to 16 bits and then step ---
+
+STEPS_OF_SCORES = {
+    "floor": lambda s: jnp.floor(3 * s),
+    "round": lambda s: jnp.round(3 * s),
+    "whole": lambda s: jnp.where(s == jnp.round(s), s, -2),
+    "index": lambda s: jnp.arange(16, dtype=s.dtype)[jnp.clip((2 * s).astype(jnp.int32) + 8, 0, 15)],
+    "threshold": lambda s: jnp.where(s > 0.3, s, -jnp.inf),
+}
+SMOOTH_FUNCTIONS_OF_SCORES = {
+    "relu": jax.nn.relu,
+    "leaky relu": jax.nn.leaky_relu,
+    "clipped": lambda s: jnp.clip(s, -1, 1),
+    "absolute": jnp.abs,
+    "without zeros": lambda s: jnp.where(s == 0, -jnp.inf, s),
+    "capped": lambda s: 5 * jnp.tanh(s / 5),
+}
+
+
+def on_half(change, dtype):
+    return lambda q, k, v: attend(change(scores_of(q, k)), v), tensors(dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", STEPS_OF_SCORES)
+def test_scores_that_step_are_rounded(name, dtype):
+    count, report = compare(*on_half(STEPS_OF_SCORES[name], dtype))
+    assert count == 0 and "rounded to 16 bits and then" in str(report), report
+
+
+@pytest.mark.parametrize("name", SMOOTH_FUNCTIONS_OF_SCORES)
+def test_scores_that_do_not_step_need_no_rounding(name):
+    count, report = compare(*on_half(SMOOTH_FUNCTIONS_OF_SCORES[name], jnp.bfloat16))
+    assert count == 1, report
+
+
+def test_scores_in_f32_may_step():
+    def function(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+        return attend(jnp.floor(s).astype(q.dtype), v)
+
+    count, report = compare(function, tensors(jnp.bfloat16))
+    assert count == 1, report

@@ -285,6 +285,14 @@ def test_rows_that_data_empties_give_what_rows_that_the_mask_empties_give(by):
         assert_fused(function, *qkv(), KEEP, BIASES["plain"])
 
 
+def test_floats_that_a_condition_alone_reads_are_no_part_of_the_score():
+    chosen = set_to_zero(lambda z, m: z > 0, lambda s, bias: jnp.where(bias > 0, s, -jnp.inf))
+    for bias in BIASES.values():
+        assert_fused(chosen, *qkv(), bias)
+        again = masked_again(lambda p, keep: jnp.where(keep, p, 0.0), lambda s, *_: jnp.where(bias > 0, s, -1e9))
+        assert_fused(again, *qkv(), KEEP, bias)
+
+
 def test_guards_with_sinks():
     sinks = jnp.asarray([0.5, -2.0], jnp.float32)[:, None, None]
 

@@ -137,14 +137,28 @@ bool is_never_empty(Plane& plane, const Softmax& softmax) {
 
 bool data_may_be_infinite(const Plane& plane, const Softmax& softmax) {
   const KnownBounds bounds = known_bounds(plane);
-  return std::any_of(softmax.key_terms.begin(), softmax.key_terms.end(), [&](const SignedTerm& term) {
-    const std::vector<SymId> loads = loads_of(plane.arena, term.term);
-    return std::any_of(loads.begin(), loads.end(), [&](SymId load) {
-      const Sym& sym = plane.arena[load];
-      const auto range = sym.type == Type::kF32 ? bounds.leaf(sym.payload) : std::nullopt;
-      return sym.type == Type::kF32 && !(range && std::isfinite(range->real_lo) && std::isfinite(range->real_hi));
-    });
-  });
+  std::set<SymId> seen;
+  std::vector<SymId> stack;
+  for (const SignedTerm& term : softmax.key_terms) {
+    stack.push_back(term.term);
+  }
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    const Sym& sym = plane.arena[id];
+    if (sym.type != Type::kF32 || !seen.insert(id).second) {
+      continue;
+    }
+    if (sym.kind == SymKind::kLoad) {
+      const auto range = bounds.leaf(sym.payload);
+      if (!range || !std::isfinite(range->real_lo) || !std::isfinite(range->real_hi)) {
+        return true;
+      }
+      continue;
+    }
+    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+  }
+  return false;
 }
 
 Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,

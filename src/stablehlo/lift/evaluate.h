@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,8 @@ class Evaluator {
     SymId formula = kNoSym;
   };
   const std::vector<Place>& places() const { return places_; }
+  // Scores and probabilities that the module rounds to 16 bits, and formulas do not.
+  const std::set<SymId>& unrounded() const { return unrounded_; }
   const std::vector<int64_t>& atom_sizes() const { return atom_sizes_; }
 
  private:
@@ -133,6 +136,7 @@ class Evaluator {
   std::vector<Index> score_indices_;
   std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
   std::vector<Place> places_;
+  std::set<SymId> unrounded_;
   Ranges::Known known_ranges_;
   int depth_ = 0;
   Work& work_;

@@ -110,10 +110,13 @@ SymId Evaluator::rounded(SymId value, mlir::Operation* op) {
     return value;
   }
   const bool is_of_operands = type == half_;
+  if (arena_[value].has_score && is_of_operands) {
+    unrounded_.insert(value);
+    return value;
+  }
   if (arena_[value].has_score) {
-    return is_of_operands ? value
-                          : fail(refuse<Reason::kRoundsScores>(op->getName().getStringRef().str(),
-                                                               describe(op->getLoc()), to_string(*type)));
+    return fail(
+        refuse<Reason::kRoundsScores>(op->getName().getStringRef().str(), describe(op->getLoc()), to_string(*type)));
   }
   if (kind(op) != OpKind::kConvert && !is_of_operands) {
     return kNoSym;

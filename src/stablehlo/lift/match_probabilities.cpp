@@ -1,7 +1,10 @@
 // Stage 3: the softmax that the probabilities are, where the division by the row sum may stand behind the second
 // product.
 #include <algorithm>
+#include <cmath>
+#include <set>
 
+#include "score/operation.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/stages.h"
 #include "stablehlo/reader/ops.h"
@@ -33,6 +36,67 @@ Proof check_maximum(const Plane& plane, const Softmax& softmax) {
     }
   }
   return has_narrow && reads_wide ? refuse<Reason::kRoundedMaximum>() : Proof();
+}
+
+// Whether the operation may give something far away for an operand that is rounded to 16 bits. 0 and infinities stay
+// what they are, and no other number becomes 0: so comparisons with them are none.
+bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
+  if (sym.kind == SymKind::kLoad) {
+    return true;  // of the table, at another index
+  }
+  const bool is_continuous =
+      score::is_any(sym.op, {Op::k_select, Op::k_min, Op::k_max, Op::k_abs, Op::k_sign, Op::k_to_i1, Op::k_is_finite});
+  if (sym.kind != SymKind::kOp || is_continuous || arena[sym.args[0]].type != Type::kF32) {
+    return false;
+  }
+  if (sym.type == Type::kF32) {
+    return !score::is_smooth(score::operation(sym.op).shape);
+  }
+  return std::none_of(sym.args.begin(), sym.args.end(), [&](SymId arg) {
+    return arena.is_constant(arg) && (is_zero(arena, arg) || std::isinf(arena.f32_value(arg)));
+  });
+}
+
+// Whether one of the operands is made of any of these.
+bool reads_any(const SymArena& arena, const Sym& sym, const std::set<SymId>& wanted) {
+  std::set<SymId> seen;
+  std::vector<SymId> stack = sym.args;
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    if (wanted.contains(id)) {
+      return true;
+    }
+    if (arena[id].has_score && seen.insert(id).second) {
+      stack.insert(stack.end(), arena[id].args.begin(), arena[id].args.end());
+    }
+  }
+  return false;
+}
+
+// Roundings of scores are left out for what follows them smoothly. A step (a rounding to whole numbers, the index of a
+// table, a comparison) makes another number of a score that lies beside it.
+Proof check_steps(const Plane& plane, const Softmax& softmax) {
+  const SymArena& arena = plane.arena;
+  const std::set<SymId>& unrounded = plane.evaluator->unrounded();
+  std::set<SymId> seen;
+  std::vector<SymId> stack = softmax.guards;
+  for (const SignedTerm& term : softmax.key_terms) {
+    stack.push_back(term.term);
+  }
+  while (!stack.empty() && !unrounded.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    const Sym& sym = arena[id];
+    if (!sym.has_score || !seen.insert(id).second) {
+      continue;
+    }
+    if (steps_at_roundings(arena, sym) && reads_any(arena, sym, unrounded)) {
+      return refuse<Reason::kStepsOfRounded>();
+    }
+    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+  }
+  return {};
 }
 
 // nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
@@ -108,6 +172,7 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
       return product.over.empty() ? matched.error() : divided.error();
     }
   }
+  FLASHLIFT_RETURN_IF_ERROR(check_steps(plane, match.softmax));
   FLASHLIFT_RETURN_IF_ERROR(check_clean_up(plane, match));
   leave_out_known_conditions(plane.arena, match);
   return match;
