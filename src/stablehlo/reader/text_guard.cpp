@@ -127,9 +127,8 @@ Status check_module_text(std::string_view text, std::string_view name) {
   // Bytecode begins with "MLïR".
   if (text.starts_with("ML\xefR")) {
     return unsupported(
-        "{}: this is MLIR bytecode, which Flashlift does not read yet; give the module as text: in "
-        "JAX, jax.jit(f).lower(...).as_text(), or exported.mlir_module() of a jax.export.Exported; "
-        "elsewhere, stablehlo-translate --deserialize",
+        "{}: this is MLIR bytecode, where text is expected; read_module() takes both. As text: in JAX, "
+        "jax.jit(f).lower(...).as_text(); elsewhere, stablehlo-translate --deserialize",
         name);
   }
   if (text.size() > kMaxModuleText) {
