@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel dist install deb build-package words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -58,6 +58,34 @@ build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python pack
 	@cmake --build $(BUILD) -- $(NINJA_FLAGS)
 	@cmake --install $(BUILD) --component python \
 	  --prefix $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))") >$(BUILD)/install.log
+
+# --- packages: one library with everything, LLVM and MLIR within ---
+
+wheel: setup $(SETUP)/python-package ## make a Python wheel that needs nothing but numpy, in dist/
+	@scripts/setup_system.sh scripts/debian-packages-package.txt
+	@echo "==> building the wheel (linking LLVM takes a minute)"
+	@$(VENV)/bin/python -m pip wheel . --quiet --no-deps --no-build-isolation --config-settings=build-dir=build-package/wheel \
+	  --wheel-dir build-package/made
+	@mkdir -p dist && $(VENV)/bin/python -m auditwheel repair --only-plat --plat manylinux_2_35_$$(uname -m) \
+	  --wheel-dir dist build-package/made/flashlift-*.whl
+
+test-wheel: wheel ## install the wheel into a bare environment, use it there, and beside PyTorch and JAX
+	@$(VENV)/bin/python scripts/test_wheel.py dist/flashlift-*.whl $(BUILD)
+
+dist: setup ## make the source distribution, in dist/
+	@$(VENV)/bin/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+
+build-package: setup
+	@scripts/setup_system.sh scripts/debian-packages-package.txt
+	@scripts/configure.sh package build-package $(VENV)
+	@cmake --build build-package -- $(NINJA_FLAGS)
+
+PREFIX ?= /usr/local
+install: build-package ## install programs, libraries, headers and CMake's package into PREFIX (/usr/local), relocatable
+	@cmake --install build-package --prefix $(PREFIX)
+
+deb: build-package ## make a Debian package, in dist/
+	@mkdir -p dist && cd build-package && cpack -B $(CURDIR)/dist
 
 asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 	@scripts/configure.sh asan build-asan $(VENV)
@@ -112,7 +140,7 @@ lint-changed: lint-system $(SETUP)/python-lint build ## the same, with clang-tid
 
 clean: ## remove the builds, but keep the Python environment
 	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv ! -name setup -exec rm -rf {} +
-	@rm -rf build-debug build-asan build-tsan build-fuzz build-aarch64
+	@rm -rf build-debug build-asan build-tsan build-fuzz build-aarch64 build-package
 
 # --- set-up ---
 
@@ -130,6 +158,11 @@ lint-system: system
 
 $(SETUP)/python: scripts/setup_python.sh $(wildcard scripts/requirements*.txt) | system
 	@scripts/setup_python.sh $(VENV)
+	@touch $@
+
+$(SETUP)/python-package: scripts/requirements-package.txt $(SETUP)/python
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $< >>$(SETUP_LOG) 2>&1 || \
+	  { echo "error: pip install -r $< failed; see $(SETUP_LOG)"; exit 1; }
 	@touch $@
 
 $(SETUP)/python-lint: scripts/requirements-lint.txt $(SETUP)/python

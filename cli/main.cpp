@@ -84,7 +84,9 @@ void prepare_process() {
 }  // namespace
 }  // namespace flashlift::cli
 
-int main(int argc, char** argv) {
+extern "C" __attribute__((visibility("default"))) int flashlift_command_line(int argc, char** argv);
+
+int flashlift_command_line(int argc, char** argv) {
   flashlift::cli::prepare_process();
   int code = flashlift::cli::kBadInput;
   try {

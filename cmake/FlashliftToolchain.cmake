@@ -20,6 +20,10 @@ endif()
 # for the current folder. The Python package copies files as they are built, so it would carry that along.
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+if(FLASHLIFT_BUNDLE)
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH OFF)
+  set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../lib")
+endif()
 
 if(FLASHLIFT_FUZZERS)
   add_compile_options(-fsanitize=fuzzer-no-link)  # coverage, for every library that a fuzzer looks into

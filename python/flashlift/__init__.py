@@ -21,8 +21,6 @@ from flashlift._library import version
 from flashlift._precompile import PrecompiledKernel, precompile
 from flashlift._problem import Problem
 
-__version__ = version()
-
 __all__ = [
     "Attention",
     "BoundAttention",
@@ -39,3 +37,10 @@ __all__ = [
     "precompile",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> str:
+    # The library says it, which takes most of an import's time to load.
+    if name == "__version__":
+        return version()
+    raise AttributeError(f"module 'flashlift' has no attribute {name!r}")

@@ -222,7 +222,7 @@ _STABLEHLO = _ERRORS | {
 
 def load(name: str) -> ctypes.CDLL:
     """Loads one of the package's shared libraries."""
-    path = _FOLDER / f"lib{name}.so"
+    path = _FOLDER / ("libflashlift.so.0" if name == "flashlift" else f"lib{name}.so")
     if not path.exists():
         raise ImportError(
             f"{path} is missing: this package was installed without that part of Flashlift. "

@@ -1,0 +1,59 @@
+# The bundle: one shared library that holds everything, LLVM and MLIR within, and shows nothing but the interfaces. The
+# other libraries, which programs and frameworks know by name, are empty, and lead to it. So a process has one copy of
+# LLVM of ours, whose names meet nobody else's.
+flashlift_shared_library(flashlift flashlift ${folders})
+target_sources(flashlift_shared_flashlift PRIVATE packaging/arc4random.cpp)
+# Not to be unloaded, because an XLA runtime would be left with handlers that are gone.
+target_link_options(flashlift_shared_flashlift PRIVATE
+  -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,--as-needed -Wl,-z,nodelete
+  -Wl,--version-script=${PROJECT_SOURCE_DIR}/packaging/libflashlift.map $<$<CONFIG:Release>:-Wl,-s>)
+set_target_properties(flashlift_shared_flashlift PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}
+  LINK_DEPENDS ${PROJECT_SOURCE_DIR}/packaging/libflashlift.map)
+
+# flashlift_leads_to_bundle(TARGET): a library without content of its own, through which dlsym finds the bundle's.
+function(flashlift_leads_to_bundle target)
+  add_library(${target} MODULE packaging/empty.cpp)
+  target_link_libraries(${target} PRIVATE flashlift_shared_flashlift)
+  target_link_options(${target} PRIVATE -Wl,--no-as-needed)
+endfunction()
+
+if(FLASHLIFT_STABLEHLO)
+  add_library(flashlift_shared_stablehlo INTERFACE)
+  target_link_libraries(flashlift_shared_stablehlo INTERFACE flashlift_shared_flashlift)
+  flashlift_export(flashlift_shared_stablehlo stablehlo)
+  flashlift_leads_to_bundle(flashlift_stablehlo_module)
+  set_target_properties(flashlift_stablehlo_module PROPERTIES OUTPUT_NAME flashlift_stablehlo)
+  install(TARGETS flashlift_stablehlo_module LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+if(FLASHLIFT_XLA)
+  flashlift_leads_to_bundle(flashlift_xla)
+endif()
+if(FLASHLIFT_CPU)
+  install(FILES ${CMAKE_BINARY_DIR}/bundled/libflashlift_tbb.so.12 DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+# flashlift.h includes DLPack's header, of which a system may have another copy, or none.
+install(FILES ${FLASHLIFT_DLPACK_INCLUDE}/dlpack/dlpack.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flashlift-dependencies/dlpack)
+
+# What `-lflashlift` finds.
+file(WRITE ${CMAKE_BINARY_DIR}/bundled/libflashlift.so "INPUT(libflashlift.so.${PROJECT_VERSION_MAJOR})\n")
+install(FILES ${CMAKE_BINARY_DIR}/bundled/libflashlift.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+# In a wheel the prefix is a folder of Python packages, and this is on the PATH.
+if(SKBUILD AND FLASHLIFT_CLI)
+  install(PROGRAMS packaging/flashlift.sh DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME flashlift COMPONENT wheel EXCLUDE_FROM_ALL)
+endif()
+
+# `make deb`.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME flashlift)
+set(CPACK_PACKAGE_CONTACT "the Flashlift authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "attention compiler: finds attention in a program and runs it fused")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_DEB_COMPONENT_INSTALL OFF)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_BINARY_DIR}/bundled ${CMAKE_BINARY_DIR})
+set(CPACK_STRIP_FILES ON)
+include(CPack)

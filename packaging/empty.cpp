@@ -1,0 +1,1 @@
+// Of libraries that only lead to libflashlift.so.

@@ -1,0 +1,4 @@
+// fmt's functions, of which Debian has no static library. Compiled with -fkeep-inline-functions: nothing here uses
+// them.
+#define FMT_HEADER_ONLY 1
+#include <fmt/format.h>

@@ -1,0 +1,30 @@
+"""python -m flashlift: the command line, and where what C, C++ and CMake need lies in this package."""
+
+import os
+import sys
+from pathlib import Path
+
+_PREFIX = Path(__file__).parent
+_FOLDERS = {
+    "--cmake-dir": ("lib/cmake/flashlift", "for CMAKE_PREFIX_PATH or flashlift_DIR"),
+    "--pkg-config-dir": ("lib/pkgconfig", "for PKG_CONFIG_PATH"),
+    "--include-dir": ("include", "the headers"),
+    "--library-dir": ("lib", "the libraries"),
+}
+
+
+def main(arguments: list[str]) -> str | int:
+    if len(arguments) == 1 and arguments[0] in _FOLDERS:
+        folder = _PREFIX / _FOLDERS[arguments[0]][0]
+        if not folder.exists():
+            return f"error: {folder} is missing: this package was built without it. A wheel has it."
+        print(folder)
+        return 0
+    program = _PREFIX / "bin" / "flashlift"
+    if not program.exists():
+        return f"error: {program} is missing: this package was built without the command line. A wheel has it."
+    os.execv(program, [str(program), *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
