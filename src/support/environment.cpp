@@ -18,7 +18,7 @@ constexpr EnvironmentEntry kTable[] = {
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
      "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},
     {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC",
-     "absolute path of libnvrtc.so (default: the loader's search path)"},
+     "absolute path of libnvrtc.so (default: where pip, conda, PyTorch or the system put it)"},
     {EnvironmentVariable::kPjrtPlugin, "FLASHLIFT_PJRT_PLUGIN",
      "absolute path of the PJRT plugin that libflashlift_pjrt wraps (default: one beside it or in its site-packages)"},
     {EnvironmentVariable::kPjrtReport, "FLASHLIFT_PJRT_REPORT",

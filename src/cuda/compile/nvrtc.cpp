@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "cuda/compile/nvrtc_files.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -58,29 +60,41 @@ Result<const Nvrtc*> Nvrtc::get() {
 }
 
 Result<const Nvrtc*> Nvrtc::load() {
-  std::vector<std::string> candidates = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
   if (const auto path = environment_value(EnvironmentVariable::kNvrtc)) {
     if (!std::filesystem::path(*path).is_absolute()) {
       // A relative one would run whatever lies in the current folder.
       return invalid_argument("FLASHLIFT_NVRTC is {}; expected an absolute path", *path);
     }
-    candidates = {std::string(*path)};
-    load_builtins(std::filesystem::path(*path).parent_path());
+    return open(std::string(*path));
   }
-  void* library = nullptr;
   std::string tried;
-  for (const std::string& candidate : candidates) {
-    library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) {
-      break;
+  std::optional<Error> too_old;
+  for (const std::filesystem::path& candidate : nvrtc_candidates(nvrtc_places())) {
+    Result<const Nvrtc*> nvrtc = open(candidate.string());
+    if (nvrtc.ok()) {
+      return nvrtc;
     }
-    tried += (tried.empty() ? "" : "; ") + std::string(dlerror());
+    if (nvrtc.error().kind == ErrorKind::kUnsupported && !too_old) {
+      too_old = nvrtc.error();
+    }
+    tried += (tried.empty() ? "" : ", ") + candidate.string();
   }
+  if (too_old) {
+    return *too_old;
+  }
+  return not_found(
+      "the CUDA backend compiles its kernels with NVRTC, which was not found (tried {}). Install it, as with "
+      "`pip install 'flashlift[cuda]'` or `pip install nvidia-cuda-nvrtc`, or set FLASHLIFT_NVRTC to its path",
+      tried);
+}
+
+Result<const Nvrtc*> Nvrtc::open(const std::string& path) {
+  if (path.find('/') != std::string::npos) {
+    load_builtins(std::filesystem::path(path).parent_path());
+  }
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return not_found(
-        "the CUDA backend compiles its kernels with NVRTC, which was not found ({}). Install CUDA's libnvrtc (for "
-        "instance `pip install nvidia-cuda-nvrtc`) and set FLASHLIFT_NVRTC to its path",
-        tried);
+    return not_found("NVRTC could not be loaded: {}. Set FLASHLIFT_NVRTC to the path of libnvrtc.so", dlerror());
   }
   auto functions = std::make_unique<Functions>();
   const bool complete = find(library, "nvrtcGetErrorString", functions->error_string) &&
@@ -98,8 +112,9 @@ Result<const Nvrtc*> Nvrtc::load() {
   int minor = 0;
   if (!complete || functions->version(&major, &minor) != 0 || major < kOldestMajor) {
     return unsupported(
-        "the CUDA backend needs NVRTC {} or newer, found version {}.{}; set FLASHLIFT_NVRTC to a newer one",
-        kOldestMajor, major, minor);
+        "the CUDA backend needs NVRTC {} or newer, found version {}.{} in {}; install a newer one, or set "
+        "FLASHLIFT_NVRTC to its path",
+        kOldestMajor, major, minor, path);
   }
   int count = 0;
   std::vector<int> architectures;
@@ -108,10 +123,13 @@ Result<const Nvrtc*> Nvrtc::load() {
     functions->architectures(architectures.data());
   }
   auto* nvrtc = new Nvrtc();  // NOLINT: lives as long as the process, like the library
+  Dl_info info = {};
+  const bool is_known = dladdr(reinterpret_cast<void*>(functions->version), &info) != 0 && info.dli_fname != nullptr;
+  nvrtc->path_ = is_known ? info.dli_fname : path;
   nvrtc->functions_ = functions.release();
   nvrtc->architectures_ = std::move(architectures);
   nvrtc->version_ = fmt::format("{}.{}", major, minor);
-  log(LogLevel::kInfo, "NVRTC {}", nvrtc->version_);
+  log(LogLevel::kInfo, "NVRTC {} from {}", nvrtc->version_, nvrtc->path_);
   return nvrtc;
 }
 

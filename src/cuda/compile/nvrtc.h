@@ -15,24 +15,28 @@ struct CompiledKernel {
 
 class Nvrtc {
  public:
-  // The one of this process: FLASHLIFT_NVRTC's file, or the newest that the loader finds. Errors: kNotFound with what
-  // was tried, kUnsupported if it is too old.
+  // The one of this process: FLASHLIFT_NVRTC's file, or the first one new enough of nvrtc_candidates(). Errors:
+  // kNotFound with what was tried, kUnsupported if all are too old.
   static Result<const Nvrtc*> get();
 
   // "13.0".
   const std::string& version() const { return version_; }
   // What it compiles for: compute capabilities times ten, ascending.
   const std::vector<int>& architectures() const { return architectures_; }
+  // The file that it was loaded from.
+  const std::string& path() const { return path_; }
   // Safe to call from any thread. Errors: kInternal with the compiler's log.
   Result<CompiledKernel> compile(const KernelSource& source) const;
 
  private:
   struct Functions;
   static Result<const Nvrtc*> load();
+  static Result<const Nvrtc*> open(const std::string& path);
 
   const Functions* functions_ = nullptr;
   std::string version_;
   std::vector<int> architectures_;
+  std::string path_;
 };
 
 }  // namespace flashlift::cuda
