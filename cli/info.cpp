@@ -64,13 +64,15 @@ void add_cpu(Json& devices) {
 #endif
 
 #ifdef FLASHLIFT_HAS_CUDA
-Json describe_gpu(int ordinal, const Json& driver, const Json& nvrtc, const std::string& nvrtc_problem) {
+Json describe_gpu(int ordinal, const Json& driver, const Json& nvrtc, const Json& nvrtc_path,
+                  const std::string& nvrtc_problem) {
   Json gpu = {{"device", fmt::format("cuda:{}", ordinal)},
               {"name", nullptr},
               {"compute_capability", nullptr},
               {"memory_bytes", nullptr},
               {"driver", driver},
               {"nvrtc", nvrtc},
+              {"nvrtc_path", nvrtc_path},
               {"problem", nullptr}};
   const Result<cuda::Device> device = cuda::get_device(ordinal);
   if (!device.ok()) {
@@ -95,19 +97,23 @@ void add_gpus(Json& devices) {
   const Result<int> count = cuda::device_count();
   const Result<const cuda::Nvrtc*> nvrtc = cuda::Nvrtc::get();
   const Json nvrtc_version = nvrtc.ok() ? Json((*nvrtc)->version()) : Json(nullptr);
+  const Json nvrtc_path = nvrtc.ok() ? Json((*nvrtc)->path()) : Json(nullptr);
+  const std::string nvrtc_problem = nvrtc.ok() ? "" : nvrtc.error().message;
   if (!count.ok() || *count == 0) {
+    std::string problem = count.ok() ? "the driver shows no GPU" : count.error().message;
     devices.push_back({{"device", "cuda"},
                        {"name", nullptr},
                        {"compute_capability", nullptr},
                        {"memory_bytes", nullptr},
                        {"driver", nullptr},
                        {"nvrtc", nvrtc_version},
-                       {"problem", count.ok() ? "the driver shows no GPU" : count.error().message}});
+                       {"nvrtc_path", nvrtc_path},
+                       {"problem", problem + (nvrtc_problem.empty() ? "" : "; " + nvrtc_problem)}});
     return;
   }
   const std::string driver_version = fmt::format("{}.{}", (*driver)->version / 1000, (*driver)->version % 1000 / 10);
   for (int ordinal = 0; ordinal < *count; ++ordinal) {
-    devices.push_back(describe_gpu(ordinal, driver_version, nvrtc_version, nvrtc.ok() ? "" : nvrtc.error().message));
+    devices.push_back(describe_gpu(ordinal, driver_version, nvrtc_version, nvrtc_path, nvrtc_problem));
   }
 }
 #endif
@@ -140,11 +146,15 @@ std::string describe_for_people(const Json& device) {
         fmt::format("compute capability {}, {}, driver for CUDA {}, ", device["compute_capability"].get<std::string>(),
                     format_bytes(device["memory_bytes"].get<int64_t>()), device["driver"].get<std::string>());
   }
+  const bool has_nvrtc = device.contains("nvrtc") && !device["nvrtc"].is_null();
+  const std::string nvrtc = has_nvrtc ? fmt::format("NVRTC {} from {}", device["nvrtc"].get<std::string>(),
+                                                    device["nvrtc_path"].get<std::string>())
+                                      : "";
   if (!device["problem"].is_null()) {
-    return text + "not usable: " + device["problem"].get<std::string>();
+    text += "not usable: " + device["problem"].get<std::string>();
+    return has_nvrtc ? text + "; " + nvrtc : text;
   }
-  return text +
-         (device.contains("used") ? device["used"].get<std::string>() : "NVRTC " + device["nvrtc"].get<std::string>());
+  return text + (device.contains("used") ? device["used"].get<std::string>() : nvrtc);
 }
 
 void print_for_people(const Json& info) {

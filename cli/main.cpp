@@ -6,10 +6,15 @@
 #include <csignal>
 #include <cstdio>
 #include <new>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "cli/command.h"
+#include "cli/completion.h"
 #include "cli/output.h"
+#include "support/spelling.h"
 #include "support/version.h"
 
 namespace flashlift::cli {
@@ -27,10 +32,32 @@ std::string called_name(const CLI::App& app) {
   return app.get_name();
 }
 
-// CLI11 says of an unknown subcommand only that one is required.
+// The words from this one on, as one argument in quotes.
+std::string in_quotes(int argc, char** argv, int first) {
+  std::string text = "\"";
+  for (int i = first; i < argc && argv[i][0] != '-'; ++i) {
+    text += (i == first ? "" : " ") + std::string(argv[i]);
+  }
+  return text + "\"";
+}
+
+// CLI11 says of an unknown subcommand only that one is required, and of a problem without quotes that it does not
+// expect its second word.
 std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
   if (app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-') {
-    return fmt::format("{} is not a subcommand", argv[1]);
+    std::vector<std::string> names;
+    for (const CLI::App* subcommand : app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(subcommand->get_name());
+    }
+    const std::vector<std::string_view> similar =
+        similar_words(argv[1], std::vector<std::string_view>(names.begin(), names.end()));
+    const std::string meant = did_you_mean({similar.begin(), similar.end()});
+    return fmt::format("{} is not a subcommand{}", argv[1], meant.empty() ? "" : "; " + meant);
+  }
+  for (int i = 2; i + 1 < argc; ++i) {
+    if (argv[i] == std::string_view("attn") && argv[i + 1][0] != '-') {
+      return fmt::format("a problem is one argument, in quotes: {}", in_quotes(argc, argv, i));
+    }
   }
   return error.what();
 }
@@ -49,7 +76,12 @@ int parse_and_run(int argc, char** argv) {
   add_fuse(app, outcome);
   add_compile(app, outcome);
   add_info(app, outcome);
+  add_completion(app, outcome);
 
+  if (argc <= 1) {
+    fmt::print(stderr, "error: a subcommand is missing\n\n{}", app.help());
+    return kBadInput;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-SUBCOMMANDS = ["run", "bench", "explain", "draw", "fuse", "info"]
+SUBCOMMANDS = ["run", "bench", "explain", "draw", "fuse", "info", "completion"]
 
 
 def assert_bad_input(done, *words):
@@ -42,12 +42,30 @@ def test_version_is_one_line(flashlift):
     assert done.stdout.count("\n") == 1 and done.stdout[0].isdigit()
 
 
-def test_no_subcommand_is_a_wrong_call(flashlift):
-    assert_bad_input(flashlift(), "subcommand", "flashlift --help")
+def test_no_subcommand_is_a_wrong_call_that_lists_them(flashlift):
+    assert_bad_input(flashlift(), "a subcommand is missing", *(f"\n  {name} " for name in SUBCOMMANDS))
 
 
 def test_unknown_subcommand_is_a_wrong_call(flashlift):
     assert_bad_input(flashlift("fly"), "fly", "flashlift --help")
+    assert_bad_input(flashlift("rnu"), "rnu is not a subcommand; did you mean `run`?")
+
+
+def test_a_problem_without_quotes_is_answered_with_them(flashlift):
+    words = ["attn", "h2", "s8", "d8", "causal", "window=4,0"]
+    assert_bad_input(flashlift("run", *words, "--check"), 'in quotes: "attn h2 s8 d8 causal window=4,0"')
+
+
+def test_shells_complete_subcommands_and_options(flashlift):
+    done = flashlift("completion", "bash")
+    assert done.returncode == 0 and done.stderr == ""
+    ask = 'COMP_WORDS=({words} ""); COMP_CWORD={at}; _flashlift; echo "${{COMPREPLY[@]}}"'
+    for words, expected in [("flashlift", SUBCOMMANDS), ("flashlift run", ["--check", "--json"])]:
+        script = done.stdout + ask.format(words=words, at=len(words.split()))
+        found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+        assert set(expected) <= set(found)
+    assert "bashcompinit" in flashlift("completion", "zsh").stdout
+    assert_bad_input(flashlift("completion", "fish"), "fish", "bash")
 
 
 def test_unknown_option_names_the_subcommand_to_ask(flashlift):

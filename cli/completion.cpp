@@ -1,0 +1,66 @@
+// flashlift completion: what a shell completes after the subcommands and options are typed, made from the parser's own
+// table of them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+#include <vector>
+
+#include "cli/completion.h"
+
+namespace flashlift::cli {
+namespace {
+
+// bash's own functions, of which zsh has a copy in bashcompinit.
+constexpr const char* kBash = R"(_flashlift() {{
+  local words
+  case "${{COMP_WORDS[1]}}" in
+{}    *) words="{} --help --version" ;;
+  esac
+  if [[ $COMP_CWORD == 1 ]]; then
+    words="{} --help --version"
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _flashlift flashlift
+)";
+
+std::vector<std::string> options_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::string bash_completion(const CLI::App& app) {
+  std::vector<std::string> commands;
+  std::string cases;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    commands.push_back(command->get_name());
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), fmt::join(options_of(*command), " "));
+  }
+  const std::string all = fmt::format("{}", fmt::join(commands, " "));
+  return fmt::format(kBash, cases, all, all);
+}
+
+}  // namespace
+
+void add_completion(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand("completion", "Print what makes a shell complete subcommands and options");
+  auto shell = std::make_shared<std::string>();
+  command->add_option("shell", *shell, "bash or zsh")->required()->check(CLI::IsMember({"bash", "zsh"}));
+  command->footer(
+      "In ~/.bashrc:  eval \"$(flashlift completion bash)\"\nIn ~/.zshrc:   eval \"$(flashlift completion zsh)\"");
+  command->callback([=, &app, &outcome] {
+    if (*shell == "zsh") {
+      fmt::print("autoload -U +X bashcompinit && bashcompinit\n");
+    }
+    fmt::print("{}", bash_completion(app));
+    outcome = kSuccess;
+  });
+}
+
+}  // namespace flashlift::cli
