@@ -285,6 +285,18 @@ def test_rows_that_data_empties_give_what_rows_that_the_mask_empties_give(by):
         assert_fused(function, *qkv(), KEEP, BIASES["plain"])
 
 
+@pytest.mark.parametrize("bias", BIASES)
+def test_rows_in_which_the_mask_surely_keeps_a_key_are_emptied_by_data_alone(bias):
+    """Masked again by a causal mask: no row is 0 by the mask, and one is NaN where the bias leaves it no key."""
+
+    def function(q, k, v, bias):
+        s = products(q, k) / 4
+        keep = jnp.arange(s.shape[-2])[:, None] >= jnp.arange(s.shape[-1])
+        return weigh(jnp.where(keep, jax.nn.softmax(jnp.where(keep, s + bias, -jnp.inf), -1), 0.0), v)
+
+    assert_fused(function, *qkv(), BIASES[bias])
+
+
 def test_floats_that_a_condition_alone_reads_are_no_part_of_the_score():
     chosen = set_to_zero(lambda z, m: z > 0, lambda s, bias: jnp.where(bias > 0, s, -jnp.inf))
     for bias in BIASES.values():

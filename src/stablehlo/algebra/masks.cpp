@@ -92,19 +92,17 @@ class EmptyRowEvaluator {
 
 namespace {
 
-// What leaves the imagined row without keys.
-enum class EmptiedBy : uint8_t { kConditions, kData };
-
-float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy emptied_by) {
+// Of a row that data leaves without keys, or else the conditions.
+float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, bool by_data) {
   std::map<SymId, score::Scalar<float>> known;
-  const int64_t holds = emptied_by == EmptiedBy::kData ? 1 : 0;
+  const int64_t holds = by_data ? 1 : 0;
   for (const SymId guard : softmax.guards) {
     if (arena.is_op(guard, Op::k_not)) {
       known[arena[guard].args[0]] = {.i = 1 - holds, .f = 0};
     }
     known[guard] = {.i = holds, .f = 0};
   }
-  if (emptied_by == EmptiedBy::kData) {  // an added -inf
+  if (by_data) {  // an added -inf
     for (const SignedTerm& term : softmax.key_terms) {
       known[term.term] = {.i = 0, .f = term.negative ? kInfinity : -kInfinity};
     }
@@ -112,7 +110,7 @@ float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, Empti
   for (const SymId sink : softmax.sinks) {  // otherwise it keeps the row from being empty
     known[sink] = {.i = 0, .f = -kInfinity};
   }
-  return EmptyRowEvaluator(arena, std::move(known), emptied_by == EmptiedBy::kData).evaluate(formula).f;
+  return EmptyRowEvaluator(arena, std::move(known), by_data).evaluate(formula).f;
 }
 
 std::optional<EmptyRows> empty_rows_of(float value) {
@@ -128,20 +126,19 @@ std::optional<EmptyRows> empty_rows_of(float value) {
 
 }  // namespace
 
-float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax) {
-  return value_in_row(arena, formula, softmax, softmax.guards.empty() ? EmptiedBy::kData : EmptiedBy::kConditions);
+float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy by) {
+  return value_in_row(arena, formula, softmax, softmax.guards.empty() || (by.data && !by.conditions));
 }
 
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, bool data_may_mask) {
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, EmptiedBy by) {
   if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
     return EmptyRows::kZero;  // no row is ever empty
   }
-  const auto empty_rows = empty_rows_of(value_in_empty_row(arena, probability, softmax));
+  const auto empty_rows = empty_rows_of(value_in_empty_row(arena, probability, softmax, by));
   if (!empty_rows) {
     return refuse<Reason::kRowsWithoutKeys>();
   }
-  if (data_may_mask && !softmax.guards.empty() &&
-      empty_rows_of(value_in_row(arena, probability, softmax, EmptiedBy::kData)) != *empty_rows) {
+  if (by.conditions && by.data && empty_rows_of(value_in_row(arena, probability, softmax, true)) != *empty_rows) {
     return refuse<Reason::kRowsEmptiedByData>();
   }
   return *empty_rows;

@@ -43,11 +43,15 @@ struct Softmax {
 // The product is the whole of what multiplies the values.
 Outcome<Softmax> match_softmax(SymArena& arena, const Product& product);
 
+// What may leave a row without keys: the softmax's conditions, and tensors that the scores read, by -inf.
+struct EmptiedBy {
+  bool conditions = false;
+  bool data = false;
+};
+
 // What a row gives that has no key left, by computing such a row of the formula of what multiplies the values.
-// `data_may_mask`: a tensor that the score reads may hold -inf, and a row that it leaves without keys must then give
-// what one without keys under the conditions gives. kRowsWithoutKeys for a row that gives none of zero, uniform and
-// NaN, kRowsEmptiedByData for two that differ.
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, bool data_may_mask);
+// kRowsWithoutKeys for a row that gives none of zero, uniform and NaN, kRowsEmptiedByData for two that differ.
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, EmptiedBy by);
 
 // The formula of the softmax where each probability is kept, and not multiplied by keep_factor.
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);
@@ -55,7 +59,7 @@ SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax
 // What the row maximum is of, for the key at hand: the body of its reduction over the keys. Nothing without one.
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);
 // What a formula of rows gives for such a row.
-float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax);
+float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy by);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);

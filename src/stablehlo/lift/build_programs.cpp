@@ -81,13 +81,20 @@ Outcome<Problem> sizes_of_problem(const Plane& plane, const Forward& forward, co
   return problem;
 }
 
+EmptiedBy what_empties(Plane& plane, const Softmax& softmax) {
+  const bool keeps =
+      softmax.guards.empty() || keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
+  return {.conditions = !keeps, .data = data_may_be_infinite(plane, softmax)};
+}
+
 // A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
 // always -inf; where the output is NaN nevertheless, the call gives zeros that the module replaces.
 Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, Programs& programs) {
   if (!log_sum_exp || is_never_empty(plane, programs.match.softmax)) {
     return {};
   }
-  const float value = value_in_empty_row(plane.arena, log_sum_exp->formula, programs.match.softmax);
+  const Softmax& softmax = programs.match.softmax;
+  const float value = value_in_empty_row(plane.arena, log_sum_exp->formula, softmax, what_empties(plane, softmax));
   EmptyRows& empty_rows = programs.problem.empty_rows;
   if (std::isnan(value) ? empty_rows == EmptyRows::kNan : value == -INFINITY && empty_rows != EmptyRows::kNan) {
     return {};
@@ -104,9 +111,8 @@ Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSum
 Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bool has_gradient, Programs& programs) {
   SymArena& arena = plane.arena;
   Match& match = programs.match;
-  FLASHLIFT_ASSIGN_OR_RETURN(
-      programs.problem.empty_rows,
-      classify_empty_rows(arena, match.undropped, match.softmax, data_may_be_infinite(plane, match.softmax)));
+  FLASHLIFT_ASSIGN_OR_RETURN(programs.problem.empty_rows, classify_empty_rows(arena, match.undropped, match.softmax,
+                                                                              what_empties(plane, match.softmax)));
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp(plane, log_sum_exp, programs));
   // A row of masked scores alone has them in its log-sum-exp.
   Softmax masked = match.softmax;
@@ -115,7 +121,7 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
     match.softmax = std::move(masked);
     leave_out_known_conditions(arena, match);
     const auto empty_rows =
-        classify_empty_rows(arena, match.undropped, match.softmax, data_may_be_infinite(plane, match.softmax));
+        classify_empty_rows(arena, match.undropped, match.softmax, what_empties(plane, match.softmax));
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }

@@ -28,11 +28,12 @@ TEST_F(Masks, RowsWithoutKeys) {
   const SymId probability = softmax_of(masked(causal_, -INFINITY));
   const auto found = match(probability);
   ASSERT_TRUE(found.ok());
-  EXPECT_EQ(*classify_empty_rows(arena_, probability, *found, false), EmptyRows::kNan);
+  EXPECT_EQ(*classify_empty_rows(arena_, probability, *found, {.conditions = true}), EmptyRows::kNan);
   const SymId any = over_keys(ReduceKind::kOr, causal_);
   const SymId cleared = op(Op::k_select, {any, probability, arena_.f32(0)});
-  EXPECT_EQ(*classify_empty_rows(arena_, cleared, *found, false), EmptyRows::kZero);
-  const auto other = classify_empty_rows(arena_, op(Op::k_select, {any, probability, arena_.f32(0.9F)}), *found, false);
+  EXPECT_EQ(*classify_empty_rows(arena_, cleared, *found, {.conditions = true}), EmptyRows::kZero);
+  const auto other =
+      classify_empty_rows(arena_, op(Op::k_select, {any, probability, arena_.f32(0.9F)}), *found, {.conditions = true});
   ASSERT_FALSE(other.ok());
   EXPECT_EQ(other.error().reason, Reason::kRowsWithoutKeys);
 }
