@@ -55,7 +55,9 @@ def draw_bits(draw, key, shape):
 
 def draw_dropout(draw, key, shape):
     bits, share = draw_bits(draw, key, shape)
-    factor = draw.one_of((1 / share, 1 / share, 1 / share, 1 / share, 1.0, 2.0, share), [0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
+    factor = draw.one_of(
+        (1 / share, 1 / share, 1 / share, 1 / share, 1.0, 2.0, share), [0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
+    )
     kinds = ("where", "product", "weights", "select_zero", "integers", "otherwise")
     kind = draw.one_of(kinds, [0.35, 0.2, 0.2, 0.1, 0.1, 0.05])
     draw.say(f"dropout {kind} {factor:.3g}")
@@ -138,7 +140,18 @@ def draw_softmax(draw):
 
 def draw_afterwards(draw, keep, shape):
     """Probabilities to what multiplies the values."""
-    kinds = ("masked", "masked_product", "cleaned", "row", "renormalised", "guarded", "cut", "power", "scaled", "one_less")
+    kinds = (
+        "masked",
+        "masked_product",
+        "cleaned",
+        "row",
+        "renormalised",
+        "guarded",
+        "cut",
+        "power",
+        "scaled",
+        "one_less",
+    )
     kind = draw.one_of(kinds, [0.25, 0.2, 0.15, 0.1, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05])
     draw.say(f"then {kind}")
     other = draw_keep(draw, *shape) if draw.chance(0.2) else keep
@@ -197,7 +210,7 @@ LAYOUTS = {  # of queries, keys, values, scores, output
 def draw_module(rng):
     draw = Draw(rng)
     B, H, S, T, D = (int(rng.integers(low, high)) for low, high in ((1, 3), (1, 4), (2, 6), (2, 9), (3, 7)))
-    sizes = dict(b=B, h=H, q=S, k=T, d=D)
+    sizes = {"b": B, "h": H, "q": S, "k": T, "d": D}
     layout = draw.one_of(list(LAYOUTS))
     draw.say(layout)
     of_q, of_k, of_v, of_s, of_o = LAYOUTS[layout]

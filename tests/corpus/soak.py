@@ -46,7 +46,9 @@ def main():
             )
         drawn = sum(total.modules for total in totals.values())
         failures = sum(total.failures for total in totals.values())
-        print(f"{drawn} of {share * len(kinds)} drawn, {failures} disagree, {time.monotonic() - start:.0f} s", flush=True)
+        print(
+            f"{drawn} of {share * len(kinds)} drawn, {failures} disagree, {time.monotonic() - start:.0f} s", flush=True
+        )
     for kind, total in totals.items():
         print(f"{kind}: {total}")
     return 1 if any(total.failures for total in totals.values()) else 0

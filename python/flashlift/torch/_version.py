@@ -5,6 +5,7 @@ flashlift.torch builds on internals, which may change with every minor version. 
 """
 
 import re
+from typing import Any
 
 import torch
 
@@ -27,6 +28,8 @@ def _checked_version() -> tuple[int, int]:
 # What BlockMask.__getitem__ puts in the place of the mask_mod that it forgets. PyTorch 2.9 puts one that keeps
 # everything, and does not tell.
 if _checked_version() >= (2, 10):
-    from torch.nn.attention.flex_attention import _sliced_mask_mod_error as sliced_mask_mod_error
+    from torch.nn.attention.flex_attention import _sliced_mask_mod_error
+
+    sliced_mask_mod_error: Any = _sliced_mask_mod_error
 else:
-    sliced_mask_mod_error = None  # type: ignore[assignment]
+    sliced_mask_mod_error = None

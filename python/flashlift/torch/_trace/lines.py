@@ -5,6 +5,7 @@ import linecache
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -44,7 +45,8 @@ def running_autograd_function() -> str | None:
     return None
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: Any) -> Iterator[Any]:
+    one: Any
     for one in type.__subclasses__(kind):
         yield one
         yield from _subclasses(one)
