@@ -112,8 +112,8 @@ test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests un
 hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
 	@$(VENV)/bin/python tests/hostile/run.py
 
-CORPUS ?= ../shared/corpus
-plugins: build ## run a folder of StableHLO cases (CORPUS) through PyPI's PJRT plugins, fused and unfused (minutes)
+plugins: build ## run a folder of StableHLO cases, CORPUS=FOLDER, through PyPI's PJRT plugins, fused and not (minutes)
+	@test -n "$(CORPUS)" || { echo "error: name a folder of cases: make plugins CORPUS=FOLDER"; exit 1; }
 	@$(VENV)/bin/python tests/corpus/plugins.py $(CORPUS)
 
 FUZZ_SECONDS ?= 600
