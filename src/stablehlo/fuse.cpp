@@ -118,7 +118,11 @@ class Fuser {
         return;
       }
       candidate.reason = found.error().text;
-    } else if (const Status status = replace(*found); !status.ok()) {
+      candidates.push_back(std::move(candidate));
+      return;
+    }
+    work_.summed_exponentials.clear();  // the module changes now
+    if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
     } else {
       changed = candidate.fused = true;
@@ -154,6 +158,9 @@ class Fuser {
         }
         note_origins(inner);
         erased_.insert(inner);
+        if (work_.without_softmax) {
+          work_.without_softmax->erase(inner);
+        }
       });
       op->erase();
     }

@@ -1,5 +1,7 @@
 """Each pair of matrix products with a softmax between them is a candidate of the report, with a reason where it stays."""
 
+import time
+
 import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
@@ -114,3 +116,18 @@ def test_an_export_with_symbolic_sizes_says_so():
 def test_an_activation_between_products_is_no_candidate(activation):
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     assert not flashlift.stablehlo.fuse(exported(lambda a, b, c: activation(a @ b) @ c, x, x, x)).candidates
+
+
+def test_a_module_without_attention_costs_no_more_than_reading_it():
+    """All layers stand behind each other without a product between: each product's own way back is the whole module."""
+
+    def activations(x, weights):
+        for w in weights:
+            x = jnp.log1p(jnp.exp(x @ w)) * jnp.exp(-x)
+        return x.sum()
+
+    weights = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 150
+    text = jax.jit(jax.grad(activations, argnums=1)).lower(jax.ShapeDtypeStruct((8, 16), jnp.float32), weights).as_text()
+    start = time.process_time()
+    assert not flashlift.stablehlo.fuse(text, gradients=True).candidates
+    assert time.process_time() - start < 5  # 0.1 s as a rule, and 20 s where each product walks through the module

@@ -68,9 +68,62 @@ bool is_summed(mlir::Operation* exponential) {
   return false;
 }
 
+bool is_summed(mlir::Operation* exponential, Work& work) {
+  const auto [known, is_new] = work.summed_exponentials.try_emplace(exponential);
+  if (is_new) {
+    known->second = is_summed(exponential);
+  }
+  return known->second;
+}
+
 bool is_fused_attention(mlir::Operation* op) {
   const auto call = custom_call(op);
   return call && call->target.starts_with("flashlift.");
+}
+
+// In one walk over the module, so that a module without attention costs no more than that: each product's own way back
+// may be as long as the module.
+llvm::DenseSet<mlir::Operation*> find_without_softmax(mlir::Operation* module, Work& work) {
+  std::vector<mlir::Operation*> stack;
+  module->walk([&](mlir::Operation* op) {
+    if (kind(op) == OpKind::kExponential && is_summed(op, work)) {
+      stack.push_back(op);
+    }
+  });
+  llvm::DenseSet<mlir::Operation*> behind;
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (is_of_products(op) || is_fused_attention(op) || !behind.insert(op).second) {
+      continue;
+    }
+    stack.insert(stack.end(), op->user_begin(), op->user_end());
+    if (kind(op) == OpKind::kReturn) {
+      stack.push_back(op->getParentOp());
+    }
+  }
+  llvm::DenseSet<mlir::Operation*> without;
+  module->walk([&](mlir::Operation* op) {
+    if (!behind.contains(op)) {
+      without.insert(op);
+    }
+  });
+  return without;
+}
+
+bool may_follow_softmax(mlir::Value value, Work& work) {
+  mlir::Operation* op = value.getDefiningOp();
+  if (op == nullptr) {
+    return false;
+  }
+  if (!work.without_softmax) {
+    mlir::Operation* module = op;
+    while (module->getParentOp() != nullptr) {
+      module = module->getParentOp();
+    }
+    work.without_softmax = find_without_softmax(module, work);
+  }
+  return !work.without_softmax->contains(op);
 }
 
 // What a value is computed from, up to the products before it.
@@ -111,7 +164,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
     if (is_fused_attention(op)) {
       continue;
     }
-    chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op));
+    chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op, work));
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
@@ -267,6 +320,9 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   }
   std::optional<Refusal> refusal;
   for (unsigned side = 0; side < 2; ++side) {
+    if (!may_follow_softmax(second_product->getOperand(side), work)) {
+      continue;
+    }
     const Chain chain = chain_behind(second_product->getOperand(side), work);
     if (!chain.has_softmax) {
       continue;

@@ -2,6 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
+#include "mlir/IR/Operation.h"
 
 namespace flashlift::stablehlo {
 
@@ -14,6 +19,13 @@ class Work {
 
   bool is_spent() const { return left_ <= 0; }
   void spend(int64_t steps) { left_ -= steps; }
+
+  // Which exponentials are summed, as far as it was asked: candidates share what they are computed from. To be emptied
+  // when the module changes.
+  llvm::DenseMap<mlir::Operation*, bool> summed_exponentials;
+  // Operations that are computed from no summed exponential, but through products. Found when it is first asked for;
+  // what is made later is not among them, and what is erased must be taken out.
+  std::optional<llvm::DenseSet<mlir::Operation*>> without_softmax;
 
  private:
   int64_t left_ = kMost;
