@@ -127,7 +127,9 @@ def test_a_module_without_attention_costs_no_more_than_reading_it():
         return x.sum()
 
     weights = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 150
-    text = jax.jit(jax.grad(activations, argnums=1)).lower(jax.ShapeDtypeStruct((8, 16), jnp.float32), weights).as_text()
+    text = (
+        jax.jit(jax.grad(activations, argnums=1)).lower(jax.ShapeDtypeStruct((8, 16), jnp.float32), weights).as_text()
+    )
     start = time.process_time()
     assert not flashlift.stablehlo.fuse(text, gradients=True).candidates
     assert time.process_time() - start < 5  # 0.1 s as a rule, and 20 s where each product walks through the module
