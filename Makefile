@@ -66,7 +66,7 @@ wheel: setup $(SETUP)/python-package ## make a Python wheel that needs nothing b
 	@echo "==> building the wheel (linking LLVM takes a minute)"
 	@$(VENV)/bin/python -m pip wheel . --quiet --no-deps --no-build-isolation --config-settings=build-dir=build-package/wheel \
 	  --wheel-dir build-package/made
-	@mkdir -p dist && $(VENV)/bin/python -m auditwheel repair --only-plat --plat manylinux_2_35_$$(uname -m) \
+	@mkdir -p dist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --only-plat --plat manylinux_2_35_$$(uname -m) \
 	  --wheel-dir dist build-package/made/flashlift-*.whl
 
 test-wheel: wheel ## install the wheel into a bare environment, use it there, and beside PyTorch and JAX
