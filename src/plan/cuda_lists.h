@@ -25,6 +25,8 @@ struct CudaForward {
   // Its tiles depend on the length: it is compiled for each class of calls. Otherwise once for all.
   bool tiles_by_length;
 
+  // The class that the kernel of such calls is compiled for.
+  cuda::LengthClass compiled_for(cuda::LengthClass length) const { return tiles_by_length ? length : longest; }
   const char* name() const { return to_string(kind); }
 };
 

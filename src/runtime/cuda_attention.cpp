@@ -163,7 +163,7 @@ class CudaAttention : public Attention::Implementation {
 
   // The kernel that takes calls of a class, compiled if it has not been.
   Result<const cuda::Forward*> get(const plan::CudaForward& row, LengthClass length) const {
-    const LengthClass suits = row.tiles_by_length ? length : row.longest;
+    const LengthClass suits = row.compiled_for(length);
     return kernels_[static_cast<size_t>(row.kind)][static_cast<size_t>(suits)].get([&] {
       Result<cuda::Forward> kernel = cuda::Forward::compile(compiled_, device_, row.kind, suits, compile_kernel);
       log(LogLevel::kInfo, "{}: {}", row.name(),

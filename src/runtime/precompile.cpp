@@ -61,9 +61,9 @@ class Sources {
     if (row == nullptr) {
       return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
     }
-    const cuda::LengthClass suits = row->tiles_by_length ? length : row->longest;
-    FLASHLIFT_ASSIGN_OR_RETURN(const cuda::ForwardConfig config,
-                               cuda::choose_forward_config(problem_, row->kind, suits, device.architecture));
+    FLASHLIFT_ASSIGN_OR_RETURN(
+        const cuda::ForwardConfig config,
+        cuda::choose_forward_config(problem_, row->kind, row->compiled_for(length), device.architecture));
     add(device, row->name(), cuda::forward_source(problem_, config), wanted);
     return {};
   }
