@@ -15,10 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The oldest supported version, the packages that a version consists of, and its tests.
+# The oldest and the newest supported version, the packages that a version consists of, and its tests.
 FRAMEWORKS = {
-    "torch": ((2, 9), ["torch"], "test_torch_*.py"),
-    "jax": ((0, 9, 2), ["jax", "jaxlib"], "test_jax_*.py"),
+    "torch": ((2, 9), (2, 14), ["torch"], "test_torch_*.py"),
+    "jax": ((0, 10), (0, 12), ["jax", "jaxlib"], "test_jax_*.py"),
 }
 
 # What a function of CUDA's libraries returns here: cudaErrorNoDevice.
@@ -35,13 +35,13 @@ def output_of(*command):
 
 def served_versions(python, framework):
     """The newest release of each supported minor version, from the oldest."""
-    oldest, packages, _ = FRAMEWORKS[framework]
+    oldest, newest_minor, packages, _ = FRAMEWORKS[framework]
     text = output_of(python, "-m", "pip", "index", "versions", packages[-1])
     line = re.search(r"Available versions: (.*)", text)[1]
     releases = [one for one in line.split(", ") if re.fullmatch(r"[0-9.]+", one)]
     newest = {}
     for release in sorted(releases, key=numbers):
-        if numbers(release) >= oldest:
+        if oldest <= numbers(release) and numbers(release)[:2] <= newest_minor:
             newest[numbers(release)[:2]] = release
     return list(newest.values())
 
@@ -52,7 +52,7 @@ def numbers(release):
 
 def install(python, framework, version, folder):
     """The packages alone: the releases of PyTorch ask for gigabytes of CUDA's libraries."""
-    packages = [f"{name}=={version}" for name in FRAMEWORKS[framework][1]]
+    packages = [f"{name}=={version}" for name in FRAMEWORKS[framework][2]]
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", folder, *packages)
     if framework == "torch":
         stand_in_for_cuda(folder / "torch" / "lib")
@@ -117,7 +117,7 @@ def main():
 
     python = options.build.resolve() / "venv" / "bin" / "python"
     tests = Path(__file__).resolve().parent.parent / "tests" / "python"
-    chosen = options.tests or sorted(tests.glob(FRAMEWORKS[options.framework][2]))
+    chosen = options.tests or sorted(tests.glob(FRAMEWORKS[options.framework][3]))
     failed = []
     versions = options.versions or served_versions(python, options.framework)
     for version in versions:
