@@ -40,6 +40,9 @@ def precompile(
     without NVRTC, UnsupportedError if no implementation takes the problem.
     """
     library = core()
+    for name, given in (("architectures", architectures), ("q_lens", q_lens), ("gradients", gradients)):
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise InvalidArgumentError(f"{name} is {given!r}; expected a list")
     names = [c_text(name, "a name in gradients") for name in gradients]
     options = PrecompileOptions(
         ctypes.sizeof(PrecompileOptions),

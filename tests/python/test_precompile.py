@@ -83,7 +83,12 @@ def test_a_missing_compiler(flashlift, cache, monkeypatch):
     assert "NVRTC could not be loaded" in done.stderr and "none.so" in done.stderr
 
 
-@pytest.mark.parametrize("architectures", [[], ["90"], [9.0], [-1], [2**40]])
+@pytest.mark.parametrize("architectures", [[], ["90"], [9.0], [-1], [2**40], 90, "90"])
 def test_architectures_that_are_none(cache, architectures):
     with pytest.raises(package.InvalidArgumentError, match="architecture"):
         package.precompile(FORWARD, architectures=architectures)
+
+
+def test_gradients_that_are_no_list(cache):
+    with pytest.raises(package.InvalidArgumentError, match="gradients is 'bias'; expected a list"):
+        package.precompile(BIASED, architectures=[80], gradients="bias")
