@@ -451,6 +451,27 @@ def test_left_padding_as_jax_masks_it(gradients):
     assert_fused(attend, q, k, v, bias, gradients=gradients)
 
 
+def test_finite_masks_under_a_subtracted_log_sum_exp():
+    """exp(s - logsumexp(s)): beside a masked maximum, f32 has no room for the logarithm of the sum."""
+
+    def attend(mask):
+        def function(q, k, v, *more):
+            s = mask(products(q, k) / 4, *more)
+            return weigh(jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)), v)
+
+        return function
+
+    def log_softmax(q, k, v, keep):
+        return weigh(jnp.exp(jax.nn.log_softmax(jnp.where(keep, products(q, k) / 4, -1e9))), v)
+
+    nothing = jnp.zeros((B, H, S, T), bool)
+    assert_fused(attend(where(causal, -1e9)), *qkv())  # each row keeps its own key
+    assert_fused(attend(lambda s, keep: jnp.where(keep, s, -jnp.inf)), *qkv(), PADDED)
+    assert_fused(log_softmax, *qkv(), nothing)
+    for mask in (lambda s, keep: jnp.where(keep, s, -1e9), lambda s, keep: s + jnp.where(keep, 0, LOWEST)):
+        assert_left_alone(attend(mask), *qkv(), nothing, words="their sum's logarithm is rounded away")
+
+
 def test_the_log_sum_exp_of_finite_masks():
     def attend(mask):
         def function(q, k, v, *more):

@@ -97,6 +97,7 @@ class SumReader {
 
   void read(SymId formula, bool negative) {
     const Sym sym = arena_[formula];
+    product_.rounds_logarithm = product_.rounds_logarithm || (negative && adds_to_logarithm(formula));
     if (sym.kind == SymKind::kOp && product_.exponent.size() < kMostTerms && product_.guards.size() < kMostGuards) {
       switch (sym.op) {
         case Op::k_add:
@@ -169,6 +170,16 @@ class SumReader {
       return true;
     }
     return false;
+  }
+
+  // Whether it is the same for all keys, a sum of a reduction's logarithm and something else.
+  bool adds_to_logarithm(SymId formula) const {
+    return (arena_.is_op(formula, Op::k_add) || arena_.is_op(formula, Op::k_sub)) &&
+           !arena_.depends_on(formula, kKeyAtom) && any_term(arena_, formula, {Op::k_add, Op::k_sub}, [&](SymId term) {
+             bool guarded = false;
+             return arena_.is_op(term, Op::k_log) &&
+                    arena_[without_guard(arena_, arena_[term].args[0], guarded)].kind == SymKind::kReduce;
+           });
   }
 
   // Whether a sum has a term that is computed from all scores of the row.
@@ -310,6 +321,7 @@ class ProductReader {
     append(product.over, below.times);
     append(product.times, below.over);
     product.has_guard = product.has_guard || below.has_guard;
+    product.rounds_logarithm = product.rounds_logarithm || below.rounds_logarithm;
   }
 
  private:
@@ -345,6 +357,7 @@ void multiply(Product& product, const Product& factor) {
   append(product.over, factor.over);
   append(product.times, factor.times);
   product.has_guard = product.has_guard || factor.has_guard;
+  product.rounds_logarithm = product.rounds_logarithm || factor.rounds_logarithm;
   std::sort(product.guards.begin(), product.guards.end());
   product.guards.erase(std::unique(product.guards.begin(), product.guards.end()), product.guards.end());
 }

@@ -22,6 +22,9 @@ struct Product {
   // A guard of a divisor was left out, or a clean-up of NaN: it does nothing where each row of keys sums to a number in
   // [1, kLargestSum], and acts where exponentials vanish or overflow. match_softmax() proves the former.
   bool has_guard = false;
+  // Divided by a number whose logarithm was first added to another number of the row: log z + m, a log-sum-exp. Where m
+  // is large, f32 has no room for log z beside it.
+  bool rounds_logarithm = false;
 };
 
 // Sums of exponentials below 1 stay below it: more keys than any tensor has.

@@ -369,6 +369,7 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& product) {
       }
     }
     softmax->needs_maximum = softmax->needs_maximum || product.has_guard;
+    softmax->rounds_logarithm = product.rounds_logarithm;
     if (softmax->needs_maximum && softmax->maximum == kNoSym) {
       return refuse<Reason::kGuardMayAct>();
     }

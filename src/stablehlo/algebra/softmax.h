@@ -38,6 +38,7 @@ struct Softmax {
   bool needs_maximum = false;
   // A condition sets rows without keys to 0, and rows that are NaN with them: 0 < z, a maximum that is finite.
   bool clears_nan = false;
+  bool rounds_logarithm = false;  // as Product's
 };
 
 // The product is the whole of what multiplies the values.
@@ -74,6 +75,9 @@ enum class FiniteMasks : uint8_t {
   kInRowsWithKeys,  // the condition masks; each row surely keeps a key
   kInAllRows,       // the condition masks; the scores of a row that keeps none are all the same number
 };
+
+// Whether the score has any.
+bool has_finite_masks(SymArena& arena, const Softmax& softmax);
 
 // Moves the conditions of finite masks into the guards where that is proved to change nothing: in each row, either a
 // score that is kept lies so far above all masked ones that their exponentials are 0 beside its own, or all scores of

@@ -117,6 +117,10 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   // A row of masked scores alone has them in its log-sum-exp.
   Softmax masked = match.softmax;
   const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
+  if (match.softmax.rounds_logarithm && masks != FiniteMasks::kInRowsWithKeys &&
+      has_finite_masks(arena, match.softmax)) {
+    return refuse<Reason::kLogSumExpOfMasks>();
+  }
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !log_sum_exp)) {
     match.softmax = std::move(masked);
     leave_out_known_conditions(arena, match);
