@@ -188,7 +188,7 @@ Status Inputs::add_gradients(const Problem& p, uint64_t seed) {
     return gradient;  // drawn tensors fill their memory, in whatever order
   };
   uint64_t stream = 0x200;
-  backward.d_out = like(arguments_.out, p.out_dtype);
+  backward.d_out = like(arguments_.out, p.d_out_dtype());
   fill(backward.d_out, p, Random(seed, stream++));
   if (arguments_.lse) {
     backward.d_lse = like(*arguments_.lse, DType::kF32);

@@ -36,6 +36,8 @@ struct Problem {
 
   DType dtype = DType::kF32;      // of q, k, v: f32, bf16 or f16
   DType out_dtype = DType::kF32;  // of the output: f32, bf16 or f16
+  // Whether the gradient by the output, which a backward pass is given, is of dtype; it is of out_dtype otherwise.
+  bool d_out_like_inputs = false;
   float scale = 1.0f;             // multiplies <q, k> before score_mod
 
   std::optional<Program> score_mod;
@@ -64,6 +66,7 @@ struct Problem {
   int64_t page_size = 0;
 
   bool drops_keys() const { return dropout > 0 || keep_mask; }
+  DType d_out_dtype() const { return d_out_like_inputs ? dtype : out_dtype; }
 };
 
 // The tensors of one call. Logical orders, whatever the strides:

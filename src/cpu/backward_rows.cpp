@@ -302,7 +302,7 @@ RowsLayout::RowsLayout(const Backward& kernel, const CallSizes& sizes) {
   const PairKernels* pairs = product_pairs(kernel, sizes);
   const int64_t multiple = pairs == nullptr ? 1 : pairs->depth_multiple;
   const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
-  const bool splits_d_out = pairs != nullptr && problem.out_dtype != DType::kBF16;
+  const bool splits_d_out = pairs != nullptr && problem.d_out_dtype() != DType::kBF16;
   const int64_t q_width = round_up(problem.head_dim, multiple);
   const int64_t v_width = round_up(problem.value_dim, multiple);
   LayoutCounter counter;

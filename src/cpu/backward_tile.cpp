@@ -406,7 +406,7 @@ ChunkLayout::ChunkLayout(const Backward& kernel, const CallSizes& sizes, int64_t
   const int64_t value_dim = kernel.forward().problem().value_dim;
   const int64_t rows = std::min(config.q_tile, sizes.q_len);
   const PairKernels* pairs = product_pairs(kernel, sizes);
-  const bool splits_d_out = kernel.forward().problem().out_dtype != DType::kBF16;
+  const bool splits_d_out = kernel.forward().problem().d_out_dtype() != DType::kBF16;
   const int64_t multiple = pairs == nullptr ? 1 : pairs->depth_multiple;
   const size_t element = pairs == nullptr ? sizeof(float) : sizeof(Bf16);
   // What a depth that is padded needs.

@@ -75,7 +75,8 @@ Status verify(const Problem& problem, const BackwardArguments& arguments) {
   const AttentionArguments& forward = arguments.forward;
   FLASHLIFT_RETURN_IF_ERROR(verify_backward(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem, forward));
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"d_out", arguments.d_out, problem.out_dtype, forward.out.shape()}));
+  FLASHLIFT_RETURN_IF_ERROR(
+      problem::verify_tensor({"d_out", arguments.d_out, problem.d_out_dtype(), forward.out.shape()}));
   if (arguments.d_lse) {
     if (!problem.want_lse) {
       return invalid_argument("the call gives d_lse, but the problem does not ask for lse; compile it with lse");

@@ -18,6 +18,13 @@ constexpr Option kOptions[] = {
          {.name = "out", .value = one_of("f32|bf16|f16"), .doc = "dtype of the output", .without = "that of q, k, v"},
      .set = [](Problem& p, const Given& given) { p.out_dtype = given.dtype(); },
      .value_in = [](const Problem& p) { return p.out_dtype == p.dtype ? Text() : Text(to_string(p.out_dtype)); }},
+    {.word = {.name = "d_out",
+              .value = one_of("output|inputs"),
+              .doc = "whose dtype the gradient by the output has, which a backward pass is given: the output's or that "
+                     "of q, k, v",
+              .without = "`output`"},
+     .set = [](Problem& p, const Given& given) { p.d_out_like_inputs = given.choice == 1; },
+     .value_in = [](const Problem& p) { return p.d_out_like_inputs ? Text("inputs") : Text(); }},
     {.word = {.name = "scale",
               .value = finite_number(),
               .examples = "0.125",

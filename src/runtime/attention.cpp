@@ -93,6 +93,23 @@ Status Attention::run(const AttentionArguments& arguments, const RunOptions& opt
   return run_unless_cancelled(options, [&] { return implementation_->run(arguments, options); });
 }
 
+Status Attention::prepare_backward(const std::vector<bool>& capture_gradients) const {
+  const size_t captures = problem().captures.size();
+  if (!capture_gradients.empty() && capture_gradients.size() != captures) {
+    return invalid_argument("capture_gradients has {} entries; expected none, or one for each of {} captured tensors",
+                            capture_gradients.size(), captures);
+  }
+  try {
+    FLASHLIFT_RETURN_IF_ERROR(check_fork());
+    FLASHLIFT_RETURN_IF_ERROR(verify_backward(problem()));
+    std::vector<bool> wanted = capture_gradients;
+    wanted.resize(captures);
+    return implementation_->prepare_backward(wanted);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
 Status Attention::run_backward(const BackwardArguments& arguments, const RunOptions& options) const {
   FLASHLIFT_RETURN_IF_ERROR(verify(implementation_->problem(), arguments));
   return run_unless_cancelled(options, [&] { return implementation_->run_backward(arguments, options); });

@@ -54,31 +54,21 @@ class CpuAttention : public Attention::Implementation {
     return forward_.run(arguments, parallel(options));
   }
 
-  Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
-    if (!backward_kernels_.ok()) {
-      return backward_kernels_.error();
-    }
-    // A bit for each captured tensor: such a key is short enough to need no memory.
+  Status prepare_backward(const std::vector<bool>& capture_gradients) const override {
     uint64_t wanted_bits = 0;
-    static_assert(2 * kMaxCaptures <= 64);
+    for (size_t i = 0; i < capture_gradients.size(); ++i) {
+      wanted_bits |= uint64_t{capture_gradients[i]} << i;
+    }
+    const auto backward = get_backward(wanted_bits);
+    return backward.ok() ? Status() : Status(backward.error());
+  }
+
+  Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
+    uint64_t wanted_bits = 0;
     for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
       wanted_bits |= uint64_t{arguments.d_captures[i].has_value()} << i;
     }
-    const std::string key(reinterpret_cast<const char*>(&wanted_bits), sizeof(wanted_bits));
-    FLASHLIFT_ASSIGN_OR_RETURN(
-        const auto backward, backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
-          std::vector<bool> wanted(given_.captures.size());
-          for (size_t i = 0; i < wanted.size(); ++i) {
-            wanted[i] = ((wanted_bits >> i) & 1) != 0;
-          }
-          FLASHLIFT_ASSIGN_OR_RETURN(
-              cpu::Backward compiled,
-              cpu::Backward::compile(*backward_kernels_, wanted,
-                                     [&](const Problem&, cpu::Isa isa, const std::vector<bool>& of) {
-                                       return compile_gradient(compiled_, isa, of);
-                                     }));
-          return std::make_shared<const cpu::Backward>(std::move(compiled));
-        }));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto backward, get_backward(wanted_bits));
     return backward->run(arguments, parallel(options));
   }
 
@@ -89,6 +79,27 @@ class CpuAttention : public Attention::Implementation {
   Result<std::string> code() const override { return forward_.code(); }
 
  private:
+  // wanted_bits: a bit for each captured tensor. Such a key is short enough to need no memory.
+  Result<std::shared_ptr<const cpu::Backward>> get_backward(uint64_t wanted_bits) const {
+    static_assert(2 * kMaxCaptures <= 64);
+    if (!backward_kernels_.ok()) {
+      return backward_kernels_.error();
+    }
+    const std::string key(reinterpret_cast<const char*>(&wanted_bits), sizeof(wanted_bits));
+    return backwards_.get(key, [&]() -> Result<std::shared_ptr<const cpu::Backward>> {
+      std::vector<bool> wanted(given_.captures.size());
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        wanted[i] = ((wanted_bits >> i) & 1) != 0;
+      }
+      FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
+                                 cpu::Backward::compile(*backward_kernels_, wanted,
+                                                        [&](const Problem&, cpu::Isa isa, const std::vector<bool>& of) {
+                                                          return compile_gradient(compiled_, isa, of);
+                                                        }));
+      return std::make_shared<const cpu::Backward>(std::move(compiled));
+    });
+  }
+
   static cpu::Parallel parallel(const RunOptions& options) {
     Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
     return {

@@ -71,6 +71,22 @@ class CudaAttention : public Attention::Implementation {
     return unsupported("no CUDA implementation takes this call: {}; {}", plan::reasons_of(answers), reasons);
   }
 
+  Status prepare_backward(const std::vector<bool>& capture_gradients) const override {
+    FLASHLIFT_RETURN_IF_ERROR(backwards_status_);
+    std::string reasons;
+    for (const auto& [row, refusal] : backwards_) {
+      if (refusal) {
+        continue;
+      }
+      const Result<const cuda::Backward*> kernel = get_backward(row->kind, capture_gradients);
+      if (kernel.ok() || kernel.error().kind != ErrorKind::kUnsupported) {
+        return kernel.ok() ? Status() : Status(kernel.error());
+      }
+      plan::add_reason(reasons, row->name(), kernel.error().message);
+    }
+    return no_backward(reasons);
+  }
+
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
     FLASHLIFT_RETURN_IF_ERROR(backwards_status_);
     auto* const stream = static_cast<cuda::CuStream>(options.stream);
@@ -90,8 +106,7 @@ class CudaAttention : public Attention::Implementation {
       }
       plan::add_reason(reasons, row->name(), status.error().message);
     }
-    return unsupported("no CUDA implementation gives the gradients of this call: {}; {}", plan::reasons_of(backwards_),
-                       reasons);
+    return no_backward(reasons);
   }
 
   // Of the kernel that calls of the problem's own lengths take.
@@ -180,6 +195,11 @@ class CudaAttention : public Attention::Implementation {
           kernel.ok() ? cuda::describe(kernel->config()) : kernel.error().message);
       return kernel;
     });
+  }
+
+  Error no_backward(const std::string& reasons) const {
+    return unsupported("no CUDA implementation gives the gradients of this call: {}; {}", plan::reasons_of(backwards_),
+                       reasons);
   }
 
   const BackwardKernels& kernels_for(const std::vector<bool>& wants_gradient) const {

@@ -211,8 +211,8 @@ TEST_P(Pairs, GradientsOfRandomProblemsAgreeWithTheOracle) {
     ASSERT_TRUE(forward->run(arguments.views, serial).ok());
     testing::OwnedArguments cotangents;
     const auto shape = arguments.views.out.shape();
-    const TensorView d_out = cotangents.dense(problem.out_dtype, {shape.begin(), shape.end()}, random);
-    if (problem.out_dtype == DType::kF32 && seed % 2 == 0) {
+    const TensorView d_out = cotangents.dense(problem.d_out_dtype(), {shape.begin(), shape.end()}, random);
+    if (d_out.dtype == DType::kF32 && seed % 2 == 0) {
       for (int64_t i = 0; i < d_out.element_count(); ++i) {
         float& element = static_cast<float*>(d_out.data)[i];
         element = bf16_to_float(float_to_bf16(element));

@@ -202,7 +202,8 @@ TEST(BackwardFrame, CompilesAroundAnyMainPart) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
   for (const char* features :
-       {"d64 bf16 lse", "d128 bf16 lse out=f32 sinks=2", "d256 f16 lse sinks=1", "d40 f16 lse out=bf16", "d72 f32 lse",
+       {"d64 bf16 lse", "d128 bf16 lse out=f32 sinks=2", "d40 f16 lse out=f32 d_out=inputs", "d256 f16 lse sinks=1",
+        "d40 f16 lse out=bf16", "d72 f32 lse",
         "dqk192 dv200 bf16 lse mask_mod(ids: i32[?]) { %0 = load ids[kv]; %1 = eq %0, q; return %1 }"}) {
     const Problem problem = problem_of(std::string("attn h2 s512 ") + features);
     for (const int architecture : {80, 90}) {
@@ -213,7 +214,7 @@ TEST(BackwardFrame, CompilesAroundAnyMainPart) {
       };
       for (const bool row_tiles : {false, true}) {
         // Where nothing comes before a main part, there is no kernel that ptxas could report on.
-        const bool preprocesses = row_tiles || problem.out_dtype != problem.dtype || problem.mask_mod.has_value();
+        const bool preprocesses = row_tiles || problem.d_out_dtype() != problem.dtype || problem.mask_mod.has_value();
         if (preprocesses) {
           expect_compiles(preprocess_source(problem, architecture, row_tiles));
         }

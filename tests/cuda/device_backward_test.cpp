@@ -29,8 +29,8 @@ void expect_right(const Problem& problem, OwnedArguments& forward, Random& rando
   SCOPED_TRACE(print(problem) + " " + named);
   OwnedArguments cotangents;
   const auto shape = forward.views.out.shape();
-  const TensorView d_out = cotangents.dense(problem.out_dtype, {shape.begin(), shape.end()}, random);
-  if (problem.out_dtype == DType::kF32 && random() % 2 == 0) {  // as a cast from bf16 gives it
+  const TensorView d_out = cotangents.dense(problem.d_out_dtype(), {shape.begin(), shape.end()}, random);
+  if (d_out.dtype == DType::kF32 && random() % 2 == 0) {  // as a cast from bf16 gives it
     for (int64_t i = 0; i < d_out.element_count(); ++i) {
       static_cast<uint32_t*>(d_out.data)[i] &= 0xffff0000u;
     }
@@ -106,10 +106,11 @@ INSTANTIATE_TEST_SUITE_P(
         "attn b2 hq8 hkv2 sq130 skv300 d128 bf16 causal=bottom_right", "attn h2 s150 d64 f32 lse causal",
         "attn h2 s100 d256 f32 softcap=5", "attn h2 s200 d256 bf16 causal", "attn h2 s150 dqk192 dv128 bf16 alibi",
         "attn h2 s130 dqk40 dv72 f16 window=20", "attn h2 s200 d128 bf16 out=f32 lse causal",
-        "attn h2 s90 d64 f16 out=f32", "attn b2 h2 s130 d64 bf16 sinks=2 lse",
-        "attn h2 s100 d64 f32 sinks=1 dropout=0.2", "attn hq4 hkv2 s140 d96 bf16 bias=f32",
-        "attn h2 s150 d64 bf16 dropout=0.3 causal", "attn b2 h2 s150 d64 bf16 dropout=0.3 keep_mask causal",
-        "attn h2 sq70 skv90 d128 f32 keep_mask sinks=1",
+        "attn h2 s200 d128 bf16 out=f32 d_out=inputs lse causal",
+        "attn h2 s150 d72 f16 out=f32 d_out=inputs lse softcap=5", "attn h2 s90 d64 f16 out=f32",
+        "attn b2 h2 s130 d64 bf16 sinks=2 lse", "attn h2 s100 d64 f32 sinks=1 dropout=0.2",
+        "attn hq4 hkv2 s140 d96 bf16 bias=f32", "attn h2 s150 d64 bf16 dropout=0.3 causal",
+        "attn b2 h2 s150 d64 bf16 dropout=0.3 keep_mask causal", "attn h2 sq70 skv90 d128 f32 keep_mask sinks=1",
         "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
         "attn h2 sq70 skv90 d64 f32 empty_rows=uniform dropout=0.2 mask_mod() { %0 = lt q, 40; return %0 }",
         "attn h2 sq64 skv0 d64 bf16 lse", "attn b0 h2 s20 d64 bf16", "attn h2 sq1 skv1 d64 f32",
@@ -160,6 +161,7 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
     Problem problem = testing::draw_problem(random);
     problem.normalize = true;
     problem.page_size = 0;
+    problem.d_out_like_inputs = i % 4 < 2;
     problem.want_residual = i % 2 == 0 && problem.out_dtype != DType::kF32;
     OwnedArguments forward =
         i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);

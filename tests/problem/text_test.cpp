@@ -34,7 +34,7 @@ TEST(ProblemText, RoundTrips) {
        {"attn h1 s1 d1", "attn h2 s9 d8 dropout=0.25 keep_mask row_max page_size=3",
         "attn b2 h2 s9 d8 segment_ids key_lengths causal=bottom_right mask=i32 bias=bf16 logits=f16 softcap=9",
         "attn h2 s9 d8 cu_seqlens causal window=3 prefix=2 alibi",
-        "attn b2 hq4 hkv2 sq7 skv9 dqk96 dv64 f16 out=f32 scale=0.25 lse sinks=2 empty_rows=nan",
+        "attn b2 hq4 hkv2 sq7 skv9 dqk96 dv64 f16 out=f32 d_out=inputs scale=0.25 lse sinks=2 empty_rows=nan",
         "attn h3 s100 d32 causal=bottom_right window=5 alibi softcap=2.5 unnormalized",
         "attn h12 s100 d32 alibi causal prefix=10 documents=3",
         "attn h2 s8 d8 score_mod(t: f32[8]) { %0 = load t[kv]; %1 = add score, %0; return %1 } "

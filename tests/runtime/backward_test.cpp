@@ -27,7 +27,7 @@ TEST(Backward, RefusesWhatItHasNotWithAReasonAndWritesNothing) {
     testing::OwnedArguments memory = testing::dense_arguments(*problem, random);
     BackwardArguments backward;
     backward.forward = memory.views;
-    backward.d_out = memory.dense(problem->out_dtype, {1, 2, 8, 16}, random);
+    backward.d_out = memory.dense(problem->d_out_dtype(), {1, 2, 8, 16}, random);
     backward.d_q = memory.dense(problem->dtype, {1, 2, 8, 16}, random);
     backward.d_lse = memory.dense(DType::kF32, {1, 2, 8}, random);
     backward.d_sinks = memory.dense(DType::kF32, {2, 1}, random);

@@ -15,6 +15,7 @@ DrawnProblem check_random_backward(unsigned long seed, const DrawOptions& option
   Problem problem = draw_problem(random);
   problem.normalize = true;
   problem.page_size = 0;
+  problem.d_out_like_inputs = seed % 2 == 0;
   const OwnedArguments forward =
       random() % 3 == 0 ? dense_arguments(problem, random) : strided_arguments(problem, random);
   const auto failed = [&](const std::string& what) {
@@ -29,7 +30,7 @@ DrawnProblem check_random_backward(unsigned long seed, const DrawOptions& option
   }
   OwnedArguments cotangents;
   const auto shape = forward.views.out.shape();
-  const TensorView d_out = cotangents.dense(problem.out_dtype, {shape.begin(), shape.end()}, random);
+  const TensorView d_out = cotangents.dense(problem.d_out_dtype(), {shape.begin(), shape.end()}, random);
   std::optional<TensorView> d_lse;
   if (problem.want_lse && random() % 2 == 0) {
     d_lse = cotangents.dense(DType::kF32, {shape[0], shape[1], shape[2]}, random);

@@ -48,12 +48,22 @@ class Call:
         return 3 + len(self.capture_names) if "sinks" in self.problem.words else None
 
     def for_gradient(self) -> "Call":
-        """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits."""
-        return dataclasses.replace(self, problem=self.problem.with_words(lse=True, out="f32"))
+        """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits.
+
+        The gradient by the output stays of the type that the caller's output has, if that is the inputs'.
+        """
+        problem = self.problem
+        asked = problem.words.get("out", problem.dtype)
+        like_inputs = asked == problem.dtype or problem.words.get("d_out") == "inputs"
+        words: dict[str, Any] = {"lse": True, "out": "f32", "d_out": "inputs" if like_inputs else False}
+        return dataclasses.replace(self, problem=problem.with_words(**words))
 
     def out_dtype(self, q: jax.Array) -> jnp.dtype:
         asked = self.problem.words.get("out")
         return jnp.dtype(DTYPES[asked]) if asked else q.dtype
+
+    def d_out_dtype(self, q: jax.Array) -> jnp.dtype:
+        return q.dtype if self.problem.words.get("d_out") == "inputs" else self.out_dtype(q)
 
     def programs(self) -> tuple[Program, ...]:
         """All that is done to scores, named features included."""

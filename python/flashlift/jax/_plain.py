@@ -75,8 +75,8 @@ def plain_gradients(call: Call, wanted: Sequence[int], *operands: jax.Array) -> 
             full[i] = one
         return plain(call, *full)
 
-    _, backward = jax.vjp(of_wanted, *(own[i] for i in wanted))
-    return list(backward(list(d_results)))
+    given, backward = jax.vjp(of_wanted, *(own[i] for i in wanted))
+    return list(backward([one.astype(result.dtype) for one, result in zip(d_results, given, strict=True)]))
 
 
 def _as_bhsd(layout: str, array: jax.Array) -> jax.Array:

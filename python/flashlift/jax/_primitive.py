@@ -41,7 +41,11 @@ def _of_forward(*operands: Any, call: Call) -> list[Any]:
 
 
 def _of_tangent(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
-    return [result_aval(one.shape, one.dtype, operands) for one in operands[-2 - len(wanted) : -len(wanted)]]
+    out, lse = operands[-2 - len(wanted) : -len(wanted)]
+    return [
+        result_aval(out.shape, call.d_out_dtype(operands[0]), operands),
+        result_aval(lse.shape, lse.dtype, operands),
+    ]
 
 
 def _of_backward(*operands: Any, call: Call, wanted: tuple[int, ...]) -> list[Any]:
@@ -65,7 +69,8 @@ def _plain_tangent(call: Call, wanted: tuple[int, ...], *operands: jax.Array) ->
             full[i] = one
         return plain(call, *full)
 
-    return list(jax.jvp(of_wanted, [own[i] for i in wanted], list(tangents))[1])
+    d_out, d_lse = jax.jvp(of_wanted, [own[i] for i in wanted], list(tangents))[1]
+    return [d_out.astype(call.d_out_dtype(own[0])), d_lse]
 
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:

@@ -84,14 +84,14 @@ int64_t available_bytes(const ForwardConfig& config, bool wide) {
 }
 
 // How d_out reaches the products.
-void define_d_out(DType dtype, DType out_dtype, std::vector<std::string>& list) {
-  const bool converts = out_dtype != dtype;
+void define_d_out(DType dtype, DType d_out_dtype, std::vector<std::string>& list) {
+  const bool converts = d_out_dtype != dtype;
   list.push_back(fmt::format("-DFL_D_OUT_CONVERTED={:d}", converts));
   list.push_back(fmt::format("-DFL_D_OUT_HALVES={:d}", converts && dtype != DType::kF32));
 }
 
 std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig& config, int chunks) {
-  define_d_out(config.dtype, config.out_dtype, list);
+  define_d_out(config.dtype, config.d_out_dtype, list);
   list.push_back(fmt::format("-DFL_D_CHUNK={}", config.head_dim_padded / chunks));
   list.push_back(fmt::format("-DFL_V_CHUNK={}", config.value_dim_padded / chunks));
   return list;
@@ -219,7 +219,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_cap
   if (!one_kernel) {
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
-  if (problem.out_dtype != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
+  if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
     FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_backward(problem, kHopper));
     config.queries.has_fallback = config.keys.has_fallback = true;
     if (config.fused) {
@@ -326,7 +326,9 @@ std::vector<std::string> preprocess_definitions(const Problem& problem, bool row
   list.push_back(fmt::format("-DFL_OUT_BF16={:d}", problem.out_dtype == DType::kBF16));
   list.push_back(fmt::format("-DFL_VALUE_DIM={}", problem.value_dim));
   list.push_back(fmt::format("-DFL_ROW_THREADS={}", row_threads(problem)));
-  define_d_out(problem.dtype, problem.out_dtype, list);
+  list.push_back(fmt::format("-DFL_D_OUT_F32={:d}", problem.d_out_dtype() == DType::kF32));
+  list.push_back(fmt::format("-DFL_D_OUT_BF16={:d}", problem.d_out_dtype() == DType::kBF16));
+  define_d_out(problem.dtype, problem.d_out_dtype(), list);
   return list;
 }
 

@@ -171,6 +171,7 @@ ForwardConfig common_config(const Problem& problem) {
   ForwardConfig config;
   config.dtype = problem.dtype;
   config.out_dtype = problem.out_dtype;
+  config.d_out_dtype = problem.d_out_dtype();
   config.head_dim = static_cast<int>(problem.head_dim);
   config.value_dim = static_cast<int>(problem.value_dim);
   config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, 16));

@@ -21,6 +21,7 @@ struct ForwardConfig {
   int architecture = 80;  // of the machine code: 80, 86, 89, 90, 100, 120
   DType dtype = DType::kBF16;
   DType out_dtype = DType::kBF16;
+  DType d_out_dtype = DType::kBF16;  // backward
 
   int head_dim = 0;
   int value_dim = 0;

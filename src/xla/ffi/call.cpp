@@ -7,12 +7,13 @@
 namespace flashlift::xla {
 namespace {
 
-Result<Attention> compile(const Signature& signature, CompileOptions options) {
+// lengths_known: whether the forward pass's kernel is to be compiled at once.
+Result<Attention> compile(const Signature& signature, bool lengths_known, CompileOptions options) {
   if (signature.has_seed() && options.device == DeviceKind::kCuda) {
     return unsupported("dropout in the custom call runs on the host only: on a GPU its seed would be out of reach");
   }
   options.implementation = signature.implementation();
-  options.lengths_known = signature.lengths_known();
+  options.lengths_known = lengths_known;
   return Attention::compile(signature.problem(), options);
 }
 
@@ -64,7 +65,7 @@ Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const S
 
 Result<AttentionCall> AttentionCall::create(const Attributes& attributes, const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, {}));
-  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, options));
+  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, signature.lengths_known(), options));
   return AttentionCall(std::move(signature), std::move(attention));
 }
 
@@ -83,8 +84,16 @@ Result<BackwardCall> BackwardCall::create(const Attributes& attributes, const Co
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, kAttributes));
   FLASHLIFT_ASSIGN_OR_RETURN(std::vector<size_t> gradients, read_gradients(attributes, signature));
   FLASHLIFT_RETURN_IF_ERROR(verify_backward(signature.problem()));
-  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, options));
-  return BackwardCall(std::move(signature), std::move(attention), std::move(gradients));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, compile(signature, false, options));
+  const size_t captures = signature.problem().captures.size();
+  std::vector<bool> capture_gradients(captures);
+  for (const size_t operand : gradients) {
+    if (operand >= 3 && operand - 3 < captures) {
+      capture_gradients[signature.capture_of(operand)] = true;
+    }
+  }
+  FLASHLIFT_RETURN_IF_ERROR(attention.prepare_backward(capture_gradients));
+  return BackwardCall(std::move(signature), attention, std::move(gradients));
 }
 
 Status BackwardCall::run(std::span<const Buffer> operands, std::span<const Buffer> results,

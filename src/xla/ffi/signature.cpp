@@ -170,9 +170,8 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   return signature;
 }
 
-Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, const DimensionOrder& order,
+Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, DType dtype, const DimensionOrder& order,
                                     std::string_view name, AbsentLetters absent) const {
-  const DType dtype = tensor == kLse ? DType::kF32 : tensor == kOut ? problem_.out_dtype : problem_.dtype;
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, dtype, name));
   return order.view(buffer.data, buffer.dtype, buffer.dims, logical_sizes(problem_, tensor, lengths_known_), absent,
                     name);
@@ -180,10 +179,14 @@ Result<TensorView> Signature::bound(Tensor tensor, const Buffer& buffer, const D
 
 Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const {
   AttentionArguments arguments;
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q, bound(kQ, inputs[0], orders_[kQ], "q", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k, bound(kK, inputs[1], orders_[kK], "k", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v, bound(kV, inputs[2], orders_[kV], "v", AbsentLetters::kShared));
-  FLASHLIFT_ASSIGN_OR_RETURN(arguments.out, bound(kOut, outputs[0], orders_[kOut], "out", AbsentLetters::kSizeOne));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.q,
+                             bound(kQ, inputs[0], problem_.dtype, orders_[kQ], "q", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.k,
+                             bound(kK, inputs[1], problem_.dtype, orders_[kK], "k", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(arguments.v,
+                             bound(kV, inputs[2], problem_.dtype, orders_[kV], "v", AbsentLetters::kShared));
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      arguments.out, bound(kOut, outputs[0], problem_.out_dtype, orders_[kOut], "out", AbsentLetters::kSizeOne));
   arguments.captures.resize(captures_.size());
   for (size_t i = 0; i < captures_.size(); ++i) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.captures[captures_[i]],
@@ -199,19 +202,23 @@ Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_seed, read_seed(inputs.back()));
   }
   if (problem_.want_lse) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse, bound(kLse, outputs[1], orders_[kLse], "lse", AbsentLetters::kSizeOne));
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse,
+                               bound(kLse, outputs[1], DType::kF32, orders_[kLse], "lse", AbsentLetters::kSizeOne));
   }
   return arguments;
 }
 
 Result<TensorView> Signature::bind_output_gradient(size_t index, const Buffer& buffer) const {
-  const Tensor tensor = index == 0 ? kOut : kLse;
-  return bound(tensor, buffer, gradient_orders_[tensor], index == 0 ? "d_out" : "d_lse", AbsentLetters::kSizeOne);
+  if (index == 0) {
+    return bound(kOut, buffer, problem_.d_out_dtype(), gradient_orders_[kOut], "d_out", AbsentLetters::kSizeOne);
+  }
+  return bound(kLse, buffer, DType::kF32, gradient_orders_[kLse], "d_lse", AbsentLetters::kSizeOne);
 }
 
 Result<TensorView> Signature::bind_input_gradient(size_t index, const Buffer& buffer) const {
   const std::string name = fmt::format("the gradient of operand {}", index);
-  return index < 3 ? bound(static_cast<Tensor>(index), buffer, gradient_orders_[index], name, AbsentLetters::kSizeOne)
+  return index < 3 ? bound(static_cast<Tensor>(index), buffer, problem_.dtype, gradient_orders_[index], name,
+                           AbsentLetters::kSizeOne)
                    : dense(buffer, name);
 }
 

@@ -61,8 +61,8 @@ class Signature {
  private:
   enum Tensor : uint8_t { kQ, kK, kV, kOut, kLse };
 
-  Result<TensorView> bound(Tensor tensor, const Buffer& buffer, const DimensionOrder& order, std::string_view name,
-                           AbsentLetters absent) const;
+  Result<TensorView> bound(Tensor tensor, const Buffer& buffer, DType dtype, const DimensionOrder& order,
+                           std::string_view name, AbsentLetters absent) const;
 
   Problem problem_;
   std::string implementation_;

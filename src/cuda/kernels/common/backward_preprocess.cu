@@ -1,5 +1,5 @@
-// What comes before the backward pass's products, whatever kernels they are: the bounds of captured tensors' blocks, d_out
-// in the inputs' type, and what the forward pass's output says of each row.
+// What comes before the backward pass's products, whatever kernels they are: the bounds of captured tensors' blocks,
+// d_out in the inputs' type, and what the forward pass's output says of each row.
 #include "bounds.cuh"
 #include "cuda/kernels/common/captures.cuh"
 #include "cuda/kernels/common/rows.cuh"
@@ -15,11 +15,19 @@ using OutElement = ElementBF16;
 using OutElement = ElementF16;
 #endif
 
+#if FL_D_OUT_F32
+using DOutElement = ElementF32;
+#elif FL_D_OUT_BF16
+using DOutElement = ElementBF16;
+#else
+using DOutElement = ElementF16;
+#endif
+
 }  // namespace
 
 #if FL_D_OUT_CONVERTED
-// d_out in the inputs' type, which the products take. As the sum of two numbers where one would be rounded: an error that
-// the output's type was chosen to avoid. One element a thread.
+// d_out in the inputs' type, which the products take. As the sum of two numbers where one would be rounded: an error
+// that the output's type was chosen to avoid. One element a thread.
 extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ ForwardParams params,
                                                    const __grid_constant__ BackwardParams backward) {
   const long long count = static_cast<long long>(params.batch) * params.q_heads * params.q_len * FL_VALUE_DIM;
@@ -35,10 +43,8 @@ extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ Forwa
     const long long head_index = row_index / params.q_len;
     const int h = static_cast<int>(head_index % params.q_heads);
     const long long b = head_index / params.q_heads;
-    const float x =
-        OutElement::scalar(static_cast<const OutElement::Bits*>(backward.given_d_out)[b * from.batch + h * from.head +
-                                                                                      row * from.row +
-                                                                                      column * from.column]);
+    const float x = DOutElement::scalar(static_cast<const DOutElement::Bits*>(
+        backward.given_d_out)[b * from.batch + h * from.head + row * from.row + column * from.column]);
     const long long at = b * to.batch + h * to.head + row * to.row + column;
 #if FL_D_OUT_HALVES
     const auto half = [](float value) { return static_cast<InputElement>(pack_half(value, 0.0f)); };
@@ -62,20 +68,45 @@ extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ Forwa
 #if FL_ROW_TILES
 namespace {
 
-// Elements that a thread reads at once. FL_ROW_THREADS threads share a row: a power of two, at most a warp.
+// Elements that a thread reads at once: 16 bytes of out. FL_ROW_THREADS threads share a row: a power of two, at most a
+// warp.
 constexpr int kPiece = 16 / static_cast<int>(sizeof(OutElement::Bits));
 
-union Piece {
-  uint4 bits;
-  OutElement::Bits elements[kPiece];
+template <int kBytes>
+struct VectorOf {
+  using Type = uint4;
+};
+template <>
+struct VectorOf<8> {
+  using Type = uint2;
 };
 
-// Of one row of out, of its residual or of d_out; `vector`: its pieces are there as 16 aligned bytes.
-__device__ __forceinline__ Piece load_piece(const OutElement::Bits* row, long long stride, int column, bool vector) {
-  Piece piece;
-  piece.bits = make_uint4(0, 0, 0, 0);
+// As many elements of another tensor.
+template <typename Bits>
+struct Piece {
+  static constexpr int kBytes = kPiece * static_cast<int>(sizeof(Bits));
+  using Vector = typename VectorOf<kBytes>::Type;
+  static constexpr int kVectors = kBytes / static_cast<int>(sizeof(Vector));
+  union {
+    Vector vectors[kVectors];
+    Bits elements[kPiece];
+  };
+};
+
+// Of one row of out, of its residual or of d_out; `vector`: its pieces are aligned as vectors are.
+template <typename Bits>
+__device__ __forceinline__ Piece<Bits> load_piece(const Bits* row, long long stride, int column, bool vector) {
+  using Vector = typename Piece<Bits>::Vector;
+  Piece<Bits> piece;
+#pragma unroll
+  for (int i = 0; i < Piece<Bits>::kVectors; ++i) {
+    piece.vectors[i] = Vector{};
+  }
   if (vector) {
-    piece.bits = __ldg(reinterpret_cast<const uint4*>(row + column));
+#pragma unroll
+    for (int i = 0; i < Piece<Bits>::kVectors; ++i) {
+      piece.vectors[i] = __ldg(reinterpret_cast<const Vector*>(row + column) + i);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
@@ -87,32 +118,34 @@ __device__ __forceinline__ Piece load_piece(const OutElement::Bits* row, long lo
   return piece;
 }
 
-__device__ __forceinline__ const OutElement::Bits* row_of(const void* tensor, const Strides& strides, int b, int h,
-                                                          int q) {
-  return static_cast<const OutElement::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
+template <typename Element>
+__device__ __forceinline__ const typename Element::Bits* row_of(const void* tensor, const Strides& strides, int b,
+                                                                int h, int q) {
+  return static_cast<const typename Element::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
 }
 
 // This thread's share of <d_out, out>.
 __device__ __forceinline__ float row_product(const ForwardParams& params, const BackwardParams& backward,
                                              const RowTiles& tiles, int b, int h, int q) {
-  const OutElement::Bits* const out = row_of(params.out, params.out_strides, b, h, q);
-  const OutElement::Bits* const residual = row_of(tiles.out_residual, params.out_strides, b, h, q);
-  const OutElement::Bits* const d_out = row_of(backward.given_d_out, backward.given_d_out_strides, b, h, q);
+  const OutElement::Bits* const out = row_of<OutElement>(params.out, params.out_strides, b, h, q);
+  const OutElement::Bits* const residual = row_of<OutElement>(tiles.out_residual, params.out_strides, b, h, q);
+  const DOutElement::Bits* const d_out =
+      row_of<DOutElement>(backward.given_d_out, backward.given_d_out_strides, b, h, q);
   float sum = 0.0f;
 #pragma unroll
   for (int column = static_cast<int>(threadIdx.x) % FL_ROW_THREADS * kPiece; column < FL_VALUE_DIM;
        column += FL_ROW_THREADS * kPiece) {
-    const Piece x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
-    const Piece y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
+    const Piece<OutElement::Bits> x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
+    const Piece<DOutElement::Bits> y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
-      sum = fmaf(OutElement::scalar(x.elements[i]), OutElement::scalar(y.elements[i]), sum);
+      sum = fmaf(OutElement::scalar(x.elements[i]), DOutElement::scalar(y.elements[i]), sum);
     }
     if (tiles.out_residual != nullptr) {
-      const Piece rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
+      const Piece<OutElement::Bits> rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
-        sum = fmaf(OutElement::scalar(rest.elements[i]), OutElement::scalar(y.elements[i]), sum);
+        sum = fmaf(OutElement::scalar(rest.elements[i]), DOutElement::scalar(y.elements[i]), sum);
       }
     }
   }

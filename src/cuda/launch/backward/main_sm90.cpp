@@ -158,7 +158,7 @@ class MainSm90 : public BackwardMain {
       return encode_tensor_map(call.driver, view.element_count() == 0 ? forward.q : view, kBoxRows);
     };
     TensorView converted = call.arguments.d_out;
-    if (call.problem.out_dtype != call.problem.dtype) {
+    if (call.problem.d_out_dtype() != call.problem.dtype) {
       converted.dtype = call.problem.dtype;
       converted.data = const_cast<void*>(d_out);
       converted.strides[3] = 1;

@@ -25,7 +25,7 @@ Preprocess::Preprocess(const Problem& problem, const Device& device, const RowSt
     : problem_(problem),
       device_(device),
       statistics_(statistics),
-      converts_d_out_(problem.out_dtype != problem.dtype),  // the products take the inputs' type only
+      converts_d_out_(problem.d_out_dtype() != problem.dtype),  // the products take the inputs' type only
       bounds_(problem, device) {}
 
 Status Preprocess::compile(const KernelCompiler& compile_kernel) {
