@@ -102,7 +102,11 @@ Status check_operand(std::string_view name, const std::string& dims, mlir::Value
 class Rewriter {
  public:
   Rewriter(const LiftedAttention& found, FuseAs as)
-      : found_(found), as_(as), location_(found.second_product->getLoc()), builder_(found.second_product) {}
+      : found_(found), as_(as), location_(found.second_product->getLoc()), builder_(found.second_product) {
+    if (as_ == FuseAs::kCustomCall && found_.gradient) {
+      choose_types_for_gradient();
+    }
+  }
 
   Status run() {
     const std::vector<mlir::Value>& captures = found_.captures;
@@ -158,6 +162,22 @@ class Rewriter {
   }
 
  private:
+  // The backward pass is the fastest from an output of f32 and, where queries, keys and values are of 16 bits, a
+  // gradient by it of their type.
+  void choose_types_for_gradient() {
+    LiftedGradient& gradient = *found_.gradient;
+    mlir::Operation* const producer = gradient.d_out.source.getDefiningOp();
+    if (producer != nullptr && kind(producer) == OpKind::kConvert &&
+        element_type(producer->getOperand(0)) == element_type(found_.q.source)) {
+      gradient.d_out.source = producer->getOperand(0);
+    }
+    const bool like_inputs = element_type(gradient.d_out.source) == element_type(found_.q.source);
+    for (Problem* const problem : {&found_.problem, &gradient.problem}) {
+      problem->out_dtype = DType::kF32;
+      problem->d_out_like_inputs = like_inputs && problem->dtype != DType::kF32;
+    }
+  }
+
   // The row log-sum-exp may have been used before the product that the call takes the place of. What uses it moves
   // behind the call, unless the call itself needs it.
   Status check_order(const std::vector<mlir::Value>& captures) const {
@@ -183,11 +203,7 @@ class Rewriter {
 
   llvm::SmallVector<mlir::Type> result_types() {
     llvm::SmallVector<mlir::Type> types;
-    if (found_.out.replaced) {
-      types.push_back(call_type(found_.out));
-    } else {  // the gradient alone needs it
-      types.push_back(mlir::RankedTensorType::get(found_.out.call_shape, element_type(found_.gradient->d_out.source)));
-    }
+    types.push_back(mlir::RankedTensorType::get(found_.out.call_shape, type_of_output()));
     if (found_.lse) {
       types.push_back(call_type(*found_.lse));
     } else if (found_.gradient) {
@@ -195,6 +211,18 @@ class Rewriter {
       types.push_back(mlir::RankedTensorType::get({p.batch, p.q_heads, p.q_len}, mlir::Builder(builder_).getF32Type()));
     }
     return types;
+  }
+
+  mlir::Type type_of_output() {
+    mlir::Builder builder(builder_);
+    switch (found_.problem.out_dtype) {
+      case DType::kBF16:
+        return builder.getBF16Type();
+      case DType::kF16:
+        return builder.getF16Type();
+      default:
+        return builder.getF32Type();
+    }
   }
 
   static mlir::Type call_type(const ResultView& result) {
@@ -274,7 +302,8 @@ class Rewriter {
       operands.push_back(forward_operands.back());
     }
     operands.append(forward_results.begin(), forward_results.end());
-    operands.push_back(convert(builder_, location_, view(gradient.d_out), element_type(forward_results[0])));
+    const mlir::Type of_d_out = gradient.problem.d_out_like_inputs ? element : element_type(forward_results[0]);
+    operands.push_back(convert(builder_, location_, view(gradient.d_out), of_d_out));
     operands.push_back(gradient.d_lse ? convert(builder_, location_, view(*gradient.d_lse), builder_.getF32Type())
                                       : zeros(mlir::cast<mlir::RankedTensorType>(forward_results[1].getType())));
     mlir::Operation* call = fused_call(builder_, location_, "flashlift.attention_backward", operands, types,
@@ -367,7 +396,7 @@ class Rewriter {
     mlir::sortTopologically(block, llvm::make_range(block->begin(), std::prev(block->end())));
   }
 
-  const LiftedAttention& found_;
+  LiftedAttention found_;
   FuseAs as_;
   mlir::Location location_;
   mlir::OpBuilder builder_;
