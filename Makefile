@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel dist install deb build-package words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -85,7 +85,16 @@ install: build-package ## install programs, libraries, headers and CMake's packa
 	@cmake --install build-package --prefix $(PREFIX)
 
 deb: build-package ## make a Debian package, in dist/
-	@mkdir -p dist && cd build-package && cpack -B $(CURDIR)/dist
+	@mkdir -p dist && cd build-package && cpack -B deb >deb.log || { cat deb.log; exit 1; }
+	@cp build-package/deb/*.deb dist/
+
+test-packages: wheel deb ## use the wheel and the Debian package in bare Debian 12 and 13, Ubuntu 22.04 and 24.04 (root)
+	@scripts/setup_system.sh scripts/debian-packages-systems.txt
+	@$(VENV)/bin/python scripts/test_packages.py $(BUILD) dist/flashlift_*.deb dist/flashlift-*.whl
+
+test-dist: dist ## build the source distribution in a bare environment and use what it gives (minutes)
+	@scripts/setup_system.sh scripts/debian-packages-package.txt
+	@$(VENV)/bin/python scripts/test_dist.py $(BUILD) dist/flashlift-*.tar.gz
 
 asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 	@scripts/configure.sh asan build-asan $(VENV)

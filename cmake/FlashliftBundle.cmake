@@ -29,15 +29,15 @@ if(FLASHLIFT_XLA)
   flashlift_leads_to_bundle(flashlift_xla)
 endif()
 if(FLASHLIFT_CPU)
-  install(FILES ${CMAKE_BINARY_DIR}/bundled/libflashlift_tbb.so.12 DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES ${PROJECT_BINARY_DIR}/bundled/libflashlift_tbb.so.12 DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 # flashlift.h includes DLPack's header, of which a system may have another copy, or none.
 install(FILES ${FLASHLIFT_DLPACK_INCLUDE}/dlpack/dlpack.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flashlift-dependencies/dlpack)
 
 # What `-lflashlift` finds.
-file(WRITE ${CMAKE_BINARY_DIR}/bundled/libflashlift.so "INPUT(libflashlift.so.${PROJECT_VERSION_MAJOR})\n")
-install(FILES ${CMAKE_BINARY_DIR}/bundled/libflashlift.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
+file(WRITE ${PROJECT_BINARY_DIR}/bundled/libflashlift.so "INPUT(libflashlift.so.${PROJECT_VERSION_MAJOR})\n")
+install(FILES ${PROJECT_BINARY_DIR}/bundled/libflashlift.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 # In a wheel the prefix is a folder of Python packages, and this is on the PATH.
 if(SKBUILD AND FLASHLIFT_CLI)
@@ -53,7 +53,15 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEB_COMPONENT_INSTALL OFF)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
+  "Finds attention in StableHLO modules, and compiles masks and score functions to fused kernels for CPUs and NVIDIA GPUs.
+ The command line, the libraries and headers for C and C++, and the plugin for XLA.")
+if(NOT SKBUILD)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)  # as Debian calls it
+endif()
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_BINARY_DIR}/bundled ${CMAKE_BINARY_DIR})
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/bundled ${PROJECT_BINARY_DIR})
 set(CPACK_STRIP_FILES ON)
-include(CPack)
+if(PROJECT_IS_TOP_LEVEL)
+  include(CPack)
+endif()

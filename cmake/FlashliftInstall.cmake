@@ -65,17 +65,17 @@ if(FLASHLIFT_XLA)
   endforeach()
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashlift DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-configure_file(cmake/flashlift.pc.in ${CMAKE_BINARY_DIR}/flashlift.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/flashlift.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(cmake/flashlift.pc.in ${PROJECT_BINARY_DIR}/flashlift.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/flashlift.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(FLASHLIFT_CLI)
   install(TARGETS flashlift_cli)
 endif()
 
 install(EXPORT flashliftTargets NAMESPACE flashlift:: DESTINATION ${package_folder})
-configure_package_config_file(cmake/flashliftConfig.cmake.in ${CMAKE_BINARY_DIR}/flashliftConfig.cmake
+configure_package_config_file(cmake/flashliftConfig.cmake.in ${PROJECT_BINARY_DIR}/flashliftConfig.cmake
   INSTALL_DESTINATION ${package_folder})
 # Before version 1 every minor version may change the interface.
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/flashliftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/flashliftConfig.cmake ${CMAKE_BINARY_DIR}/flashliftConfigVersion.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/flashliftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/flashliftConfig.cmake ${PROJECT_BINARY_DIR}/flashliftConfigVersion.cmake
   DESTINATION ${package_folder})

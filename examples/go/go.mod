@@ -1,0 +1,3 @@
+module flashlift.example/attention
+
+go 1.19
