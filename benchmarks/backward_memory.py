@@ -1,10 +1,14 @@
 """The memory of long attention, forward and backward: what the process grows by at its peak, and that a window's time
 grows with the length and not with its square.
 
-    python benchmarks/backward_memory.py        (the Python package must be importable)
+    python benchmarks/backward_memory.py [--record MACHINE] [--plot FILE.svg]
+
+The Python package must be importable.
 """
 
+import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from collections.abc import Callable
 import flashlift
 import memory
 import numpy as np
+import recorded
 
 LIMIT = 300e6
 DEPTH = 64
@@ -19,6 +24,14 @@ LENGTHS = (4096, 16384, 65536)
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    recorded.add_options(parser)
+    options = parser.parse_args()
+    run = recorded.Run()
+    grows = run.table(
+        "memory", "Forward and backward, H1 D64 f32: peak memory beyond inputs and outputs", "MB", "lower"
+    )
+    takes = run.table("time", "Forward and backward, H1 D64 f32: time of a query", "µs", "lower")
     largest = 0
     for words in ("causal", "window=511,0"):
         for length in LENGTHS:
@@ -31,6 +44,9 @@ def main() -> int:
                 f"peak memory beyond inputs and outputs {grown / 1e6:6.1f} MB",
                 flush=True,
             )
+            grows.add(f"S{length}", words, {"Flashlift": round(grown / 1e6, 1)})
+            takes.add(f"S{length}", words, {"Flashlift": round(1e6 * seconds / length, 2)})
+    run.finish(options, {"flashlift": flashlift.__version__}, f"CPU, {os.cpu_count()} threads")
     print(f"forward and backward, H1 D{DEPTH} f32: at most {largest / 1e6:.1f} MB, {LIMIT / 1e6:.0f} MB allowed")
     return int(largest > LIMIT)
 

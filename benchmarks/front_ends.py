@@ -1,6 +1,7 @@
 """Each front end beside flashlift.compile of the same call, in one process.
 
     python benchmarks/front_ends.py [--device cpu|cuda] [--lengths 1024 8192] [--json FILE]
+        [--record MACHINE] [--plot FILE.svg]
 
 compile: the problem, with its lengths, bound to its tensors. torch: flashlift.torch.flex_attention; torch.compile: the
 same in a compiled function; jax: flashlift.jax.attention under jit, where JAX has the device. Rounds go through all of
@@ -17,6 +18,7 @@ import time
 
 import flashlift
 import golden
+import recorded
 import torch
 from flashlift.torch import flex_attention
 
@@ -105,6 +107,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--tolerance", type=float, default=0.02)
     parser.add_argument("--json", help="a file for the figures")
+    recorded.add_options(parser)
     options = parser.parse_args()
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     rows, verdict, slow = [], golden.Verdict(), []
@@ -121,6 +124,13 @@ def main():
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=1)
+    run = recorded.Run()
+    table = run.table("front-ends", "Front ends beside flashlift.compile", "ms", better="lower")
+    for row in rows:
+        milliseconds_of = {who: round(ms, 4) for who, ms in row["ms"].items()}
+        table.add(f"D{row['depth']} S{row['length']} {row['dtype']}", row["mask"], milliseconds_of)
+    place = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    run.finish(options, {"torch": torch.__version__}, place)
     if slow:
         print(f"slower than flashlift.compile by more than {options.tolerance:.0%}: {', '.join(sorted(set(slow)))}")
     return max(verdict.exit_code(), int(bool(slow)))

@@ -1,15 +1,17 @@
 """flashlift.jax beside ejkernel on a CPU (platform "xla"): the same calls, in turns, errors beside float64.
 
 Needs ejkernel (pip install ejkernel==0.0.80.3) where flashlift.jax is installed:
-    build/venv/bin/python benchmarks/jax_ejkernel.py [ROUNDS]
+    build/venv/bin/python benchmarks/jax_ejkernel.py [--rounds N] [--record MACHINE] [--plot FILE.svg]
 """
 
-import sys
+import argparse
+import os
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recorded
 from flashlift.jax import flash_attention
 
 CASES = {
@@ -52,17 +54,22 @@ def measured(functions, operands, rounds):
 
 
 def main():
-    import os
-
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    recorded.add_options(parser)
+    options = parser.parse_args()
     os.environ.setdefault("EJKERNEL_AUTOTUNE_POLICY", "heuristics")  # and not minutes of tuning in the first call
     from ejkernel.modules import flash_attention as theirs
 
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     rng = np.random.default_rng(0)
     shapes = [(BATCH, LENGTH, heads, DEPTH) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     operands = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
     print(
         f"{'case':10} {'pass':9} {'ours ms':>9} {'ejkernel ms':>12} {'ratio':>6} {'our error':>10} {'their error':>12}"
+    )
+    run = recorded.Run()
+    table = run.table(
+        "ejkernel", f"Beside ejkernel (XLA), B{BATCH} S{LENGTH} H{HEADS}/{KV_HEADS} D{DEPTH}", "ms", "lower"
     )
     for case, arguments in CASES.items():
         want = exact(*operands, **arguments)
@@ -76,13 +83,16 @@ def main():
         }
         errors = [np.abs(np.asarray(function(*operands)) - want).max() for function in forward.values()]
         for kind, functions in (("forward", forward), ("gradient", both)):
-            times = measured(functions, operands, rounds)
+            times = measured(functions, operands, options.rounds)
             shown = [f"{one:.1e}" for one in errors] if kind == "forward" else ["", ""]
             print(
                 f"{case:10} {kind:9} {1e3 * times['ours']:9.2f} {1e3 * times['theirs']:12.2f} "
                 f"{times['theirs'] / times['ours']:6.1f} {shown[0]:>10} {shown[1]:>12}",
                 flush=True,
             )
+            found = {"Flashlift": times["ours"], "ejkernel": times["theirs"]}
+            table.add(case, kind, {who: round(1e3 * seconds, 3) for who, seconds in found.items()})
+    run.finish(options, {"jax": jax.__version__}, f"CPU, {os.cpu_count()} threads")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", metavar="MACHINE", help='write benchmarks/results/DATE-MACHINE-COMMIT.json; MACHINE such as "h200"'
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the first table; needs matplotlib")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw the figures as bars; a second table goes to FILE-TABLE.svg; needs matplotlib",
+    )
 
 
 @dataclass
@@ -62,11 +67,11 @@ class Run:
         if options.record:
             path = self._record(tables, options.record, software, hardware)
             print(f"recorded in {path}", file=sys.stderr)
-        if options.plot and tables:
-            first = next(iter(tables.values()))
-            groups = [bars.Group(f"{row['problem']} {row['variant']}".strip(), row["values"]) for row in first.rows]
-            bars.draw(options.plot, first.title, first.unit, first.contenders, groups)
-            print(f"drawn in {options.plot}", file=sys.stderr)
+        for i, (name, table) in enumerate(tables.items() if options.plot else ()):
+            path = options.plot.with_stem(f"{options.plot.stem}-{name}") if i else options.plot
+            groups = [bars.Group(f"{row['problem']} {row['variant']}".strip(), row["values"]) for row in table.rows]
+            bars.draw(path, table.title, table.unit, table.contenders, groups)
+            print(f"drawn in {path}", file=sys.stderr)
 
     @staticmethod
     def _record(tables: Mapping[str, Table], machine: str, software: Mapping[str, str], hardware: str) -> Path:

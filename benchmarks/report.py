@@ -42,10 +42,15 @@ class Plot:
     title: str
     result: str
     table: str
-    problems: tuple[str, ...]
-    variant: str
+    problems: tuple[str | tuple[str, str, str], ...]
+    """Each a problem of the table, or a problem, its variant and the name that the plot gives it."""
+    variant: str = ""
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        return [(one, self.variant, one) if isinstance(one, str) else one for one in self.problems]
 
 
+_SDPA = "PyTorch's scaled_dot_product_attention"
 PLOTS = (
     Plot(
         "docs/figures/forward-h200.svg",
@@ -61,7 +66,20 @@ PLOTS = (
         "2026-11-21-h200-320c7cb",
         "mods",
         ("causal", "ALiBi", "softcap", "relative bias", "window 1024", "8 documents and causal", "Eagle3"),
-        "",
+    ),
+    Plot(
+        "docs/figures/cpu.svg",
+        "Speed over peers on a CPU: two threads with AVX-512, causal H16 S2048 D128 and others",
+        "2026-11-22-cpu-avx512-b24dcaa",
+        "ratios",
+        (
+            ("XLA:CPU, H16 S2048 D128", "causal", "XLA:CPU"),
+            (f"{_SDPA}, H16 S2048 D128", "causal", "PyTorch SDPA"),
+            ("its backward pass, H16 S2048 D128", "causal", "PyTorch SDPA, backward"),
+            (f"{_SDPA}, one query, 16,384 keys", "", "PyTorch SDPA, decoding"),
+            ("compiled flex_attention, H8 S1024 D64", "slowest mod", "FlexAttention, slowest mod"),
+            ("compiled flex_attention, H8 S1024 D64", "fastest mod", "FlexAttention, fastest mod"),
+        ),
     ),
 )
 
@@ -145,8 +163,8 @@ def _anchor(title: str) -> str:
 
 def groups_of(plot: Plot) -> tuple[dict, list[bars.Group]]:
     table = load(plot.result)["tables"][plot.table]
-    rows = rows_of(table, plot.problems)
-    return table, [bars.Group(problem, variants[plot.variant]) for problem, variants in rows.items()]
+    rows = rows_of(table, [problem for problem, _, _ in plot.rows()])
+    return table, [bars.Group(name, rows[problem][variant]) for problem, variant, name in plot.rows()]
 
 
 def digest(plot: Plot) -> str:
