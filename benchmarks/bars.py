@@ -34,7 +34,7 @@ def draw(path: Path, title: str, unit: str, contenders: Sequence[str], groups: S
             places = [k + (i - (len(contenders) - 1) / 2) * width for k in range(len(groups))]
             heights = [group.values.get(contender) or 0 for group in groups]
             axes.bar(places, heights, width * 0.92, label=contender, color=COLOURS[i % len(COLOURS)])
-        axes.set_xticks(range(len(groups)), [textwrap.fill(group.name, 11) for group in groups])
+        axes.set_xticks(range(len(groups)), [textwrap.fill(group.name, 11, break_long_words=False) for group in groups])
         axes.set_ylabel(unit)
         axes.set_title(title, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)

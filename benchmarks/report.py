@@ -69,7 +69,7 @@ PLOTS = (
     ),
     Plot(
         "docs/figures/cpu.svg",
-        "Speed over peers on a CPU: two threads with AVX-512, causal H16 S2048 D128 and others",
+        "Speed over peers on a CPU (two threads, AVX-512)",
         "2026-11-22-cpu-avx512-b24dcaa",
         "ratios",
         (
