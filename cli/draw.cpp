@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/mask_picture.h"
+#include "cli/output.h"
 #include "cli/output_file.h"
 #include "cli/problem_options.h"
 #include "support/error.h"
@@ -17,6 +18,7 @@ struct Options {
   std::string output;
   uint64_t seed = 1;
   PictureOptions picture;
+  bool json = false;
 };
 
 Status check_range(const char* option, int64_t value, int64_t bound) {
@@ -31,13 +33,30 @@ Outcome run_draw(const Options& options) {
   FLASHLIFT_RETURN_IF_ERROR(check_range("--batch", options.picture.batch, problem.batch));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--head", options.picture.head, problem.q_heads));
   FLASHLIFT_ASSIGN_OR_RETURN(const OutputFile output, OutputFile::find("-o", options.output));
+  if (options.json && output.is_standard_output()) {
+    return invalid_argument("--json prints the counts on standard output, where the picture goes; leave out one");
+  }
   FLASHLIFT_ASSIGN_OR_RETURN(const Inputs inputs, Inputs::draw_captures(problem, options.seed));
   FLASHLIFT_ASSIGN_OR_RETURN(const Picture picture,
                              draw_mask(problem, options.problem, inputs.arguments().captures, options.picture));
   const Output written[] = {{output, picture.svg}};
   FLASHLIFT_RETURN_IF_ERROR(write_outputs(written));
+  const TileCounts& tiles = picture.tiles;
+  if (options.json) {
+    print_json({{"problem", options.problem},
+                {"output", options.output},
+                {"batch", options.picture.batch},
+                {"head", options.picture.head},
+                {"tiles",
+                 {{"q_tile", tiles.q_tile},
+                  {"kv_tile", tiles.kv_tile},
+                  {"full", tiles.full},
+                  {"partial", tiles.partial},
+                  {"skipped", tiles.skipped}}}});
+    return kSuccess;
+  }
   fmt::print(output.is_standard_output() ? stderr : stdout, "{}: {} tiles full, {} partial, {} skipped\n",
-             options.output, picture.tiles.full, picture.tiles.partial, picture.tiles.skipped);
+             options.output, tiles.full, tiles.partial, tiles.skipped);
   return kSuccess;
 }
 
@@ -57,6 +76,7 @@ void add_draw(CLI::App& app, Outcome& outcome) {
       ->check(CLI::Range(1, 1 << 30))
       ->option_text("INT [128]");
   add_seed(*command, options->seed, "Of the captured tensors");
+  command->add_flag("--json", options->json, "Print the counts of tiles as one JSON object");
   command->footer(problem_footer());
   command->callback([options, &outcome] { outcome = run_draw(*options); });
 }

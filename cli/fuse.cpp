@@ -9,6 +9,7 @@
 #include "cli/fuse_report.h"
 #include "cli/output.h"
 #include "cli/output_file.h"
+#include "cli/progress.h"
 #include "support/error.h"
 #include "support/files.h"
 
@@ -55,11 +56,13 @@ Outcome run_fuse(const Options& options) {
     return invalid_argument("--gradients and --as composite: gradients are fused as custom calls only; leave out one");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Outputs outputs, find_outputs(options));
+  std::optional<Elapsed> elapsed(std::in_place, "fusing " + options.module);
   FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
   FLASHLIFT_ASSIGN_OR_RETURN(
       const stablehlo::FuseResult fused,
       stablehlo::fuse(text, {.as = as, .name = options.module, .gradients = options.gradients, .emit = options.emit}));
+  elapsed.reset();
   const Json candidates = Json::parse(stablehlo::report_json(fused));
   Json report = {{"module", options.module},
                  {"output", options.output},

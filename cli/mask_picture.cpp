@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 
+#include "cli/svg.h"
 #include "problem/bound_problem.h"
 #include "score/interpret.h"
 #include "support/error.h"
@@ -47,28 +48,6 @@ struct Panel {
   double height = 0;
 };
 
-std::string escaped(std::string_view text) {
-  constexpr size_t kMostCharacters = 150;
-  std::string result;
-  for (const char c : text.substr(0, kMostCharacters)) {
-    switch (c) {
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      default:
-        // Control characters are not allowed in XML; what is not ASCII might be half a character.
-        result += c >= 0x20 && c < 0x7f ? c : ' ';
-    }
-  }
-  return text.size() > kMostCharacters ? result + "..." : result;
-}
-
 // Content in cells, stretched to the panel.
 std::string in_panel(const Panel& panel, int64_t columns, int64_t rows, const std::string& content) {
   return fmt::format(
@@ -76,10 +55,6 @@ std::string in_panel(const Panel& panel, int64_t columns, int64_t rows, const st
       "shape-rendering=\"crispEdges\">\n{}</svg>\n"
       "<rect x=\"{:g}\" y=\"{:g}\" width=\"{:g}\" height=\"{:g}\" fill=\"none\" stroke=\"#555\"/>\n",
       panel.x, panel.y, panel.width, panel.height, columns, rows, content, panel.x, panel.y, panel.width, panel.height);
-}
-
-std::string text_at(double x, double y, std::string_view anchor, std::string_view text) {
-  return fmt::format("<text x=\"{:g}\" y=\"{:g}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, text);
 }
 
 // Which share of the scores is kept, cell by cell. A cell of more than a few scores is sampled.
@@ -239,10 +214,7 @@ Result<Picture> draw_mask(const Problem& problem, std::string_view caption, cons
 
   const double total_width = right.x + right.width + kMargin;
   const double total_height = right.y + right.height + kMargin;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:g}\" height=\"{1:g}\" viewBox=\"0 0 {0:g} {1:g}\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
-      total_width, total_height);
+  std::string svg = svg_start(total_width, total_height);
   svg += text_at(kMargin, 32, "start", escaped(caption));
   svg += text_at(kMargin, 52, "start", fmt::format("batch {}, head {}", options.batch, options.head));
   svg += axes(problem, left, "scores: kept (dark)");

@@ -9,6 +9,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "cli/problem_options.h"
+#include "cli/progress.h"
 #include "problem/check.h"
 
 namespace flashlift::cli {
@@ -64,15 +65,12 @@ void print_as_json(const Options& options, const Attention& attention, const Mea
   print_json(object);
 }
 
-// The oracle is one slow loop, so say how long a large problem will take.
-void announce_check(const Problem& p, bool backward) {
-  constexpr double kProductsPerSecond = 1.6e8;
-  const double seconds = static_cast<double>(p.batch * p.q_heads) * static_cast<double>(p.q_len) *
-                         static_cast<double>(p.kv_len) * static_cast<double>(p.head_dim + p.value_dim) /
-                         kProductsPerSecond * (backward ? 3 : 1);
-  if (seconds > 5) {
-    fmt::print(stderr, "checking against the fp64 oracle, up to {:.0f} s\n", seconds);
-  }
+// The oracle and eager maths are slow loops over the rows, one after the other.
+Result<problem::Judgement> check_result(const Problem& problem, const Inputs& inputs) {
+  Progress progress("checking", "rows", 2 * problem.batch * problem.q_heads * problem.q_len);
+  const problem::RowDone row_done = [&] { progress.step(); };
+  return inputs.backward() != nullptr ? problem::check_gradients(problem, *inputs.backward(), row_done)
+                                      : problem::check_output(problem, inputs.arguments(), row_done);
 }
 
 Outcome run(const Options& options) {
@@ -84,11 +82,8 @@ Outcome run(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Measurement measurement, measure(compiled, inputs, *target, options.seconds));
   Check check;
   if (options.check) {
-    announce_check(problem, options.data.backward);
     FLASHLIFT_RETURN_IF_ERROR(target->fetch());
-    FLASHLIFT_ASSIGN_OR_RETURN(check, inputs.backward() != nullptr
-                                          ? problem::check_gradients(problem, *inputs.backward())
-                                          : problem::check_output(problem, inputs.arguments()));
+    FLASHLIFT_ASSIGN_OR_RETURN(check, check_result(problem, inputs));
   }
   if (options.json) {
     print_as_json(options, compiled.attention, measurement, check);

@@ -148,21 +148,23 @@ Result<std::vector<double>> magnitudes_of_output(const Problem& problem, const A
 
 }  // namespace
 
-Result<OutputReference> compute_reference(const Problem& problem, const AttentionArguments& arguments) {
+Result<OutputReference> compute_reference(const Problem& problem, const AttentionArguments& arguments,
+                                          const RowDone& row_done) {
   OutputReference reference;
-  FLASHLIFT_ASSIGN_OR_RETURN(reference.want, run_oracle(problem, arguments));
-  FLASHLIFT_ASSIGN_OR_RETURN(reference.eager, run_eager(problem, arguments));
+  FLASHLIFT_ASSIGN_OR_RETURN(reference.want, run_oracle(problem, arguments, row_done));
+  FLASHLIFT_ASSIGN_OR_RETURN(reference.eager, run_eager(problem, arguments, row_done));
   if (arguments.v.sizes[3] == 1 || arguments.v.strides[3] == 0) {
     FLASHLIFT_ASSIGN_OR_RETURN(reference.magnitudes, magnitudes_of_output(problem, arguments));
   }
   return reference;
 }
 
-Result<GradientReference> compute_reference(const Problem& problem, const BackwardArguments& arguments) {
+Result<GradientReference> compute_reference(const Problem& problem, const BackwardArguments& arguments,
+                                            const RowDone& row_done) {
   const OracleCotangents cotangents{.out = arguments.d_out, .lse = arguments.d_lse};
   GradientReference reference;
-  FLASHLIFT_ASSIGN_OR_RETURN(reference.want, run_oracle_backward(problem, arguments.forward, cotangents));
-  FLASHLIFT_ASSIGN_OR_RETURN(reference.eager, run_eager_backward(problem, arguments.forward, cotangents));
+  FLASHLIFT_ASSIGN_OR_RETURN(reference.want, run_oracle_backward(problem, arguments.forward, cotangents, row_done));
+  FLASHLIFT_ASSIGN_OR_RETURN(reference.eager, run_eager_backward(problem, arguments.forward, cotangents, row_done));
   return reference;
 }
 
@@ -189,13 +191,13 @@ Judgement check_gradients(const Problem& problem, const BackwardArguments& argum
   return GradientCheck(arguments.forward, reference).run(problem, arguments);
 }
 
-Result<Judgement> check_output(const Problem& problem, const AttentionArguments& arguments) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const OutputReference reference, compute_reference(problem, arguments));
+Result<Judgement> check_output(const Problem& problem, const AttentionArguments& arguments, const RowDone& row_done) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const OutputReference reference, compute_reference(problem, arguments, row_done));
   return check_output(problem, arguments, reference);
 }
 
-Result<Judgement> check_gradients(const Problem& problem, const BackwardArguments& arguments) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const GradientReference reference, compute_reference(problem, arguments));
+Result<Judgement> check_gradients(const Problem& problem, const BackwardArguments& arguments, const RowDone& row_done) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const GradientReference reference, compute_reference(problem, arguments, row_done));
   return check_gradients(problem, arguments, reference);
 }
 

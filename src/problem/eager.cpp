@@ -14,7 +14,7 @@ class Eager {
   Eager(const Problem& problem, const AttentionArguments& arguments)
       : p_(problem), a_(arguments), rows_(problem, arguments) {}
 
-  EagerResult run() {
+  EagerResult run(const RowDone& row_done) {
     for (int64_t b = 0; b < a_.q.sizes[0]; ++b) {
       for (int64_t h = 0; h < p_.q_heads; ++h) {
         for (int64_t i = 0; i < a_.q.sizes[2]; ++i) {
@@ -23,6 +23,9 @@ class Eager {
           result_.row_max.push_back(rows_.row_max());
           round_and_drop_out(b, h, i);
           multiply_values(b, h);
+          if (row_done) {
+            row_done();
+          }
         }
       }
     }
@@ -66,10 +69,10 @@ class Eager {
 
 }  // namespace
 
-Result<EagerResult> run_eager(const Problem& problem, const AttentionArguments& arguments) {
+Result<EagerResult> run_eager(const Problem& problem, const AttentionArguments& arguments, const RowDone& row_done) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
-  return Eager(problem, arguments).run();
+  return Eager(problem, arguments).run(row_done);
 }
 
 }  // namespace flashlift::problem

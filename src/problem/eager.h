@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "flashlift/problem.h"
+#include "problem/row_done.h"
 
 namespace flashlift::problem {
 
@@ -16,6 +17,7 @@ struct EagerResult {
 
 // Scores and probabilities are rounded to the problem's dtype where a framework would store them as tensors; mods and
 // softmax run in f32. Errors: as run_oracle.
-Result<EagerResult> run_eager(const Problem& problem, const AttentionArguments& arguments);
+Result<EagerResult> run_eager(const Problem& problem, const AttentionArguments& arguments,
+                              const RowDone& row_done = nullptr);
 
 }  // namespace flashlift::problem

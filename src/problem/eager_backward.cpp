@@ -77,12 +77,15 @@ class EagerBackward {
     }
   }
 
-  EagerGradients run() {
+  EagerGradients run(const RowDone& row_done) {
     for (int64_t b = 0; b < q_.sizes[0]; ++b) {
       for (int64_t h = 0; h < problem_.q_heads; ++h) {
         for (int64_t i = 0; i < q_.sizes[2]; ++i) {
           rows_.compute(b, h, i);
           rows_.empty() ? empty_row(b, h, i) : row(b, h, i);
+          if (row_done) {
+            row_done();
+          }
         }
       }
     }
@@ -195,9 +198,9 @@ class EagerBackward {
 }  // namespace
 
 Result<EagerGradients> run_eager_backward(const Problem& problem, const AttentionArguments& arguments,
-                                          const OracleCotangents& cotangents) {
+                                          const OracleCotangents& cotangents, const RowDone& row_done) {
   FLASHLIFT_RETURN_IF_ERROR(verify_cotangents(problem, arguments, cotangents));
-  return EagerBackward(problem, arguments, cotangents).run();
+  return EagerBackward(problem, arguments, cotangents).run(row_done);
 }
 
 }  // namespace flashlift::problem

@@ -28,6 +28,6 @@ struct EagerGradients {
 // derivatives run in f32, as do all sums. Nothing of the forward call's results is read.
 // Errors: as run_oracle_backward.
 Result<EagerGradients> run_eager_backward(const Problem& problem, const AttentionArguments& arguments,
-                                          const OracleCotangents& cotangents);
+                                          const OracleCotangents& cotangents, const RowDone& row_done = nullptr);
 
 }  // namespace flashlift::problem

@@ -18,7 +18,7 @@ class Oracle {
   Oracle(const Problem& problem, const AttentionArguments& arguments)
       : problem_(problem), arguments_(arguments), rows_(problem, arguments) {}
 
-  OracleResult run() {
+  OracleResult run(const RowDone& row_done) {
     OracleResult result;
     for (int64_t b = 0; b < arguments_.q.sizes[0]; ++b) {
       for (int64_t h = 0; h < problem_.q_heads; ++h) {
@@ -27,6 +27,9 @@ class Oracle {
           result.row_max.push_back(row_max_);
           result.out.insert(result.out.end(), out_.begin(), out_.end());
           result.lse.push_back(lse);
+          if (row_done) {
+            row_done();
+          }
         }
       }
     }
@@ -118,10 +121,10 @@ class Oracle {
 
 }  // namespace
 
-Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments) {
+Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments, const RowDone& row_done) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
   FLASHLIFT_RETURN_IF_ERROR(verify(problem, arguments));
-  return Oracle(problem, arguments).run();
+  return Oracle(problem, arguments).run(row_done);
 }
 
 }  // namespace flashlift::problem

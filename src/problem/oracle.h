@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "flashlift/problem.h"
+#include "problem/row_done.h"
 
 namespace flashlift::problem {
 
@@ -15,6 +16,7 @@ struct OracleResult {
 
 // Takes lengths and batch from the arguments. Reads only what is an input.
 // Errors: what verify(problem) and verify(problem, arguments) say.
-Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments);
+Result<OracleResult> run_oracle(const Problem& problem, const AttentionArguments& arguments,
+                                const RowDone& row_done = nullptr);
 
 }  // namespace flashlift::problem

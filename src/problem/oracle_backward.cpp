@@ -47,11 +47,14 @@ class OracleBackward {
     }
   }
 
-  OracleGradients run() {
+  OracleGradients run(const RowDone& row_done) {
     for (int64_t b = 0; b < arguments_.q.sizes[0]; ++b) {
       for (int64_t h = 0; h < problem_.q_heads; ++h) {
         for (int64_t i = 0; i < arguments_.q.sizes[2]; ++i) {
           row(b, h, i);
+          if (row_done) {
+            row_done();
+          }
         }
       }
     }
@@ -188,9 +191,9 @@ Status verify_cotangents(const Problem& problem, const AttentionArguments& argum
 }
 
 Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
-                                            const OracleCotangents& cotangents) {
+                                            const OracleCotangents& cotangents, const RowDone& row_done) {
   FLASHLIFT_RETURN_IF_ERROR(verify_cotangents(problem, arguments, cotangents));
-  return OracleBackward(problem, arguments, cotangents).run();
+  return OracleBackward(problem, arguments, cotangents).run(row_done);
 }
 
 }  // namespace flashlift::problem

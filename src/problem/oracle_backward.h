@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "flashlift/problem.h"
+#include "problem/row_done.h"
 
 namespace flashlift::problem {
 
@@ -32,6 +33,6 @@ Status verify_cotangents(const Problem& problem, const AttentionArguments& argum
 // whatever its value.
 // Errors: what verify_cotangents says.
 Result<OracleGradients> run_oracle_backward(const Problem& problem, const AttentionArguments& arguments,
-                                            const OracleCotangents& cotangents);
+                                            const OracleCotangents& cotangents, const RowDone& row_done = nullptr);
 
 }  // namespace flashlift::problem

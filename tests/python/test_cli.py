@@ -401,6 +401,13 @@ def test_draw_escapes_the_problem(flashlift, tmp_path):
     draw(flashlift, tmp_path, "attn h1 s8 d8 causal\n\tmask_mod() { %0 = lt kv, 3; return %0 }")
 
 
+def test_draw_counts_tiles_as_json(flashlift, tmp_path):
+    done = flashlift("draw", "attn h2 s1024 d8 causal", "-o", tmp_path / "mask.svg", "--json")
+    counts = json.loads(done.stdout)
+    assert counts["tiles"] == {"q_tile": 128, "kv_tile": 128, "full": 28, "partial": 8, "skipped": 28}
+    assert_bad_input(flashlift("draw", "attn h2 s1024 d8", "-o", "-", "--json"), "--json", "leave out one")
+
+
 def test_draw_is_repeatable(flashlift, tmp_path):
     problem = "attn h1 s512 d8 mask_mod(keep: bool[512]) { %0 = load keep[kv]; return %0 }"
     pictures = []

@@ -1,0 +1,56 @@
+// How far long work is, on one line of standard error, for whoever watches a terminal. Nothing is printed elsewhere, or
+// of work that is done at once.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace flashlift::cli {
+
+// "checking: 40 % of 8192 rows, 1024 a second, 5 s left"
+class Progress {
+ public:
+  Progress(std::string what, std::string unit, int64_t total);
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress();  // takes the line away
+
+  // One more of them is done.
+  void step();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string what_;
+  std::string unit_;
+  int64_t total_;
+  int64_t done_ = 0;
+  bool watched_;
+  bool shown_ = false;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point next_;
+};
+
+// "fusing model.mlir: 12 s", for work that does not say how far it is.
+class Elapsed {
+ public:
+  explicit Elapsed(std::string what);
+  Elapsed(const Elapsed&) = delete;
+  Elapsed& operator=(const Elapsed&) = delete;
+  ~Elapsed();  // takes the line away
+
+ private:
+  void show();
+
+  std::string what_;
+  bool done_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;  // none where no terminal watches
+};
+
+}  // namespace flashlift::cli

@@ -1,0 +1,39 @@
+#include "cli/svg.h"
+
+#include <fmt/format.h>
+
+namespace flashlift::cli {
+
+std::string escaped(std::string_view text, size_t most) {
+  std::string result;
+  for (const char c : text.substr(0, most)) {
+    switch (c) {
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '&':
+        result += "&amp;";
+        break;
+      default:
+        // Control characters are not allowed in XML; what is not ASCII might be half a character.
+        result += c >= 0x20 && c < 0x7f ? c : ' ';
+    }
+  }
+  return text.size() > most ? result + "..." : result;
+}
+
+std::string text_at(double x, double y, std::string_view anchor, std::string_view text) {
+  return fmt::format("<text x=\"{:g}\" y=\"{:g}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, text);
+}
+
+std::string svg_start(double width, double height) {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:g}\" height=\"{1:g}\" viewBox=\"0 0 {0:g} {1:g}\" "
+      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
+      width, height);
+}
+
+}  // namespace flashlift::cli
