@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -133,6 +133,12 @@ fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 
 words: build ## write docs/problem.md's tables and the fuzzer's dictionary, which are made from the tables of words
 	@$(BUILD)/bin/write_words . --write
+
+gallery: build ## write docs/gallery, which is made of scripts/gallery
+	@$(VENV)/bin/python scripts/gallery/pages.py
+
+test-gallery: build ## run every block of the gallery in PyTorch, JAX and C++, and compare
+	@$(VENV)/bin/python -m pytest -q -m "gallery or not gallery" tests/python/test_gallery.py
 
 format: lint-system $(SETUP)/python-lint ## format the C++ and Python sources
 	@scripts/format.sh

@@ -39,7 +39,7 @@ def main():
         assert (source / name).exists(), f"{sdist.name} lacks {name}"
     run("python3", "-m", "venv", work / "venv")
     pip = [work / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", work / "wheels", sdist)
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", work / "wheels", source)
     (wheel,) = (work / "wheels").glob("*.whl")
     print(
         f"{sdist.name} ({sdist.stat().st_size / 1e6:.1f} MB) became {wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB)"

@@ -67,6 +67,7 @@ def test_commands_run(root, flashlift, tmp_path, document):
         "docs/stability.md",
         "docs/custom_call.md",
         "docs/lessons/README.md",
+        "docs/gallery/README.md",
         "CHANGELOG.md",
         "SECURITY.md",
     ],
