@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -134,6 +134,10 @@ fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 words: build ## write docs/problem.md's tables and the fuzzer's dictionary, which are made from the tables of words
 	@$(BUILD)/bin/write_words . --write
 
+docs: build $(SETUP)/python-docs ## build the documentation site in build/site, links checked; it needs no network to be read
+	@$(VENV)/bin/python -m mkdocs build --quiet
+	@echo "open $(BUILD)/site/index.html"
+
 gallery: build ## write docs/gallery, which is made of scripts/gallery
 	@$(VENV)/bin/python scripts/gallery/pages.py
 
@@ -181,6 +185,11 @@ $(SETUP)/python-package: scripts/requirements-package.txt $(SETUP)/python
 	@touch $@
 
 $(SETUP)/python-lint: scripts/requirements-lint.txt $(SETUP)/python
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $< >>$(SETUP_LOG) 2>&1 || \
+	  { echo "error: pip install -r $< failed; see $(SETUP_LOG)"; exit 1; }
+	@touch $@
+
+$(SETUP)/python-docs: scripts/requirements-docs.txt $(SETUP)/python
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $< >>$(SETUP_LOG) 2>&1 || \
 	  { echo "error: pip install -r $< failed; see $(SETUP_LOG)"; exit 1; }
 	@touch $@
