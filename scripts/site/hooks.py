@@ -2,7 +2,7 @@
 
 - README.md and its neighbours become pages. A link to another file of the repository leads to a page that shows the
   file, so that the site is whole without a network.
-- The references are made of the headers' comments and of the Python package's docstrings (reference.py).
+- The references are made of the headers' comments and of the Python package's docstrings (site_reference.py).
 - search_index.js holds the text of every page, for search.js.
 """
 
@@ -17,7 +17,7 @@ from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import reference
+import site_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -107,7 +107,7 @@ def on_files(files, config):
         content, more = source_page(path)
         files.append(File.generated(config, place_of(path), content=content))
         open_files |= more - done
-    for name, content in reference.pages(ROOT).items():
+    for name, content in site_reference.pages(ROOT).items():
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
 

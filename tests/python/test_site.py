@@ -13,7 +13,7 @@ import pytest
 SITE = Path(__file__).resolve().parents[2] / "scripts" / "site"
 sys.path.insert(0, str(SITE))
 
-import reference  # noqa: E402
+import site_reference as reference  # noqa: E402
 
 
 @pytest.fixture(scope="module")
