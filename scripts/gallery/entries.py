@@ -20,6 +20,9 @@ class Entry:
     """The same in words of a problem, where there are any."""
     picture: str = ""
     """A problem of the same mask for the picture, where the block's own reads tensors."""
+    on_gpu: str = ""
+    on_cpu: str = ""
+    """What benchmarks/results call a measurement beside FlexAttention, of this kind if not of this size."""
 
 
 TORCH_INPUTS = "q, k, v = torch.randn(3, 1, 8, 1024, 64)\n"
@@ -129,6 +132,8 @@ ENTRIES = [
         jax_block("", ", causal=True"),
         cpp_block(CAUSAL_CPP),
         words="causal",
+        on_gpu="causal",
+        on_cpu="causal",
     ),
     Entry(
         "sliding_window",
@@ -139,6 +144,8 @@ ENTRIES = [
         jax_block("", ", causal=True, sliding_window=(255, 0)"),
         cpp_block(mask("kv <= q && q - kv < 256")),
         words="causal window=255,0",
+        on_gpu="window 1024",
+        on_cpu="window 256",
     ),
     Entry(
         "sinks",
@@ -176,6 +183,8 @@ ENTRIES = [
             + "problem.captures = {slopes.capture()};\n"
         ),
         words="causal alibi",
+        on_gpu="ALiBi and causal",
+        on_cpu="ALiBi",
     ),
     Entry(
         "soft_cap",
@@ -188,6 +197,8 @@ ENTRIES = [
         jax_block("", ", causal=True, logits_soft_cap=30.0"),
         cpp_block(score("30.0 * tanh(score / 30.0)") + CAUSAL_CPP),
         words="causal softcap=30",
+        on_gpu="softcap and causal",
+        on_cpu="softcap",
     ),
     Entry(
         "documents",
@@ -210,6 +221,8 @@ ENTRIES = [
         ),
         words="causal documents=4",
         picture="causal documents=4",
+        on_gpu="8 documents and causal",
+        on_cpu="4 documents",
     ),
     Entry(
         "prefix",
@@ -219,6 +232,7 @@ ENTRIES = [
         jax_block("def prefix(b, h, q, kv):\n    return (q >= kv) | (kv < 256)\n\n", ", mask_mod=prefix"),
         cpp_block(mask("kv <= q || kv < 256")),
         words="causal prefix=256",
+        on_gpu="prefix-LM",
     ),
     Entry(
         "eagle3",
@@ -238,6 +252,7 @@ ENTRIES = [
             "k, v = jax.random.normal(jax.random.key(1), (2, 1, 4 * 512, 8, 64))\n",
         ),
         cpp_block(mask("kv <= q || (kv >= 512 && (kv - q) % 512 == 0)"), q_len=512, kv_len=2048),
+        on_gpu="Eagle3",
     ),
     Entry(
         "tree",

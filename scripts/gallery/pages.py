@@ -58,13 +58,23 @@ Of {total} tiles of {tile} by {tile} scores, {full} are kept whole, {partial} in
 
 ```cpp
 {cpp}```
-{in_words}"""
+{in_words}{speed}"""
 
 IN_WORDS = """
 ## As one line
 
     flashlift run "{problem}" --check
 """
+
+SPEED = """
+## Speed beside FlexAttention
+
+{lines}
+"""
+
+# The runs of benchmarks/results that pages quote, and their tables.
+ON_GPU = ("2026-11-21-h200-320c7cb", "mods")
+ON_CPU = ("2026-11-21-cpu-avx512-b5baf45", "flex")
 
 INDEX = """# Gallery
 
@@ -116,6 +126,37 @@ def in_words(entry: Entry, problem: str) -> str:
     return f"attn h{sizes['hq']} {length}{depth} {entry.words or entry.picture}"
 
 
+def row_of(result: str, table: str, problem: str) -> tuple[dict, dict, dict]:
+    """A run, a table of it, and what the table has of a problem."""
+    run = json.loads((ROOT / "benchmarks" / "results" / f"{result}.json").read_text())
+    found = run["tables"][table]
+    (row,) = [one for one in found["rows"] if one["problem"] == problem]
+    return run, found, row["values"]
+
+
+def speed(entry: Entry) -> str:
+    lines = []
+    if entry.on_gpu:
+        run, table, values = row_of(*ON_GPU, entry.on_gpu)
+        sizes = table["title"].split(", ", 1)[1]
+        ours, *peers = values.items()
+        figures = "; ".join(
+            [f"{ours[1]} {table['unit']}", *(f"{who.replace(', ', ' by ')} {one}" for who, one in peers)]
+        )
+        lines.append(f"- {run['hardware']}, {sizes}, {entry.on_gpu}: {figures} {_source(ON_GPU[0])}.")
+    if entry.on_cpu:
+        run, _, values = row_of(*ON_CPU, entry.on_cpu)
+        figures = ", ".join(f"{value} times in {dtype}" for dtype, value in values.items())
+        machine = run["hardware"].split(";")[0]
+        lines.append(f"- {machine}, H8 S1024 D64, {entry.on_cpu}: the speed of compiled FlexAttention {figures} "
+                     f"{_source(ON_CPU[0])}.")  # fmt: skip
+    return SPEED.format(lines="\n".join(lines)) if lines else ""
+
+
+def _source(result: str) -> str:
+    return f"([{result}](../../benchmarks/results/{result}.json))"
+
+
 def draw(text: str, path: Path) -> dict:
     done = run(BUILD / "bin" / "flashlift", "draw", text, "-o", path, "--q-tile", TILE, "--kv-tile", TILE, "--json")
     return json.loads(done)["tiles"]
@@ -133,7 +174,7 @@ def make(folder: Path) -> None:
         total = sum(counts.values())
         one_line = IN_WORDS.format(problem=words) if words else ""
         (folder / f"{entry.name}.md").write_text(
-            PAGE.format(**vars(entry) | {"in_words": one_line}, **counts, total=total, tile=TILE)
+            PAGE.format(**vars(entry) | {"in_words": one_line, "speed": speed(entry)}, **counts, total=total, tile=TILE)
         )
         computed = counts["full"] + counts["partial"]
         first_sentence = re.split(r"(?<=[.]) ", entry.about)[0].rstrip(".")
