@@ -143,14 +143,18 @@ def speed(entry: Entry) -> str:
         figures = "; ".join(
             [f"{ours[1]} {table['unit']}", *(f"{who.replace(', ', ' by ')} {one}" for who, one in peers)]
         )
-        lines.append(f"- {run['hardware']}, {sizes}, {entry.on_gpu}: {figures} {_source(ON_GPU[0])}.")
+        lines.append(f"- {_sentence(run['hardware'])}, {sizes}, {entry.on_gpu}: {figures} {_source(ON_GPU[0])}.")
     if entry.on_cpu:
         run, _, values = row_of(*ON_CPU, entry.on_cpu)
         figures = ", ".join(f"{value} times in {dtype}" for dtype, value in values.items())
-        machine = run["hardware"].split(";")[0]
+        machine = _sentence(run["hardware"].split(";")[0])
         lines.append(f"- {machine}, H8 S1024 D64, {entry.on_cpu}: the speed of compiled FlexAttention {figures} "
                      f"{_source(ON_CPU[0])}.")  # fmt: skip
     return SPEED.format(lines="\n".join(lines)) if lines else ""
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _source(result: str) -> str:
