@@ -9,7 +9,7 @@
 namespace flashlift::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kQuiet(300);  // work that is done by then shows nothing
+constexpr std::chrono::milliseconds kQuiet(100);  // work that is done by then shows nothing
 constexpr std::chrono::milliseconds kInterval(200);
 constexpr const char* kStartOfLine = "\r\033[K";  // and nothing behind it
 
