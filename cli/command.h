@@ -23,6 +23,8 @@ void add_explain(CLI::App& app, Outcome& outcome);
 void add_draw(CLI::App& app, Outcome& outcome);
 void add_fuse(CLI::App& app, Outcome& outcome);
 void add_compile(CLI::App& app, Outcome& outcome);
+void add_tune(CLI::App& app, Outcome& outcome);
+void add_cache(CLI::App& app, Outcome& outcome);
 void add_info(CLI::App& app, Outcome& outcome);
 
 }  // namespace flashlift::cli

@@ -32,6 +32,9 @@ std::vector<std::string> options_of(const CLI::App& command) {
       names.push_back("--" + name);
     }
   }
+  for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(inner->get_name());
+  }
   return names;
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <fstream>
 #include <memory>
 #include <string>
 
@@ -11,6 +10,7 @@
 #include "problem/word_texts.h"
 #include "score/operation.h"
 #include "support/environment.h"
+#include "support/processor.h"
 #include "support/version.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "plan/cpu_list.h"
@@ -36,18 +36,6 @@ Json describe_environment() {
 }
 
 #ifdef FLASHLIFT_HAS_CPU
-// What the processor calls itself, where Linux tells.
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
 void add_cpu(Json& devices) {
   const auto best = [](const plan::CpuMachine& machine) {
     const std::optional<cpu::Isa> isa = plan::best_isa(machine);

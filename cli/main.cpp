@@ -75,6 +75,8 @@ int parse_and_run(int argc, char** argv) {
   add_draw(app, outcome);
   add_fuse(app, outcome);
   add_compile(app, outcome);
+  add_tune(app, outcome);
+  add_cache(app, outcome);
   add_info(app, outcome);
   add_completion(app, outcome);
 

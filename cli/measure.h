@@ -3,12 +3,15 @@
 
 #include <string>
 
-#include "cli/inputs.h"
 #include "cli/output.h"
-#include "cli/target.h"
 #include "flashlift/attention.h"
+#include "tuning/inputs.h"
+#include "tuning/target.h"
 
 namespace flashlift::cli {
+
+using tuning::Inputs;
+using tuning::Target;
 
 struct CompiledAttention {
   Attention attention;

@@ -99,7 +99,7 @@ void DataOptions::add_backward_to(CLI::App& command) {
 }
 
 Result<Inputs> DataOptions::draw(const Problem& problem) const {
-  const Layout order = layout == "bshd" ? Layout::kBshd : Layout::kBhsd;
+  const tuning::Layout order = layout == "bshd" ? tuning::Layout::kBshd : tuning::Layout::kBhsd;
   FLASHLIFT_ASSIGN_OR_RETURN(Inputs inputs, Inputs::draw(problem, seed, order));
   if (backward) {
     FLASHLIFT_RETURN_IF_ERROR(inputs.add_gradients(problem, seed));

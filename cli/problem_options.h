@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <string>
 
-#include "cli/inputs.h"
 #include "flashlift/attention.h"
+#include "tuning/inputs.h"
 
 namespace flashlift::cli {
+
+using tuning::Inputs;
 
 struct DataOptions {
   uint64_t seed = 1;

@@ -15,6 +15,7 @@
 #include "flashlift/backward.h"
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
+#include "flashlift/tuning.h"
 
 #pragma GCC visibility push(default)  // this is what the shared library exports
 
@@ -41,6 +42,12 @@ struct CompileOptions {
   // False: the problem's batch and lengths only fill their places. On a GPU nothing is compiled before a call comes,
   // and what is compiled then is for lengths like the call's.
   bool lengths_known = true;
+  // How each pass runs. Where nothing is said here and no implementation is named, the database of what was tuned is
+  // asked, as the policy allows: for the problem at its own lengths, or at those that were tuned last where
+  // lengths_known is false.
+  Tuning forward;
+  Tuning backward;
+  TuningPolicy tuning = TuningPolicy::kFromEnvironment;
 };
 
 struct RunOptions {

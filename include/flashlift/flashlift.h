@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 7
+#define FLASHLIFT_API_VERSION 8
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -82,6 +82,14 @@ const char* flashlift_problem_json(const FlashliftProblem* problem);
 
 /* ---- Compiling ---- */
 
+/* What is done with the database of what was tuned; see flashlift_tune. */
+typedef enum FlashliftTuningPolicy {
+  FLASHLIFT_TUNING_FROM_ENVIRONMENT = 0, /* FLASHLIFT_TUNING: off, read or write; without it write */
+  FLASHLIFT_TUNING_OFF = 1,              /* compiling takes nothing from it, tuning puts nothing there */
+  FLASHLIFT_TUNING_READ = 2,  /* compiling takes from it; tuning gives what it finds there, otherwise only measures */
+  FLASHLIFT_TUNING_WRITE = 3, /* compiling takes from it; tuning measures and puts the result there */
+} FlashliftTuningPolicy;
+
 /* An attention compiled for one class of problems and one device. Immutable. */
 typedef struct FlashliftAttention FlashliftAttention;
 
@@ -92,6 +100,8 @@ typedef struct FlashliftCompileOptions {
   /* since version 5 */
   int32_t lengths_unknown; /* 1: batch, sq and skv of the problem only fill their places. A GPU's kernels are then
                               compiled by the first calls, for lengths like theirs */
+  /* since version 8 */
+  int32_t tuning_policy; /* a FlashliftTuningPolicy */
 } FlashliftCompileOptions;
 
 /* Compiles a problem given as one line of text, programs included (docs/problem.md). `options` may be NULL: the CPU.
@@ -128,6 +138,34 @@ void flashlift_precompiled_destroy(FlashliftPrecompiled* precompiled);
 /* A JSON list with an object for each kernel: architecture, implementation, kernel, cached (whether the cache had it)
  * and seconds. Lives as long as `precompiled`. */
 const char* flashlift_precompiled_json(const FlashliftPrecompiled* precompiled);
+
+typedef struct FlashliftTuneOptions {
+  size_t struct_size;
+  DLDevice device;
+  int32_t backward;      /* 1: the backward pass, which is tuned by itself */
+  int32_t heads_inside;  /* 1: tensors lie in memory as [batch, length, heads, depth] */
+  double seconds;        /* how long to measure, about; 0 is 2 */
+  int32_t tuning_policy; /* a FlashliftTuningPolicy */
+  /* NULL, or called between measurements with the part that is done, from 0 to 1, and how many candidates are left.
+   * Other than 0 ends the measuring: CANCELLED. */
+  int32_t (*on_progress)(void* context, double done, int32_t left);
+  void* context;
+} FlashliftTuneOptions;
+
+/* What was measured. Immutable. */
+typedef struct FlashliftTuned FlashliftTuned;
+
+/* Measures the candidates for a problem on this machine, and puts the fastest into a database (SQLite, in
+ * FLASHLIFT_CACHE_DIR) that processes share. Compiling the same problem for the same lengths takes it from there, where
+ * no implementation is named. Nothing else measures. `options` and `result` may be NULL. Errors: as
+ * flashlift_attention_compile; NOT_FOUND without SQLite, or where the folder cannot be used. Since version 8. */
+FlashliftError* flashlift_tune(const char* problem, const FlashliftTuneOptions* options, FlashliftTuned** result);
+/* Takes NULL too. */
+void flashlift_tuned_destroy(FlashliftTuned* tuned);
+/* A JSON object: problem, device, direction, best (implementation or null, q_tile, kv_tile, splits, threads; 0 is the
+ * library's own), ms, heuristics_ms, from_database, stored, and candidates, the fastest first, each like best with ms
+ * (null where it failed), calls and failure. Lives as long as `tuned`. */
+const char* flashlift_tuned_json(const FlashliftTuned* tuned);
 
 /* The problem in canonical text, every named feature as the program it became. Lives as long as the attention. */
 const char* flashlift_attention_problem(const FlashliftAttention* attention);

@@ -20,6 +20,7 @@ from flashlift._errors import (
 from flashlift._library import version
 from flashlift._precompile import PrecompiledKernel, precompile
 from flashlift._problem import Problem
+from flashlift._tune import TuneCandidate, Tuned, Tuning, tune
 
 __all__ = [
     "Attention",
@@ -32,9 +33,13 @@ __all__ = [
     "NotFoundError",
     "PrecompiledKernel",
     "Problem",
+    "TuneCandidate",
+    "Tuned",
+    "Tuning",
     "UnsupportedError",
     "compile",
     "precompile",
+    "tune",
     "__version__",
 ]
 

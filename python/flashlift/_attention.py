@@ -26,6 +26,23 @@ from flashlift._tensor import Tensor, numpy_type
 
 _DEVICES = {"cpu": 1, "cuda": 2}
 
+_POLICIES = {None: 0, "off": 1, "read": 2, "write": 3}
+
+
+def parse_device(device: str) -> DLDevice:
+    match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,9}))?", device, re.ASCII) if isinstance(device, str) else None
+    if match is None:
+        raise InvalidArgumentError(f'device is "{device}"; expected "cpu", "cuda" or "cuda:N"')
+    return DLDevice(_DEVICES[match[1]], int(match[2] or 0))
+
+
+def parse_policy(name: str, policy: str | None) -> int:
+    """The number of a FlashliftTuningPolicy."""
+    if policy is not None and (not isinstance(policy, str) or policy not in _POLICIES):
+        raise InvalidArgumentError(f'{name} is {policy!r}; expected "off", "read", "write" or None')
+    return _POLICIES[policy]
+
+
 # In the problem's order, or by name.
 Captures = Sequence[Any] | Mapping[str, Any]
 
@@ -55,19 +72,18 @@ class Attention:
         implementation: str | None = None,
         *,
         lengths_known: bool = True,
+        tuning: str | None = None,
     ) -> None:
         """As compile(). lengths_known=False: b, sq and skv of the problem only fill their places; kernels for a GPU are
         compiled by the first calls, for lengths like theirs."""
         self._library = core()
         self._handle = ctypes.c_void_p()
-        match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,9}))?", device, re.ASCII)
-        if match is None:
-            raise InvalidArgumentError(f'device is "{device}"; expected "cpu", "cuda" or "cuda:N"')
         options = CompileOptions(
             ctypes.sizeof(CompileOptions),
-            DLDevice(_DEVICES[match[1]], int(match[2] or 0)),
+            parse_device(device),
             c_text(implementation, "implementation") if implementation else None,
             not lengths_known,
+            parse_policy("tuning", tuning),
         )
         check(
             self._library,
@@ -364,11 +380,18 @@ def _options(stream: int | None) -> RunOptions | None:
     return RunOptions(ctypes.sizeof(RunOptions), None, stream) if stream else None
 
 
-def compile(problem: str | Problem, *, device: str = "cpu", implementation: str | None = None) -> Attention:
+def compile(
+    problem: str | Problem,
+    *,
+    device: str = "cpu",
+    implementation: str | None = None,
+    tuning: str | None = None,
+) -> Attention:
     """Compiles a problem given as one line of text, such as "attn b1 h8 s1024 d64 f32 causal", or as a Problem.
 
     device: "cpu", "cuda" or "cuda:N". implementation: None for the first that accepts the problem, or a name: then
-    that one is used, or its reason why not is raised.
+    that one is used, or its reason why not is raised. tuning: "off" to take nothing from what flashlift.tune found;
+    None: as FLASHLIFT_TUNING says.
     Raises InvalidArgumentError for a malformed problem, UnsupportedError if no implementation accepts it.
     """
-    return Attention(problem, device, implementation)
+    return Attention(problem, device, implementation, tuning=tuning)

@@ -7,6 +7,7 @@ version of Python.
 import ctypes
 import functools
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     c_char,
@@ -27,7 +28,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 7
+_API_VERSION = 8
 
 
 class DLDevice(Structure):
@@ -56,6 +57,23 @@ class CompileOptions(Structure):
         ("device", DLDevice),
         ("implementation", c_char_p),
         ("lengths_unknown", c_int32),
+        ("tuning_policy", c_int32),
+    ]
+
+
+TuneProgress = CFUNCTYPE(c_int32, c_void_p, c_double, c_int32)
+
+
+class TuneOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("device", DLDevice),
+        ("backward", c_int32),
+        ("heads_inside", c_int32),
+        ("seconds", c_double),
+        ("tuning_policy", c_int32),
+        ("on_progress", TuneProgress),
+        ("context", c_void_p),
     ]
 
 
@@ -209,6 +227,9 @@ _CORE = _ERRORS | {
     "flashlift_precompile": (c_void_p, [c_char_p, POINTER(PrecompileOptions), POINTER(c_void_p)]),
     "flashlift_precompiled_destroy": (None, [c_void_p]),
     "flashlift_precompiled_json": (c_char_p, [c_void_p]),
+    "flashlift_tune": (c_void_p, [c_char_p, POINTER(TuneOptions), POINTER(c_void_p)]),
+    "flashlift_tuned_destroy": (None, [c_void_p]),
+    "flashlift_tuned_json": (c_char_p, [c_void_p]),
     "flashlift_judge": (c_void_p, [POINTER(Subject), POINTER(Judgement)]),
 }
 _STABLEHLO = _ERRORS | {

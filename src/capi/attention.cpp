@@ -7,6 +7,7 @@
 
 #include "capi/dlpack.h"
 #include "capi/error.h"
+#include "capi/tune.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
 #include "score/operation.h"
@@ -41,6 +42,7 @@ Result<CompileOptions> to_options(const FlashliftCompileOptions& given) {
   options.device_ordinal = given.device.device_id;
   options.implementation = given.implementation == nullptr ? "" : given.implementation;
   options.lengths_known = given.lengths_unknown == 0;
+  FLASHLIFT_ASSIGN_OR_RETURN(options.tuning, to_policy(given.tuning_policy));
   return options;
 }
 

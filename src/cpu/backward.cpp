@@ -165,6 +165,9 @@ int64_t chunk_keys(const Backward& kernel, const CallSizes& sizes, bool captured
   constexpr int64_t kCacheBytes = 1 << 20;
   constexpr int64_t kTasksPerThread = 4;
   const BackwardConfig& config = kernel.config();
+  if (config.chunk > 0) {
+    return config.chunk;
+  }
   const int64_t packed = product_pairs(kernel, sizes) == nullptr ? sizeof(float) : sizeof(Bf16);
   const int64_t key_bytes = (2 * kernel.d_stride() + kernel.v_stride()) * packed +
                             (kernel.d_stride() + kernel.v_stride()) * static_cast<int64_t>(sizeof(float));
@@ -217,9 +220,17 @@ struct MemoryLayout {
 
 }  // namespace
 
+Status BackwardConfig::verify() const {
+  if (chunk < 0 || chunk > max_chunk || chunk % kv_tile != 0) {
+    return invalid_argument("keys of a task are {}; expected a multiple of {} up to {}", chunk, kv_tile, max_chunk);
+  }
+  return {};
+}
+
 Result<Backward> Backward::compile(const Forward& forward, const std::vector<bool>& wants_gradient,
-                                   const Compiler& compiler) {
-  Backward backward(forward);
+                                   const Compiler& compiler, const BackwardConfig& config) {
+  FLASHLIFT_RETURN_IF_ERROR(config.verify());
+  Backward backward(forward, config);
   const Problem& problem = forward.problem();
   if (problem.score_mod || problem.mask_mod) {
     FLASHLIFT_ASSIGN_OR_RETURN(backward.gradient_, compiler(problem, forward.kernels().isa, wants_gradient));
@@ -264,20 +275,21 @@ Status Backward::run(const BackwardArguments& arguments, const Parallel& paralle
   return Run(call, parallel, layout.memory.workers, captured, *memory, done).run();
 }
 
-std::string Backward::describe(const Forward& forward) {
-  const BackwardConfig config;
-  return fmt::format("{} tiles of {} queries by {} keys, {} to {} keys a task, {} products, {}",
-                     to_string(forward.kernels().isa), config.q_tile, config.kv_tile, config.min_chunk,
-                     config.max_chunk, forward.pairs() == nullptr ? "f32" : "bf16",
+std::string Backward::describe(const Forward& forward, const BackwardConfig& config) {
+  const std::string keys =
+      config.chunk > 0 ? fmt::format("{}", config.chunk) : fmt::format("{} to {}", config.min_chunk, config.max_chunk);
+  return fmt::format("{} tiles of {} queries by {} keys, {} keys a task, {} products, {}",
+                     to_string(forward.kernels().isa), config.q_tile, config.kv_tile, keys,
+                     forward.pairs() == nullptr ? "f32" : "bf16",
                      forward.score() == nullptr                 ? "no programs"
                      : compiles_programs(forward.kernels().isa) ? "programs compiled by LLVM"
                                                                 : "programs interpreted");
 }
 
-int64_t Backward::workspace_bytes(const Forward& forward, int concurrency) {
+int64_t Backward::workspace_bytes(const Forward& forward, const BackwardConfig& config, int concurrency) {
   const Problem& p = forward.problem();
-  const MemoryLayout layout(Backward(forward), {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len}, true, nullptr,
-                            concurrency);
+  const MemoryLayout layout(Backward(forward, config), {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len}, true,
+                            nullptr, concurrency);
   return static_cast<int64_t>(layout.memory.shared) + layout.memory.workers * static_cast<int64_t>(layout.memory.tiles);
 }
 

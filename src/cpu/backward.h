@@ -19,6 +19,10 @@ struct BackwardConfig {
   // Keys of a task: whole tiles. Every task reads all queries and d_out, and adds to all of d_q.
   int64_t min_chunk = 256;
   int64_t max_chunk = 1024;
+  int64_t chunk = 0;  // so many keys a task; 0: by caches and threads, within the two above
+
+  // Errors: sizes that the kernels cannot work with.
+  Status verify() const;
 };
 
 // Compiled once per problem class and set of captured tensors whose gradients are wanted; immutable.
@@ -28,7 +32,7 @@ class Backward {
   using Compiler =
       std::function<Result<std::shared_ptr<const CompiledGradient>>(const Problem&, Isa, const std::vector<bool>&)>;
   static Result<Backward> compile(const Forward& forward, const std::vector<bool>& wants_gradient,
-                                  const Compiler& compiler = compile_gradient);
+                                  const Compiler& compiler = compile_gradient, const BackwardConfig& config = {});
 
   // The arguments have been verified against the problem. Errors: no memory.
   Status run(const BackwardArguments& arguments, const Parallel& parallel) const;
@@ -40,12 +44,12 @@ class Backward {
   int64_t d_stride() const { return round_up(forward_.problem().head_dim, int64_t{forward_.kernels().lanes}); }
   int64_t v_stride() const { return round_up(forward_.problem().value_dim, int64_t{forward_.kernels().lanes}); }
   // What a call of the problem's own sizes uses besides inputs and outputs for d_q, d_k and d_v.
-  static int64_t workspace_bytes(const Forward& forward, int concurrency);
+  static int64_t workspace_bytes(const Forward& forward, const BackwardConfig& config, int concurrency);
   // How a backward pass with the kernels of `forward` runs, for people.
-  static std::string describe(const Forward& forward);
+  static std::string describe(const Forward& forward, const BackwardConfig& config);
 
  private:
-  explicit Backward(const Forward& forward) : forward_(forward) {}
+  Backward(const Forward& forward, const BackwardConfig& config) : forward_(forward), config_(config) {}
 
   Forward forward_;
   BackwardConfig config_;

@@ -73,8 +73,26 @@ class Work {
 
 }  // namespace
 
-Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kernels, const ScoreCompiler& compiler) {
+Status ForwardConfig::verify() const {
+  constexpr int64_t kMostKeys = 512;  // more scores than the second-level cache holds
+  if (q_tile < kVisitRows || q_tile > ForwardConfig{}.q_tile || q_tile % kVisitRows != 0) {
+    return invalid_argument("q_tile is {}; expected a multiple of {} up to {}", q_tile, kVisitRows,
+                            ForwardConfig{}.q_tile);
+  }
+  if (kv_tile < kPanelKeys || kv_tile > kMostKeys || kv_tile % kPanelKeys != 0) {
+    return invalid_argument("kv_tile is {}; expected a multiple of {} up to {}", kv_tile, kPanelKeys, kMostKeys);
+  }
+  if (splits < 0 || splits > kMostSplits) {
+    return invalid_argument("splits is {}; expected 1 to {}, or 0 for the problem's own", splits, kMostSplits);
+  }
+  return {};
+}
+
+Result<Forward> Forward::compile(const Problem& problem, const TileKernels& kernels, const ScoreCompiler& compiler,
+                                 const ForwardConfig& config) {
+  FLASHLIFT_RETURN_IF_ERROR(config.verify());
   Forward forward(problem, kernels);
+  forward.config_ = config;
   int exponent = 0;
   const float mantissa = std::frexp(problem.scale, &exponent);
   // Huge and tiny powers could overflow or lose bits of small queries.
@@ -93,7 +111,7 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
                                static_cast<double>(sizes.kv_len) *
                                static_cast<double>(problem_.head_dim + problem_.value_dim);
   const int concurrency = multiply_adds < kInlineWork ? 1 : std::max(1, parallel.concurrency);
-  const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
+  const Partition partition(sizes, config_, concurrency);
   if (partition.tasks() == 0) {
     return {};
   }
@@ -131,7 +149,7 @@ Status Forward::run(const AttentionArguments& arguments, const Parallel& paralle
 
 int64_t Forward::workspace_bytes(int concurrency) const {
   const CallSizes sizes{problem_.batch, problem_.q_heads, problem_.kv_heads, problem_.q_len, problem_.kv_len};
-  const Partition partition(sizes, config_.q_tile, config_.kv_tile, concurrency);
+  const Partition partition(sizes, config_, concurrency);
   if (partition.tasks() == 0) {
     return 0;
   }

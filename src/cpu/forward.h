@@ -25,6 +25,10 @@ struct Parallel {
 struct ForwardConfig {
   int64_t q_tile = 1056;  // rows of a task: each packed block of keys serves this many
   int64_t kv_tile = 128;  // keys of a block; a whole number of panels for every instruction set
+  int64_t splits = 0;     // parts that the keys of a few rows are cut into; 0: by the problem
+
+  // Errors: sizes that the kernels cannot work with.
+  Status verify() const;
 };
 
 // Compiled once per problem class; immutable, so that any thread may run it.
@@ -33,7 +37,7 @@ class Forward {
   // compile_score, or a cache in front of it.
   using ScoreCompiler = std::function<Result<std::shared_ptr<const CompiledScore>>(const Problem&, Isa)>;
   static Result<Forward> compile(const Problem& problem, const TileKernels& kernels,
-                                 const ScoreCompiler& compiler = compile_score);
+                                 const ScoreCompiler& compiler = compile_score, const ForwardConfig& config = {});
 
   // The arguments have been verified against the problem.
   // Errors: no memory for the tiles; kCancelled.

@@ -15,6 +15,10 @@ namespace flashlift::cpu {
 inline constexpr int64_t kVisitRows = 48;
 inline constexpr int64_t kMaxVisitGroups = ForwardConfig{}.q_tile / kVisitRows;
 
+// A block of keys is a whole number of these for every instruction set, and for dropout's counters.
+inline constexpr int64_t kPanelKeys = 64;
+inline constexpr int64_t kMostSplits = 64;
+
 // Tasks of up to so many rows multiply keys and values as they lie, in f32: to pack them would cost more than it saves.
 // A task has no fewer rows than a head group has in all, or many more.
 inline constexpr int64_t kDirectRows = 8;

@@ -11,13 +11,12 @@ namespace {
 constexpr int64_t kMinRows = 48;
 // Enough tasks for the largest sockets when a decode step is split over its keys.
 constexpr int64_t kSplitTasks = 32;
-// Up to so many rows a call counts as decoding.
-constexpr int64_t kSplitMaxRows = 128;
 constexpr int64_t kSplitMinKeys = 512;
 
 }  // namespace
 
-Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, int concurrency) : sizes_(sizes) {
+Partition::Partition(const CallSizes& sizes, const ForwardConfig& config, int concurrency) : sizes_(sizes) {
+  const int64_t max_rows = config.q_tile;
   const int64_t pairs = sizes.batch * sizes.kv_heads;
   const int64_t rows_per_pair = sizes.group() * sizes.q_len;
   if (pairs == 0 || rows_per_pair == 0) {
@@ -34,9 +33,10 @@ Partition::Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, 
 
   keys_per_split_ = std::max<int64_t>(sizes.kv_len, 1);
   if (rows_per_pair <= kSplitMaxRows) {
-    const int64_t wanted_splits = std::min(divide_up(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
+    const int64_t wanted_splits =
+        config.splits > 0 ? config.splits : std::min(divide_up(kSplitTasks, pairs), sizes.kv_len / kSplitMinKeys);
     if (wanted_splits > 1) {
-      keys_per_split_ = round_up(divide_up(sizes.kv_len, wanted_splits), kv_tile);
+      keys_per_split_ = round_up(divide_up(sizes.kv_len, wanted_splits), config.kv_tile);
       splits_ = divide_up(sizes.kv_len, keys_per_split_);
     }
   }

@@ -3,9 +3,13 @@
 
 #include <cstdint>
 
+#include "cpu/forward.h"
 #include "flashlift/problem.h"
 
 namespace flashlift::cpu {
+
+// Up to so many rows a call counts as decoding: its keys may be split among tasks.
+inline constexpr int64_t kSplitMaxRows = 128;
 
 // Sizes of one call.
 struct CallSizes {
@@ -39,7 +43,7 @@ struct Task {
 // splits of the keys change the order of sums, so they depend on the problem alone.
 class Partition {
  public:
-  Partition(const CallSizes& sizes, int64_t max_rows, int64_t kv_tile, int concurrency);
+  Partition(const CallSizes& sizes, const ForwardConfig& config, int concurrency);
 
   int64_t tasks() const { return tasks_; }
   int64_t splits() const { return splits_; }

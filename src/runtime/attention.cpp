@@ -2,10 +2,13 @@
 
 #include <new>
 
+#include "database/tuning_database.h"
 #include "runtime/implementation.h"
+#include "runtime/tuning_device.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/fork_guard.h"
+#include "support/log.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "runtime/cpu_attention.h"
 #endif
@@ -18,6 +21,13 @@ namespace {
 
 Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(const Problem& problem,
                                                                             const CompileOptions& options) {
+  for (const Tuning* pass : {&options.forward, &options.backward}) {
+    if (!options.implementation.empty() && !pass->implementation.empty() &&
+        pass->implementation != options.implementation) {
+      return invalid_argument("implementation is {}, and {} for one pass; name one of them", options.implementation,
+                              pass->implementation);
+    }
+  }
   switch (options.device) {
     case DeviceKind::kCpu:
 #ifdef FLASHLIFT_HAS_CPU
@@ -33,6 +43,25 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
 #endif
   }
   return invalid_argument("unknown device");
+}
+
+// What the database says of passes of which the caller says nothing. True if it said anything.
+bool take_tuned(const Problem& problem, CompileOptions& options) {
+  if (!options.implementation.empty() || database::effective(options.tuning) == TuningPolicy::kOff ||
+      !database::anything_tuned()) {
+    return false;
+  }
+  const Result<std::string> device = runtime::tuning_device(options.device, options.device_ordinal);
+  const auto take = [&](bool backward, Tuning& tuning) {
+    if (!device.ok() || tuning != Tuning{}) {
+      return false;
+    }
+    const auto found = database::find_tuned(*device, backward, problem, options.lengths_known);
+    tuning = found ? found->tuning : Tuning{};
+    return tuning != Tuning{};
+  };
+  const bool forward = take(false, options.forward);
+  return take(true, options.backward) || forward;
 }
 
 // Memory that runs out is an error like any other. Its message is short enough to need no memory itself.
@@ -81,6 +110,14 @@ Result<Attention> Attention::compile(const Problem& problem, const CompileOption
     FLASHLIFT_RETURN_IF_ERROR(check_fork());
     FLASHLIFT_RETURN_IF_ERROR(check_environment());
     FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+    CompileOptions tuned = options;
+    if (take_tuned(problem, tuned)) {
+      if (auto implementation = compile_for_device(problem, tuned); implementation.ok()) {
+        return Attention(*std::move(implementation));
+      } else {
+        log(LogLevel::kWarning, "not as tuned: {}", implementation.error().message);
+      }
+    }
     FLASHLIFT_ASSIGN_OR_RETURN(auto implementation, compile_for_device(problem, options));
     return Attention(std::move(implementation));
   } catch (const std::bad_alloc&) {

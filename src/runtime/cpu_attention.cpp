@@ -41,17 +41,22 @@ Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Simp
 class CpuAttention : public Attention::Implementation {
  public:
   // The forward pass's kernels, and the backward pass's: none, if it has none, for the reason that is given.
-  CpuAttention(const Problem& given, const SimplifiedProblem& compiled, cpu::Forward forward,
-               Result<cpu::Forward> backward_kernels)
+  CpuAttention(const Problem& given, const SimplifiedProblem& compiled, const CompileOptions& options,
+               cpu::Forward forward, Result<cpu::Forward> backward_kernels)
       : given_(given),
         compiled_(compiled),
+        forward_threads_(options.forward.threads),
+        backward_threads_(options.backward.threads),
+        backward_config_(backward_config(options.backward)),
         forward_(std::move(forward)),
         backward_kernels_(std::move(backward_kernels)) {}
+
+  static cpu::BackwardConfig backward_config(const Tuning& tuning) { return {.chunk = tuning.kv_tile}; }
 
   const Problem& problem() const override { return given_; }
 
   Status run(const AttentionArguments& arguments, const RunOptions& options) const override {
-    return forward_.run(arguments, parallel(options));
+    return forward_.run(arguments, parallel(options, forward_threads_));
   }
 
   Status prepare_backward(const std::vector<bool>& capture_gradients) const override {
@@ -69,12 +74,13 @@ class CpuAttention : public Attention::Implementation {
       wanted_bits |= uint64_t{arguments.d_captures[i].has_value()} << i;
     }
     FLASHLIFT_ASSIGN_OR_RETURN(const auto backward, get_backward(wanted_bits));
-    return backward->run(arguments, parallel(options));
+    return backward->run(arguments, parallel(options, backward_threads_));
   }
 
   int64_t workspace_bytes(int concurrency) const override { return forward_.workspace_bytes(concurrency); }
   int64_t backward_workspace_bytes(int concurrency) const override {
-    return backward_kernels_.ok() ? cpu::Backward::workspace_bytes(*backward_kernels_, concurrency) : 0;
+    return backward_kernels_.ok() ? cpu::Backward::workspace_bytes(*backward_kernels_, backward_config_, concurrency)
+                                  : 0;
   }
   Result<std::string> code() const override { return forward_.code(); }
 
@@ -92,24 +98,30 @@ class CpuAttention : public Attention::Implementation {
         wanted[i] = ((wanted_bits >> i) & 1) != 0;
       }
       FLASHLIFT_ASSIGN_OR_RETURN(cpu::Backward compiled,
-                                 cpu::Backward::compile(*backward_kernels_, wanted,
-                                                        [&](const Problem&, cpu::Isa isa, const std::vector<bool>& of) {
-                                                          return compile_gradient(compiled_, isa, of);
-                                                        }));
+                                 cpu::Backward::compile(
+                                     *backward_kernels_, wanted,
+                                     [&](const Problem&, cpu::Isa isa, const std::vector<bool>& of) {
+                                       return compile_gradient(compiled_, isa, of);
+                                     },
+                                     backward_config_));
       return std::make_shared<const cpu::Backward>(std::move(compiled));
     });
   }
 
-  static cpu::Parallel parallel(const RunOptions& options) {
+  // most: 0 for as many threads as there are
+  static cpu::Parallel parallel(const RunOptions& options, int most) {
     Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
     return {
-        executor.concurrency(),
+        most > 0 ? std::min(most, executor.concurrency()) : executor.concurrency(),
         [&executor](int64_t count, const std::function<void(int64_t)>& body) { executor.parallel_for(count, body); },
         options.cancelled};
   }
 
   Problem given_;
   SimplifiedProblem compiled_;
+  int forward_threads_;
+  int backward_threads_;
+  cpu::BackwardConfig backward_config_;
   cpu::Forward forward_;
   Result<cpu::Forward> backward_kernels_;
   // By which captured tensors' gradients are wanted.
@@ -118,16 +130,16 @@ class CpuAttention : public Attention::Implementation {
 
 using Answers = plan::Answers<plan::CpuImplementation>;
 
-Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa isa) {
+Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa isa, const cpu::ForwardConfig& config) {
   const auto compile_score = [&](const Problem& p, cpu::Isa i) {
     return score_cache().get(program_key(problem, i), [&] { return cpu::compile_score(p, i); });
   };
-  return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score);
+  return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score, config);
 }
 
 // The kernels of the first implementation of a list that takes the problem, and what each said.
 Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
-                            std::vector<Consideration>& considerations) {
+                            const cpu::ForwardConfig& config, std::vector<Consideration>& considerations) {
   if (!answers.ok()) {
     return answers.error();
   }
@@ -136,7 +148,25 @@ Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answe
   if (row == nullptr) {
     return unsupported("no CPU implementation of the {} pass takes this problem: {}", pass, plan::reasons_of(*answers));
   }
-  return compile_forward(problem, row->isa);
+  return compile_forward(problem, row->isa, config);
+}
+
+// 0 where nothing is said of a size.
+cpu::ForwardConfig forward_config(const Tuning& tuning) {
+  cpu::ForwardConfig config;
+  config.q_tile = tuning.q_tile == 0 ? config.q_tile : tuning.q_tile;
+  config.kv_tile = tuning.kv_tile == 0 ? config.kv_tile : tuning.kv_tile;
+  config.splits = tuning.splits;
+  return config;
+}
+
+// What differs from the library's own choice, for people.
+std::string note(const Tuning& tuning) {
+  return tuning == Tuning{} ? "" : fmt::format(" (tuned: {})", to_string(tuning));
+}
+
+Status check_threads(const Tuning& tuning) {
+  return tuning.threads >= 0 ? Status() : invalid_argument("threads are {}; expected 1 or more", tuning.threads);
 }
 
 }  // namespace
@@ -145,27 +175,33 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
                                                                      const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const plan::CpuMachine machine, plan::this_cpu());
   const SimplifiedProblem compiled(problem);
-  const auto ask = [&](const char* what) {
-    return plan::ask(plan::cpu_list(), options.implementation, what,
-                     [&](const plan::CpuImplementation& row, bool by_name) {
+  FLASHLIFT_RETURN_IF_ERROR(check_threads(options.forward));
+  FLASHLIFT_RETURN_IF_ERROR(check_threads(options.backward));
+  FLASHLIFT_RETURN_IF_ERROR(CpuAttention::backward_config(options.backward).verify());
+  const auto ask = [&](const char* what, const Tuning& tuning) {
+    return plan::ask(plan::cpu_list(), tuning.implementation.empty() ? options.implementation : tuning.implementation,
+                     what, [&](const plan::CpuImplementation& row, bool by_name) {
                        return plan::refusal(row, *compiled, machine, by_name);
                      });
   };
   std::vector<Consideration> considerations;
-  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward,
-                             choose(compiled, ask("the CPU's forward pass"), "forward", considerations));
-  considerations.back().reason = forward.describe();
+  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, choose(compiled, ask("the CPU's forward pass", options.forward),
+                                                          "forward", forward_config(options.forward), considerations));
+  considerations.back().reason = forward.describe() + note(options.forward);
   std::vector<Consideration> backward_considerations;
   Result<cpu::Forward> backward_kernels =
-      choose(compiled, ask("the CPU's backward pass"), "backward", backward_considerations);
+      choose(compiled, ask("the CPU's backward pass", options.backward), "backward", {}, backward_considerations);
   if (backward_kernels.ok()) {
-    backward_considerations.back().reason = cpu::Backward::describe(*backward_kernels);
+    backward_considerations.back().reason =
+        cpu::Backward::describe(*backward_kernels, CpuAttention::backward_config(options.backward)) +
+        note(options.backward);
   }
   for (const Consideration& one : considerations) {
     log(one.accepted ? LogLevel::kInfo : LogLevel::kDebug, "{}{}: {}", one.implementation,
         one.accepted ? "" : " rejected", one.reason);
   }
-  auto attention = std::make_shared<CpuAttention>(problem, compiled, std::move(forward), std::move(backward_kernels));
+  auto attention =
+      std::make_shared<CpuAttention>(problem, compiled, options, std::move(forward), std::move(backward_kernels));
   attention->name = considerations.back().implementation;
   attention->considerations = std::move(considerations);
   attention->backward_considerations = std::move(backward_considerations);

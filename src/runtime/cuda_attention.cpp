@@ -42,7 +42,7 @@ class CudaAttention : public Attention::Implementation {
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
     auto attention = std::make_shared<CudaAttention>(problem, *SimplifiedProblem(problem), device);
-    FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options.implementation));
+    FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options));
     FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known));
     return attention;
   }
@@ -133,14 +133,23 @@ class CudaAttention : public Attention::Implementation {
  private:
   using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
 
-  Status ask_lists(const std::string& asked) {
+  // What was tuned says something of calls of the problem's own lengths, and of no others.
+  Status ask_lists(const CompileOptions& options) {
+    const auto asked_for = [&](const Tuning& tuning) {
+      return tuning.implementation.empty() ? options.implementation : tuning.implementation;
+    };
+    const auto own_length = static_cast<size_t>(cuda::length_class(compiled_, compiled_.q_len));
     for (size_t i = 0; i < cuda::kLengthClasses; ++i) {
       const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
         return plan::refusal(row, compiled_, static_cast<LengthClass>(i), device_, by_name);
       };
-      FLASHLIFT_ASSIGN_OR_RETURN(forwards_[i],
-                                 plan::ask(plan::cuda_forward_list(), asked, "CUDA's forward pass", refusal));
+      FLASHLIFT_ASSIGN_OR_RETURN(
+          forwards_[i],
+          plan::ask(plan::cuda_forward_list(),
+                    options.lengths_known && i == own_length ? asked_for(options.forward) : options.implementation,
+                    "CUDA's forward pass", refusal));
     }
+    const std::string asked = asked_for(options.backward);
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
       return plan::refusal(row, compiled_, device_);
     };

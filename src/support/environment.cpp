@@ -16,13 +16,15 @@ constexpr EnvironmentEntry kTable[] = {
      "CPU implementation to begin with, in the order amx, avx512_bf16, avx512, avx2, portable"},
     {EnvironmentVariable::kThreads, "FLASHLIFT_THREADS", "threads of the CPU backend's own pool (default: all cores)"},
     {EnvironmentVariable::kCacheDir, "FLASHLIFT_CACHE_DIR",
-     "folder of the kernel cache, nobody else's (default: ~/.cache/flashlift)"},
+     "folder of the caches, nobody else's (default: ~/.cache/flashlift)"},
     {EnvironmentVariable::kNvrtc, "FLASHLIFT_NVRTC",
      "absolute path of libnvrtc.so (default: where pip, conda, PyTorch or the system put it)"},
     {EnvironmentVariable::kPjrtPlugin, "FLASHLIFT_PJRT_PLUGIN",
      "absolute path of the PJRT plugin that libflashlift_pjrt wraps (default: one beside it or in its site-packages)"},
     {EnvironmentVariable::kPjrtReport, "FLASHLIFT_PJRT_REPORT",
      "file to which libflashlift_pjrt appends a line of JSON for each module that it is given (default: none)"},
+    {EnvironmentVariable::kTuning, "FLASHLIFT_TUNING",
+     "what is done with the database of what was tuned: off, read or write (default: write)"},
 };
 
 }  // namespace
@@ -58,6 +60,11 @@ Status check_environment() {
   const auto level = environment_value(EnvironmentVariable::kLog);
   if (level && std::ranges::find(kLevels, *level) == std::end(kLevels)) {
     return invalid_argument("FLASHLIFT_LOG is '{}', expected debug, info, warning, error or off", *level);
+  }
+  static constexpr std::string_view kPolicies[] = {"off", "read", "write"};
+  const auto policy = environment_value(EnvironmentVariable::kTuning);
+  if (policy && std::ranges::find(kPolicies, *policy) == std::end(kPolicies)) {
+    return invalid_argument("FLASHLIFT_TUNING is '{}', expected off, read or write", *policy);
   }
   return {};
 }

@@ -9,7 +9,16 @@
 
 namespace flashlift {
 
-enum class EnvironmentVariable { kLog, kIsa, kThreads, kCacheDir, kNvrtc, kPjrtPlugin, kPjrtReport };
+enum class EnvironmentVariable {
+  kLog,
+  kIsa,
+  kThreads,
+  kCacheDir,
+  kNvrtc,
+  kPjrtPlugin,
+  kPjrtReport,
+  kTuning,
+};
 
 struct EnvironmentEntry {
   EnvironmentVariable variable;

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <memory>
 
+#include "support/environment.h"
 #include "support/error.h"
 
 namespace flashlift {
@@ -29,6 +31,26 @@ void make_folders(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+Result<std::filesystem::path> cache_folder() {
+  if (const auto folder = environment_value(EnvironmentVariable::kCacheDir)) {
+    if (!std::filesystem::path(*folder).is_absolute()) {
+      return invalid_argument("FLASHLIFT_CACHE_DIR is {}; expected an absolute path", *folder);
+    }
+    return std::filesystem::path(*folder);
+  }
+  // The XDG base directory specification: a relative path is as good as none.
+  const char* cache = secure_getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') {
+    return std::filesystem::path(cache) / "flashlift";
+  }
+  const char* home = secure_getenv("HOME");
+  if (home == nullptr || *home != '/') {
+    return not_found("HOME is {}; set FLASHLIFT_CACHE_DIR to a folder for them",
+                     home == nullptr ? "not set" : "no absolute path");
+  }
+  return std::filesystem::path(home) / ".cache" / "flashlift";
+}
 
 Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
   if (!path.is_absolute()) {

@@ -16,6 +16,10 @@
 
 namespace flashlift {
 
+// FLASHLIFT_CACHE_DIR, or flashlift/ in the user's cache folder (XDG_CACHE_HOME, or .cache in HOME).
+// Errors: the variable that counts is no absolute path, or none is set.
+Result<std::filesystem::path> cache_folder();
+
 // An open folder, so that what was checked is what is used even if its name is given to another one.
 class PrivateFolder {
  public:

@@ -15,7 +15,7 @@ TEST(Partition, CoversEveryScoreOnce) {
         for (const int64_t kv_len : {0, 1, 300, 5000}) {
           for (const int concurrency : {1, 2, 64}) {
             const CallSizes sizes{batch, 2 * group, 2, q_len, kv_len};
-            const Partition partition(sizes, 480, 128, concurrency);
+            const Partition partition(sizes, {.q_tile = 480}, concurrency);
             // Keys seen by each row.
             std::vector<int64_t> keys(static_cast<size_t>(batch * sizes.q_heads * q_len), 0);
             for (int64_t i = 0; i < partition.tasks(); ++i) {
@@ -41,9 +41,17 @@ TEST(Partition, CoversEveryScoreOnce) {
 
 TEST(Partition, SplitsOfTheKeysDoNotDependOnTheThreads) {
   const CallSizes decode{1, 32, 8, 1, 16384};
-  EXPECT_GT(Partition(decode, 480, 128, 2).splits(), 1);
-  EXPECT_EQ(Partition(decode, 480, 128, 2).splits(), Partition(decode, 480, 128, 64).splits());
-  EXPECT_EQ(Partition({1, 8, 8, 4096, 4096}, 480, 128, 64).splits(), 1);
+  EXPECT_GT(Partition(decode, {.q_tile = 480}, 2).splits(), 1);
+  EXPECT_EQ(Partition(decode, {.q_tile = 480}, 2).splits(), Partition(decode, {.q_tile = 480}, 64).splits());
+  EXPECT_EQ(Partition({1, 8, 8, 4096, 4096}, {.q_tile = 480}, 64).splits(), 1);
+}
+
+TEST(Partition, AsManySplitsAsTheConfigurationAsksFor) {
+  const CallSizes decode{1, 32, 8, 1, 16384};
+  EXPECT_EQ(Partition(decode, {.splits = 1}, 2).splits(), 1);
+  EXPECT_EQ(Partition(decode, {.splits = 16}, 2).splits(), 16);
+  EXPECT_EQ(Partition({1, 32, 8, 1, 300}, {.splits = 16}, 2).splits(), 3);  // whole blocks of keys
+  EXPECT_EQ(Partition({1, 8, 8, 4096, 4096}, {.splits = 16}, 2).splits(), 1);
 }
 
 }  // namespace

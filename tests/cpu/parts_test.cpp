@@ -17,7 +17,7 @@ class Call {
   explicit Call(const std::string& text, int concurrency = 2)
       : forward_(*Forward::compile(*parse_problem(text), tile_kernels(Isa::kAvx2))),
         sizes_{problem().batch, problem().q_heads, problem().kv_heads, problem().q_len, problem().kv_len},
-        partition_(sizes_, forward_.config().q_tile, forward_.config().kv_tile, concurrency),
+        partition_(sizes_, forward_.config(), concurrency),
         visits_(problem(), sizes_.batch, sizes_.q_len, sizes_.kv_len, {}),
         memory_(SharedParts::bytes(problem(), partition_) / sizeof(Part) + 1),
         shared_(reinterpret_cast<std::byte*>(memory_.data()), problem(), partition_, visits_),

@@ -16,6 +16,12 @@ def seeded():
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def untuned(monkeypatch):
+    """What was tuned on a developer's machine decides nothing here."""
+    monkeypatch.setenv("FLASHLIFT_TUNING", "off")
+
+
 @pytest.fixture(scope="session")
 def root():
     """The repository."""

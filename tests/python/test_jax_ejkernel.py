@@ -32,7 +32,11 @@ def infos():
     yield MaskInfo.from_attention_mask(table).apply_chunked(6, offset=2)
     yield MaskInfo.from_attention_mask(table[:, 0]).apply_kv_lengths(jnp.asarray([4, S]))
     yield MaskInfo.from_attention_mask(table[:, 0, 0], mask_is_valid=False)
-    yield MaskInfo.from_segments(types, is_attn_mask=True).apply_token_type_ids(types, zero_policy="both")
+    padded = MaskInfo.from_segments(types, is_attn_mask=True)
+    yield padded.apply_token_type_ids(types, combine="intersect", zero_policy="both")
+    yield padded.apply_causal().apply_token_type_ids(types)  # a causal text with images that see themselves whole
+    yield MaskInfo.from_attention_mask(table).apply_token_type_ids(types, zero_policy="none").apply_causal(3)
+    yield segments.apply_token_type_ids(types, combine="replace")
     yield MaskInfo.from_cu_seqlens(jnp.asarray([0, 5, 2, 16]), max_q_len=S)
 
 

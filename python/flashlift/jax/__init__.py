@@ -33,6 +33,7 @@ from flashlift.jax._flash_attention import flash_attention
 from flashlift.jax._fuse import FusedFunction, Report, fuse
 from flashlift.jax._mask_info import MaskInfo
 from flashlift.jax._register import register
+from flashlift.jax._tune import tune
 
 __all__ = [
     "AutotunePolicy",
@@ -61,4 +62,5 @@ __all__ = [
     "overlay_cache",
     "policy_override",
     "register",
+    "tune",
 ]

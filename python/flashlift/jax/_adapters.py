@@ -1,6 +1,7 @@
 """Attention by the signatures of neural network libraries, none of which is imported."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,16 +31,19 @@ def flax_attention_fn(
     qk_attn_weights_einsum: Any = None,
     attn_weights_value_einsum: Any = None,
     is_causal: bool = False,
+    promote_dtype: Callable[..., Any] | None = None,
 ) -> jax.Array:
     """Flax's dot_product_attention, linen's and nnx's, for `attention_fn=`.
 
     query, key, value: [batch..., length, heads, depth], with any number of batch dimensions, or none. bias, mask:
     [batch..., heads, q_len, kv_len], each of this size or 1. A query that sees no key gives the mean of value, as
-    there. Softmax is always of float32. Dropout is as there but for broadcast_dropout: each batch and head leaves out
-    keys of its own.
+    there. Softmax is always of float32. promote_dtype: nnx's, of the three together. Dropout is as there but for
+    broadcast_dropout: each batch and head leaves out keys of its own.
     """
     if einsum_dot_general is not None:
         raise UnsupportedError("einsum_dot_general came; the products are the kernel's: leave it out")
+    if promote_dtype is not None:
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
     q, k, v = (as_array(name, one) for name, one in (("query", query), ("key", key), ("value", value)))
     if not q.ndim == k.ndim == v.ndim >= 3:
         raise InvalidArgumentError(

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 import flashlift
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._problem import Problem
+from flashlift._tune import Tuned
 from flashlift.jax._arguments import check_platform
 from flashlift.jax._call import DTYPES, sizes_of
 from flashlift.jax._config import (
@@ -26,6 +27,7 @@ from flashlift.jax._config import (
     check_config,
 )
 from flashlift.jax._flash_attention import flash_attention
+from flashlift.jax._tune import tune
 
 Result = jax.Array | tuple[jax.Array, jax.Array]
 
@@ -195,6 +197,16 @@ class Executor:
     def choose_config(self, kernel: Any, *args: Any, cfg: Any = None, **kwargs: Any) -> Any:
         """The configuration that a call would run with."""
         return self.chooser.choose(Invocation(kernel.op_id, args, kwargs, override_cfg=cfg), kernel)
+
+    def tune(
+        self, kernel: Any, *args: Any, seconds: float = 2.0, policy: str | None = None, **kwargs: Any
+    ) -> list[Tuned]:
+        """Measures tiles, splits and threads, too, for the kernels of such a call, and remembers them for all of
+        Flashlift's front ends; see flashlift.jax.tune."""
+        arrays = {name: one for name, one in kwargs.items() if hasattr(one, "shape")}
+        plain = {name: one for name, one in kwargs.items() if name not in arrays}
+        run = jax.jit(lambda args, arrays: kernel.run(*args, **arrays, **plain))
+        return tune(run, args, arrays, seconds=seconds, policy=policy)
 
     def compile(self, kernel: Any, *args: Any, cfg: Any = None, **kwargs: Any) -> Any:
         """The call compiled for arrays like these."""

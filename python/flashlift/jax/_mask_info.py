@@ -26,11 +26,11 @@ Keep = Callable[[Any, Any, Any, Any], Any]
 class _Rule:
     """One condition: its kind, its numbers, and its arrays, whose first dimension is the batch."""
 
-    kind: str = dataclasses.field(metadata={"static": True})
+    kind: str = dataclasses.field(metadata={"static": True})  # "union": what it keeps is kept besides what others keep
     numbers: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     arrays: tuple[jax.Array, ...] = ()
 
-    def keep(self, b: Any, _h: Any, q: Any, kv: Any) -> Any:
+    def keep(self, b: Any, h: Any, q: Any, kv: Any) -> Any:
         offset = self.arrays[0][b] if self.kind in ("causal", "window", "chunk") and self.arrays else 0
         if self.kind == "causal":
             return kv <= q + self.numbers[0] + offset
@@ -43,6 +43,12 @@ class _Rule:
             return (q // size == kv // size) & (kv <= q + shift + offset)
         if self.kind == "lengths":
             return kv < self.arrays[0][b]
+        if self.kind == "mask":
+            mask = self.arrays[0]
+            return mask[b if mask.shape[0] > 1 else 0, h if mask.shape[1] > 1 else 0, q, kv]
+        if self.kind == "segments":
+            of_q, of_kv = self.arrays[0][b, q], self.arrays[1][b, kv]
+            return (of_q == of_kv) & (of_q >= 0)
         of_q, of_kv = self.arrays[0][b, q], self.arrays[1][b, kv]  # token types
         return (of_q == of_kv) & (of_q != 0 if self.numbers[0] else True) & (of_kv != 0 if self.numbers[1] else True)
 
@@ -163,18 +169,40 @@ class MaskInfo:
         return self._with(_Rule("lengths", (), (as_array("kv_lengths", kv_lengths).astype(jnp.int32).reshape(-1),)))
 
     def apply_token_type_ids(
-        self, token_type_ids: Any, *, combine: str = "intersect", zero_policy: str = "q"
+        self, token_type_ids: Any, *, combine: str = "union", zero_policy: str = "q"
     ) -> "MaskInfo":
-        """Keeps keys of the query's own type: one array [batch, length], or one for queries and one for keys. Type 0
-        sees nothing ("q"), is not seen ("kv"), both, or is a type like others ("none")."""
-        if combine != "intersect" or zero_policy not in ("q", "kv", "both", "none"):
+        """Keys of the query's own type: one array [batch, length], or one for queries and one for keys. They are kept
+        besides what was kept until now ("union"), or of what was kept those alone ("intersect"), or all else is
+        forgotten ("replace"). Type 0 sees nothing by its type ("q"), is not seen ("kv"), both, or is a type like others
+        ("none")."""
+        if combine not in ("union", "intersect", "replace") or zero_policy not in ("q", "kv", "both", "none"):
             raise InvalidArgumentError(
-                f'combine is "{combine}" and zero_policy "{zero_policy}"; expected "intersect", and q, kv, both or none'
+                f'combine is "{combine}" and zero_policy "{zero_policy}"; expected union, intersect or replace, and q, '
+                "kv, both or none"
             )
         pair = token_type_ids if isinstance(token_type_ids, (tuple, list)) else (token_type_ids, token_type_ids)
         arrays = tuple(_ids("token_type_ids", one) for one in pair)
         zeros = int(zero_policy in ("q", "both")), int(zero_policy in ("kv", "both"))
-        return self._with(_Rule("types", zeros, arrays))
+        if combine == "intersect":
+            return self._with(_Rule("types", zeros, arrays))
+        before = self._as_rules() if combine == "union" else ()
+        if combine == "union" and not before:
+            raise InvalidArgumentError(
+                'combine is "union", and nothing is masked yet, so that all would be kept; expected "replace", or '
+                "conditions before"
+            )
+        kind = "union" if combine == "union" else "types"
+        alone = dataclasses.replace(self, mask=None, q_segment_ids=None, kv_segment_ids=None)
+        return dataclasses.replace(alone, rules=(*before, _Rule(kind, zeros, arrays)))
+
+    def _as_rules(self) -> tuple[_Rule, ...]:
+        """All of it as conditions, in which a mask and segment ids stand as they are."""
+        first = []
+        if self.mask is not None:
+            first.append(_Rule("mask", (), (self.mask,)))
+        if self.q_segment_ids is not None and self.kv_segment_ids is not None:
+            first.append(_Rule("segments", (), (self.q_segment_ids, self.kv_segment_ids)))
+        return (*first, *self.rules)
 
     def replace(self, **fields: Any) -> "MaskInfo":
         """The same with other fields; attention_mask is the mask."""
@@ -197,7 +225,10 @@ class MaskInfo:
     def kv_len(self) -> int | None:
         if self.kv_segment_ids is not None:
             return int(self.kv_segment_ids.shape[1])
-        return None if self.mask is None else int(self.mask.shape[3])
+        if self.mask is not None:
+            return int(self.mask.shape[3])
+        types = self._types()
+        return None if types is None else int(types[1].shape[1])
 
     @property
     def shape(self) -> tuple[int | None, int | None, int | None]:
@@ -206,7 +237,14 @@ class MaskInfo:
     def _size(self, of_ids: int, of_mask: int) -> int | None:
         if self.q_segment_ids is not None:
             return int(self.q_segment_ids.shape[of_ids])
-        return None if self.mask is None else int(self.mask.shape[of_mask])
+        if self.mask is not None:
+            return int(self.mask.shape[of_mask])
+        types = self._types()
+        return None if types is None else int(types[0].shape[of_ids])
+
+    def _types(self) -> tuple[jax.Array, ...] | None:
+        """Arrays that tell the lengths where neither a mask nor segment ids do."""
+        return next((rule.arrays for rule in self.rules if rule.kind in ("types", "union")), None)
 
     @property
     def is_self_attention(self) -> bool:
@@ -253,7 +291,8 @@ class MaskInfo:
         def keep(b: Any, h: Any, q: Any, kv: Any) -> Any:
             kept = self.rules[0].keep(b, h, q, kv)
             for rule in self.rules[1:]:
-                kept &= rule.keep(b, h, q, kv)
+                own = rule.keep(b, h, q, kv)
+                kept = kept | own if rule.kind == "union" else kept & own
             return kept
 
         return keep

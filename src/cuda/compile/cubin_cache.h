@@ -33,10 +33,6 @@ class CubinCache {
   int64_t most_bytes_;
 };
 
-// FLASHLIFT_CACHE_DIR, or flashlift/ in the user's cache folder (XDG_CACHE_HOME, or .cache in HOME).
-// Errors: the variable that counts is no absolute path, or none is set.
-Result<std::filesystem::path> cache_folder();
-
 // What the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 

@@ -1,4 +1,4 @@
-#include "cli/inputs.h"
+#include "tuning/inputs.h"
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 #include "support/error.h"
 #include "support/half.h"
 
-namespace flashlift::cli {
+namespace flashlift::tuning {
 namespace {
 
 // splitmix64, because the distributions of <random> give other numbers on other standard libraries.
@@ -253,4 +253,4 @@ Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
   return inputs;
 }
 
-}  // namespace flashlift::cli
+}  // namespace flashlift::tuning

@@ -10,7 +10,7 @@
 #include "flashlift/backward.h"
 #include "flashlift/problem.h"
 
-namespace flashlift::cli {
+namespace flashlift::tuning {
 
 enum class Layout { kBhsd, kBshd };
 
@@ -41,4 +41,4 @@ class Inputs {
   std::optional<BackwardArguments> backward_;
 };
 
-}  // namespace flashlift::cli
+}  // namespace flashlift::tuning

@@ -1,4 +1,4 @@
-#include "cli/target.h"
+#include "tuning/target.h"
 
 #include <chrono>
 
@@ -7,7 +7,7 @@
 #include "cuda/launch/device_tensors.h"
 #endif
 
-namespace flashlift::cli {
+namespace flashlift::tuning {
 namespace {
 
 class HostTarget : public Target {
@@ -104,4 +104,4 @@ Result<std::unique_ptr<Target>> Target::create(const CompileOptions& options, co
   return std::unique_ptr<Target>(std::make_unique<HostTarget>(inputs));
 }
 
-}  // namespace flashlift::cli
+}  // namespace flashlift::tuning

@@ -3,10 +3,10 @@
 
 #include <memory>
 
-#include "cli/inputs.h"
 #include "flashlift/attention.h"
+#include "tuning/inputs.h"
 
-namespace flashlift::cli {
+namespace flashlift::tuning {
 
 class Target {
  public:
@@ -21,4 +21,4 @@ class Target {
   virtual Status fetch() = 0;
 };
 
-}  // namespace flashlift::cli
+}  // namespace flashlift::tuning

@@ -1,0 +1,162 @@
+// flashlift tune: measures the candidates for problems and remembers the fastest.
+#include "flashlift/tune.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/problem_options.h"
+#include "tuning/tuned_json.h"
+
+namespace flashlift::cli {
+namespace {
+
+const std::map<std::string, TuningPolicy> kPolicies = {
+    {"off", TuningPolicy::kOff}, {"read", TuningPolicy::kRead}, {"write", TuningPolicy::kWrite}};
+constexpr size_t kShown = 8;
+
+struct Options {
+  std::vector<std::string> problems;
+  std::string device = "cpu";
+  std::string layout = "bhsd";
+  std::string policy;
+  bool backward = false;
+  bool all = false;
+  bool json = false;
+  double seconds = 1;
+};
+
+// A bar on standard error, where a person watches it.
+class Bar {
+ public:
+  explicit Bar(std::string title) : title_(std::move(title)), shown_(isatty(STDERR_FILENO) != 0) {}
+  ~Bar() { clear(); }
+  Bar(const Bar&) = delete;
+  Bar& operator=(const Bar&) = delete;
+
+  void show(double done, int left) {
+    constexpr int kWidth = 30;
+    const int full = static_cast<int>(done * kWidth);
+    if (!shown_ || (full == full_ && left == left_)) {
+      return;
+    }
+    full_ = full;
+    left_ = left;
+    std::fputs(
+        fmt::format("\r[{:#<{}}{:.<{}}] {} candidates  {}\033[K", "", full, "", kWidth - full, left, title_).c_str(),
+        stderr);
+    std::fflush(stderr);
+  }
+  void clear() {
+    if (full_ >= 0) {
+      std::fputs("\r\033[K", stderr);
+      full_ = -1;
+    }
+  }
+
+ private:
+  std::string title_;
+  bool shown_;
+  int full_ = -1;
+  int left_ = -1;
+};
+
+// How many times as fast as the heuristics.
+std::string gain(double heuristics_ms, double ms) { return fmt::format("{:.2f}", ms > 0 ? heuristics_ms / ms : 1.0); }
+
+void print_candidates(const std::string& problem, const Tuned& tuned, bool all) {
+  fmt::print("{}\n", problem);
+  const auto size = [](int64_t number) { return number == 0 ? std::string("-") : fmt::format("{}", number); };
+  Table table({"implementation", "q tile", "kv tile", "splits", "threads", "ms", "speed", "calls"});
+  size_t shown = 0;
+  for (const TuneCandidate& one : tuned.candidates) {
+    const bool is_heuristics = one.tuning == Tuning{};
+    if (!one.failure.empty() || (!all && shown >= kShown && !is_heuristics)) {
+      continue;
+    }
+    ++shown;
+    table.add({is_heuristics ? "heuristics" : one.tuning.implementation, size(one.tuning.q_tile),
+               size(one.tuning.kv_tile), size(one.tuning.splits), size(one.tuning.threads),
+               fmt::format("{:.4g}", one.ms), gain(tuned.heuristics_ms, one.ms), fmt::format("{}", one.calls)});
+  }
+  fmt::print("{}", table.text());
+  if (shown < tuned.candidates.size()) {
+    fmt::print("and {} slower ones (--all shows them)\n", tuned.candidates.size() - shown);
+  }
+  fmt::print("\n");
+}
+
+Outcome run_tune(const Options& options) {
+  std::vector<Problem> problems;
+  for (const std::string& text : options.problems) {
+    FLASHLIFT_ASSIGN_OR_RETURN(problems.emplace_back(), parse_problem(text));
+  }
+  Json results = Json::array();
+  Table table({"problem", "best", "ms", "heuristics", "speed"});
+  bool stored = false;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    Bar bar(fmt::format("problem {} of {}", i + 1, problems.size()));
+    const TuneOptions tune_options{
+        .device = options.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+        .backward = options.backward,
+        .heads_inside = options.layout == "bshd",
+        .seconds = options.seconds,
+        .policy = options.policy.empty() ? TuningPolicy::kFromEnvironment : kPolicies.at(options.policy),
+        .on_progress = [&](double done, int left) {
+          bar.show(done, left);
+          return true;
+        }};
+    FLASHLIFT_ASSIGN_OR_RETURN(const Tuned tuned, tune(problems[i], tune_options));
+    bar.clear();
+    stored = stored || tuned.stored;
+    results.push_back(Json::parse(tuning::to_json(options.problems[i], options.backward, tuned)));
+    if (!options.json && !tuned.candidates.empty()) {
+      print_candidates(options.problems[i], tuned, options.all);
+    }
+    table.add({options.problems[i], to_string(tuned.best) + (tuned.from_database ? " (from the database)" : ""),
+               fmt::format("{:.4g}", tuned.ms), fmt::format("{:.4g}", tuned.heuristics_ms),
+               gain(tuned.heuristics_ms, tuned.ms)});
+  }
+  if (options.json) {
+    print_json({{"results", results}});
+  } else {
+    fmt::print("{}{}", table.text(), stored ? "Stored; `flashlift cache list` shows all that is.\n" : "");
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app, Outcome& outcome) {
+  CLI::App* command = app.add_subcommand("tune", "Measure the candidates for problems, and remember the fastest");
+  auto options = std::make_shared<Options>();
+  command->add_option("PROBLEMS", options->problems, "The problems, in one line each; see below")->required();
+  command->add_option("--device", options->device, "Where they run: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->option_text("TEXT [cpu]");
+  command->add_option("--layout", options->layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
+      ->check(CLI::IsMember({"bhsd", "bshd"}))
+      ->option_text("TEXT [bhsd]");
+  command->add_flag("--backward", options->backward, "The backward pass, which is tuned by itself");
+  add_seconds(*command, options->seconds, "How long to measure each, about");
+  command
+      ->add_option("--policy", options->policy,
+                   "write: measure and remember; read: measure only what is not remembered, and do not remember; off: "
+                   "measure only. Without it FLASHLIFT_TUNING")
+      ->check(CLI::IsMember({"off", "read", "write"}));
+  command->add_flag("--all", options->all, "Show all candidates");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->footer(
+      "Candidates are the implementations that take a problem; on a CPU with other tiles, splits and\n"
+      "threads, too. They are measured in turns. What is remembered holds for this device, this version\n"
+      "and the problem's own lengths, and every compile in any process takes it.\n\n" +
+      problem_footer());
+  command->callback([options, &outcome] { outcome = run_tune(*options); });
+}
+
+}  // namespace flashlift::cli

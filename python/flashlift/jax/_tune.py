@@ -1,0 +1,68 @@
+"""Tuning of all attention that a function of JAX runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from flashlift._errors import InvalidArgumentError
+from flashlift._tune import Tuned
+from flashlift._tune import tune as tune_problem
+from flashlift.jax._register import BACKWARD_TARGET, TARGET
+
+
+def tune(
+    function: Callable[..., Any],
+    *args: Any,
+    seconds: float = 2.0,
+    policy: str | None = None,
+    progress: bool | None = None,
+    **kwargs: Any,
+) -> list[Tuned]:
+    """Measures the candidates for each of Flashlift's calls in a function, forward and backward, and remembers the
+    fastest; see flashlift.tune, which seconds (of each call), policy and progress are for.
+
+    function: what may be jitted, fused or differentiated, called with args and kwargs, arrays or jax.ShapeDtypeStruct.
+    It is traced and not run. Functions that JAX compiles from now on take what was found; those that it has compiled
+    keep what they have.
+    """
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    device = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
+    found = []
+    for problem, backward, layout in _calls(jitted.lower(*args, **kwargs).compiler_ir("stablehlo")):
+        found.append(
+            tune_problem(
+                problem,
+                device=device,
+                backward=backward,
+                layout=layout,
+                seconds=seconds,
+                policy=policy,
+                progress=progress,
+            )
+        )
+    if not found:
+        raise InvalidArgumentError(
+            "the function runs no attention of Flashlift's; expected a call of flashlift.jax, or what fuse() returns"
+        )
+    return found
+
+
+def _calls(module: Any) -> dict[tuple[str, bool, str], None]:
+    """The problem of each call, whether it is a backward one, and its layout; each once, in order."""
+    calls: dict[tuple[str, bool, str], None] = {}
+
+    def visit(operation: Any) -> None:
+        attributes = operation.attributes
+        target = attributes["call_target_name"].value if "call_target_name" in attributes else ""
+        if target in (TARGET, BACKWARD_TARGET) and "mhlo.backend_config" in attributes:
+            config = attributes["mhlo.backend_config"]
+            layout = "bshd" if "q_dims" in config and config["q_dims"].value.index("s") == 1 else "bhsd"
+            calls[config["problem"].value, target == BACKWARD_TARGET, layout] = None
+        for region in operation.regions:
+            for block in region:
+                for inner in block:
+                    visit(inner.operation)
+
+    visit(module.operation)
+    return calls

@@ -1,0 +1,148 @@
+#include "database/sqlite.h"
+
+#include <dlfcn.h>
+
+#include "support/error.h"
+#include "support/fork_guard.h"
+
+namespace flashlift::database {
+namespace {
+
+// From sqlite3.h, where these numbers are part of the interface.
+constexpr int kOk = 0;
+constexpr int kCorrupt = 11;
+constexpr int kNoDatabase = 26;
+constexpr int kRow = 100;
+constexpr int kDone = 101;
+constexpr int kOpenReadOnly = 0x1;
+constexpr int kOpenReadWrite = 0x2;
+constexpr int kOpenCreate = 0x4;
+constexpr int kOpenFullMutex = 0x10000;
+constexpr int kOpenNoFollow = 0x01000000;
+void* const kCopied = reinterpret_cast<void*>(intptr_t{-1});  // SQLITE_TRANSIENT
+
+// Long enough for another process's few rows.
+constexpr int kPatienceMilliseconds = 5000;
+
+struct Library {
+  int (*open)(const char*, void**, int, const char*);
+  int (*close)(void*);
+  int (*busy_timeout)(void*, int);
+  int (*prepare)(void*, const char*, int, void**, const char**);
+  int (*step)(void*);
+  int (*finalize)(void*);
+  int (*bind_int64)(void*, int, int64_t);
+  int (*bind_double)(void*, int, double);
+  int (*bind_text)(void*, int, const char*, int, void*);
+  int64_t (*column_int64)(void*, int);
+  double (*column_double)(void*, int);
+  const unsigned char* (*column_text)(void*, int);
+  const char* (*message)(void*);
+};
+
+template <typename Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// The loader's, or the one of a Python environment that this library is installed in:
+// lib/python3.N/site-packages/flashlift/lib below its prefix.
+void* load() {
+  if (void* library = dlopen("libsqlite3.so.0", RTLD_NOW | RTLD_LOCAL)) {
+    return library;
+  }
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&load), &info) == 0 || info.dli_fname == nullptr) {
+    return nullptr;
+  }
+  const std::filesystem::path beside =
+      std::filesystem::path(info.dli_fname).parent_path() / "../../../../libsqlite3.so.0";
+  return beside.is_absolute() ? dlopen(beside.lexically_normal().c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+}
+
+Result<const Library*> find_library() {
+  static const Library* const found = []() -> const Library* {
+    const UncutByFork uncut;
+    void* file = load();
+    static Library library;
+    const bool is_whole =
+        file != nullptr && find(file, "sqlite3_open_v2", library.open) && find(file, "sqlite3_close", library.close) &&
+        find(file, "sqlite3_busy_timeout", library.busy_timeout) && find(file, "sqlite3_prepare_v2", library.prepare) &&
+        find(file, "sqlite3_step", library.step) && find(file, "sqlite3_finalize", library.finalize) &&
+        find(file, "sqlite3_bind_int64", library.bind_int64) &&
+        find(file, "sqlite3_bind_double", library.bind_double) && find(file, "sqlite3_bind_text", library.bind_text) &&
+        find(file, "sqlite3_column_int64", library.column_int64) &&
+        find(file, "sqlite3_column_double", library.column_double) &&
+        find(file, "sqlite3_column_text", library.column_text) && find(file, "sqlite3_errmsg", library.message);
+    return is_whole ? &library : nullptr;
+  }();
+  if (found == nullptr) {
+    return not_found("libsqlite3.so.0 was not found, which holds what is tuned; install it (Debian: libsqlite3-0)");
+  }
+  return found;
+}
+
+// Only where a connection is open, hence the library is there.
+const Library& library() { return **find_library(); }
+
+}  // namespace
+
+int64_t Row::integer(int column) const { return library().column_int64(statement_, column); }
+double Row::real(int column) const { return library().column_double(statement_, column); }
+std::string Row::text(int column) const {
+  const unsigned char* text = library().column_text(statement_, column);
+  return text == nullptr ? "" : reinterpret_cast<const char*>(text);
+}
+
+void Connection::Close::operator()(void* database) const { library().close(database); }
+
+Result<Connection> Connection::open(const std::filesystem::path& file, Access access) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const Library* const sqlite, find_library());
+  const int flags = access == Access::kRead ? kOpenReadOnly : kOpenReadWrite | kOpenCreate;
+  void* database = nullptr;
+  const int code = sqlite->open(file.c_str(), &database, flags | kOpenFullMutex | kOpenNoFollow, nullptr);
+  Connection connection(database);  // SQLite gives one even where it fails, which tells why
+  if (code != kOk) {
+    return not_found("{}: {}", file.string(), database == nullptr ? "no memory" : sqlite->message(database));
+  }
+  sqlite->busy_timeout(database, kPatienceMilliseconds);
+  FLASHLIFT_RETURN_IF_ERROR(connection.run("PRAGMA trusted_schema = OFF"));
+  return connection;
+}
+
+Error Connection::failure(int code, const std::string& doing) {
+  constexpr int kPrimary = 0xff;  // the rest of a code says more of the same
+  fault_ = (code & kPrimary) == kCorrupt || (code & kPrimary) == kNoDatabase ? Fault::kCorrupt : Fault::kOther;
+  return not_found("SQLite: {} ({})", library().message(database_.get()), doing);
+}
+
+Status Connection::run(const std::string& sql, const std::vector<Value>& values,
+                       const std::function<void(const Row&)>& on_row) {
+  const Library& sqlite = library();
+  void* statement = nullptr;
+  int code = sqlite.prepare(database_.get(), sql.c_str(), -1, &statement, nullptr);
+  const std::unique_ptr<void, int (*)(void*)> owner(statement, sqlite.finalize);
+  for (size_t i = 0; i < values.size() && code == kOk; ++i) {
+    const int place = static_cast<int>(i) + 1;
+    if (const auto* integer = std::get_if<int64_t>(&values[i])) {
+      code = sqlite.bind_int64(statement, place, *integer);
+    } else if (const auto* real = std::get_if<double>(&values[i])) {
+      code = sqlite.bind_double(statement, place, *real);
+    } else {
+      const std::string& text = std::get<std::string>(values[i]);
+      code = sqlite.bind_text(statement, place, text.c_str(), static_cast<int>(text.size()), kCopied);
+    }
+  }
+  if (code != kOk) {
+    return failure(code, sql);
+  }
+  while ((code = sqlite.step(statement)) == kRow) {
+    if (on_row) {
+      on_row(Row(statement));
+    }
+  }
+  return code == kDone ? Status() : Status(failure(code, sql));
+}
+
+}  // namespace flashlift::database

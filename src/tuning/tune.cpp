@@ -1,0 +1,268 @@
+#include "flashlift/tune.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <tuple>
+
+#include "database/tuning_database.h"
+#include "runtime/tuning_device.h"
+#include "support/environment.h"
+#include "support/error.h"
+#include "tuning/inputs.h"
+#include "tuning/target.h"
+#ifdef FLASHLIFT_HAS_CPU
+#include "plan/cpu_variants.h"
+#include "runtime/tbb_executor.h"
+#endif
+
+namespace flashlift {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A candidate must be so much faster than the heuristics to be kept instead: less is what chance gives.
+constexpr double kLeastGain = 0.02;
+// Implementations that take longer than the fastest one by this factor are not varied.
+constexpr double kWorthVarying = 1.5;
+// What a turn measures at once takes so long at least: a clock's own noise must not count.
+constexpr double kTurnMs = 1;
+constexpr int kMostCallsOfATurn = 64;
+// Turns before the medians decide. Slower candidates than these factors leave after the first, the second turn and so
+// on, those behind the last factor after every later one.
+constexpr double kMayBeSlower[] = {1.5, 1.3, 1.2, 1.15, 1.1};
+constexpr int kMostTurns = 200;
+constexpr int kLastTurns = 9;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> times) {
+  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+class Tuner {
+ public:
+  Tuner(const Problem& problem, const TuneOptions& options, tuning::Target& target)
+      : problem_(problem), options_(options), target_(target) {}
+
+  Status run() {
+    FLASHLIFT_RETURN_IF_ERROR(add({}));  // must run: an error of the problem is an error of tuning
+    if (!runners_.front().attention) {
+      return *failed_;
+    }
+    const std::string own = own_implementation();
+    std::vector<std::string> names = runtime::implementations_by_name(problem_, compile_options({}), options_.backward);
+    for (const std::string& name : names) {
+      if (name != own) {
+        FLASHLIFT_RETURN_IF_ERROR(add({.implementation = name}));
+      }
+    }
+    FLASHLIFT_RETURN_IF_ERROR(take_turn());
+    const std::vector<TuneCandidate> implementations = candidates_;
+    const double fastest = implementations[best()].ms;
+    for (const TuneCandidate& one : implementations) {
+      if (one.failure.empty() && one.ms <= kWorthVarying * fastest) {
+        FLASHLIFT_RETURN_IF_ERROR(add_variants(one.tuning.implementation.empty() ? own : one.tuning.implementation));
+      }
+    }
+    for (int turn = 0; turn < kMostTurns && (turn < 2 || !is_over()) && left() > 1; ++turn) {
+      FLASHLIFT_RETURN_IF_ERROR(take_turn());
+      drop_slow(turn);
+    }
+    return compare_best();
+  }
+
+  size_t best() const {
+    size_t found = 0;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      if (runners_[i].attention && candidates_[i].ms < candidates_[found].ms) {
+        found = i;
+      }
+    }
+    return found;
+  }
+
+  const std::vector<TuneCandidate>& candidates() const { return candidates_; }
+
+ private:
+  // What runs a candidate while it is in the race, and what its turns took.
+  struct Runner {
+    std::optional<Attention> attention;
+    std::vector<double> times;
+  };
+
+  CompileOptions compile_options(const Tuning& tuning) const {
+    CompileOptions options{.device = options_.device, .device_ordinal = options_.device_ordinal};
+    (options_.backward ? options.backward : options.forward) = tuning;
+    options.tuning = TuningPolicy::kOff;
+    return options;
+  }
+
+  // What a candidate cannot do is its failure; only cancelling ends it all.
+  Status add(const Tuning& tuning) {
+    candidates_.push_back({.tuning = tuning});
+    Result<Attention> attention = Attention::compile(problem_, compile_options(tuning));
+    runners_.push_back({attention.ok() ? std::optional(*attention) : std::nullopt, {}});
+    Status status = attention.ok() ? Status() : Status(attention.error());
+    if (status.ok()) {
+      const Result<double> first = target_.time(*attention);  // memory, code and caches are warm then
+      status = first.ok() ? Status() : Status(first.error());
+    }
+    if (!status.ok()) {
+      candidates_.back().failure = status.error().message;
+      runners_.back().attention.reset();
+      failed_ = status.error();
+    }
+    return tell();
+  }
+
+  Status add_variants([[maybe_unused]] const std::string& implementation) {
+#ifdef FLASHLIFT_HAS_CPU
+    if (options_.device == DeviceKind::kCpu) {
+      for (const Tuning& variant :
+           plan::cpu_variants(problem_, options_.backward, implementation, runtime::default_executor().concurrency())) {
+        if (is_over()) {
+          break;  // the first ones differ in one size only
+        }
+        FLASHLIFT_RETURN_IF_ERROR(add(variant));
+      }
+    }
+#endif
+    return {};
+  }
+
+  std::string own_implementation() const {
+    const Attention& own = *runners_.front().attention;
+    const auto& considered = options_.backward ? own.backward_considerations() : own.considerations();
+    return considered.empty() ? own.implementation() : considered.back().implementation;
+  }
+
+  // One measurement of each candidate in the race, one after the other, so that what disturbs the machine meets all.
+  Status take_turn() {
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      Runner& runner = runners_[i];
+      if (!runner.attention) {
+        continue;
+      }
+      const int calls =
+          candidates_[i].ms > 0 ? std::clamp(static_cast<int>(kTurnMs / candidates_[i].ms), 1, kMostCallsOfATurn) : 1;
+      double total = 0;
+      for (int call = 0; call < calls; ++call) {
+        FLASHLIFT_ASSIGN_OR_RETURN(const double ms, target_.time(*runner.attention));
+        total += ms;
+      }
+      runner.times.push_back(total / calls);
+      candidates_[i].ms = median(runner.times);
+      candidates_[i].calls += calls;
+      FLASHLIFT_RETURN_IF_ERROR(tell());
+    }
+    return {};
+  }
+
+  // The first of many in a race is partly the luckiest one: it is measured once more, beside the heuristics alone.
+  Status compare_best() {
+    const size_t found = best();
+    for (size_t i = 0; i < runners_.size(); ++i) {
+      if (i != 0 && i != found) {
+        runners_[i].attention.reset();
+      } else {
+        runners_[i].times.clear();
+      }
+    }
+    for (int turn = 0; turn < kLastTurns && left() > 1; ++turn) {
+      FLASHLIFT_RETURN_IF_ERROR(take_turn());
+    }
+    return {};
+  }
+
+  // The heuristics stay: what is kept must beat them.
+  void drop_slow(int turn) {
+    const double allowed =
+        kMayBeSlower[std::min<size_t>(static_cast<size_t>(turn), std::size(kMayBeSlower) - 1)] * candidates_[best()].ms;
+    for (size_t i = 1; i < candidates_.size(); ++i) {
+      if (candidates_[i].ms > allowed) {
+        runners_[i].attention.reset();
+      }
+    }
+  }
+
+  int left() const {
+    return static_cast<int>(
+        std::ranges::count_if(runners_, [](const Runner& one) { return one.attention.has_value(); }));
+  }
+  bool is_over() const { return milliseconds_since(start_) >= options_.seconds * 1e3; }
+
+  Status tell() const {
+    const double done = options_.seconds > 0 ? std::min(1.0, milliseconds_since(start_) / (options_.seconds * 1e3)) : 1;
+    if (options_.on_progress && !options_.on_progress(done, left())) {
+      return cancelled();
+    }
+    return {};
+  }
+
+  const Problem& problem_;
+  const TuneOptions& options_;
+  tuning::Target& target_;
+  const Clock::time_point start_ = Clock::now();
+  std::vector<TuneCandidate> candidates_;  // the first is the heuristics
+  std::vector<Runner> runners_;            // of each candidate
+  std::optional<Error> failed_;
+};
+
+}  // namespace
+
+Result<Tuned> tune(const Problem& problem, const TuneOptions& options) {
+  FLASHLIFT_RETURN_IF_ERROR(check_environment());
+  FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  if (!(options.seconds >= 0)) {
+    return invalid_argument("seconds are {}; expected 0 or more", options.seconds);
+  }
+  const TuningPolicy policy = database::effective(options.policy);
+  Tuned tuned;
+  FLASHLIFT_ASSIGN_OR_RETURN(tuned.device, runtime::tuning_device(options.device, options.device_ordinal));
+  if (policy == TuningPolicy::kRead) {
+    if (const auto found = database::find_tuned(tuned.device, options.backward, problem, true)) {
+      tuned.best = found->tuning;
+      tuned.ms = found->ms;
+      tuned.heuristics_ms = found->heuristics_ms;
+      tuned.from_database = true;
+      return tuned;
+    }
+  }
+  if (policy == TuningPolicy::kWrite) {
+    FLASHLIFT_RETURN_IF_ERROR(database::store_tuned({}));  // says now what would be wrong after seconds of measuring
+  }
+  const tuning::Layout layout = options.heads_inside ? tuning::Layout::kBshd : tuning::Layout::kBhsd;
+  FLASHLIFT_ASSIGN_OR_RETURN(tuning::Inputs inputs, tuning::Inputs::draw(problem, 1, layout));
+  if (options.backward) {
+    FLASHLIFT_RETURN_IF_ERROR(inputs.add_gradients(problem, 1));
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      const auto target,
+      tuning::Target::create({.device = options.device, .device_ordinal = options.device_ordinal, .implementation = ""},
+                             inputs));
+  Tuner tuner(problem, options, *target);
+  FLASHLIFT_RETURN_IF_ERROR(tuner.run());
+  const TuneCandidate& best = tuner.candidates()[tuner.best()];
+  tuned.candidates = tuner.candidates();
+  tuned.heuristics_ms = tuned.candidates.front().ms;
+  const bool gains = best.ms < (1 - kLeastGain) * tuned.heuristics_ms;
+  tuned.best = gains ? best.tuning : Tuning{};
+  tuned.ms = gains ? best.ms : tuned.heuristics_ms;
+  std::ranges::stable_sort(tuned.candidates, {},
+                           [](const TuneCandidate& one) { return std::tuple(!one.failure.empty(), one.ms); });
+  if (policy == TuningPolicy::kWrite) {
+    database::TunedEntry entry = database::make_entry(tuned.device, options.backward, problem);
+    entry.tuning = tuned.best;
+    entry.ms = tuned.ms;
+    entry.heuristics_ms = tuned.heuristics_ms;
+    FLASHLIFT_RETURN_IF_ERROR(database::store_tuned({entry}));
+    tuned.stored = true;
+  }
+  return tuned;
+}
+
+}  // namespace flashlift
