@@ -8,11 +8,13 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/Builders.h"
 #include "stablehlo/barriers.h"
+#include "stablehlo/branches.h"
 #include "stablehlo/bytecode/write.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange.h"
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
 #include "stablehlo/sharding.h"
@@ -38,6 +40,7 @@ class Fuser {
         partitioner_(module, annotations_, options.partitions) {}
 
   void run() {
+    merge_equal_branches(module_);
     llvm::SmallVector<mlir::Operation*> products;
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
@@ -110,9 +113,40 @@ class Fuser {
     return partitioner_.apply(split, *found.second_product->getBlock());
   }
 
+  // As it stands, or else as `rearranged`.
+  Outcome<LiftedAttention> lift(mlir::Operation* product, std::optional<Rearrangement>& rearranged) {
+    Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
+    if (found.ok() || found.error().reason == Reason::kNoCandidate || found.error().reason == Reason::kTooMuchWork) {
+      return found;
+    }
+    for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
+      const auto other = rearrange(product);
+      if (!other) {
+        continue;
+      }
+      work_.summed_exponentials.clear();
+      Outcome<LiftedAttention> again = lift_attention(other->product, gradients_, work_);
+      constexpr int64_t kFewestRows = 16;  // for which keys and values are copied
+      const bool copies_too_much =
+          again.ok() && rearrange == join_parts_of_keys &&
+          again->problem.q_len * (again->problem.q_heads / again->problem.kv_heads) < kFewestRows;
+      if (again.ok() && !copies_too_much) {
+        rearranged = other;
+        return again;
+      }
+      take_back(*other);
+      work_.summed_exponentials.clear();
+      if (copies_too_much) {
+        return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
+      }
+    }
+    return found;
+  }
+
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
-    const Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
+    std::optional<Rearrangement> rearranged;
+    const Outcome<LiftedAttention> found = lift(product, rearranged);
     if (!found.ok()) {
       if (found.error().reason == Reason::kNoCandidate) {
         return;
@@ -124,6 +158,9 @@ class Fuser {
     work_.summed_exponentials.clear();  // the module changes now
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
+      if (rearranged) {
+        take_back(*rearranged);
+      }
     } else {
       changed = candidate.fused = true;
       candidate.reason = found->summary;
@@ -131,6 +168,9 @@ class Fuser {
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
       std::vector<mlir::Operation*> unused;  // before any is erased: one may be computed from another
+      if (rearranged) {
+        unused.push_back(mlir::Value(rearranged->original).getDefiningOp());
+      }
       for (const ResultView* result : results_of(*found)) {
         unused.push_back(mlir::Value(result->replaced).getDefiningOp());
       }

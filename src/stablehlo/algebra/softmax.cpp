@@ -311,9 +311,47 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
   return false;
 }
 
+// Renormalised: (e / z) / sum of (e / z) is e / sum of e where z is itself the row sum of these exponentials, if under
+// fewer conditions. Of any other z a row may be 0 / 0. A guard may have been of the second sum, which need not be 1 or
+// more: then all stays.
+void cancel_row_sum(SymArena& arena, Product& product) {
+  if (product.has_guard) {
+    return;
+  }
+  for (size_t i = 0; i < product.over.size(); ++i) {
+    const SymId divisor = product.over[i];
+    if (arena[divisor].kind != SymKind::kReduce || arena.reduce_kind(divisor) != ReduceKind::kAdd) {
+      continue;
+    }
+    const std::vector<ReducePiece> pieces = arena.pieces(divisor);
+    const Product body = as_product(arena, pieces[0].body);
+    if (pieces.size() != 1 || pieces[0].atom != kKeyAtom || body.over.size() != 1 || !body.times.empty() ||
+        body.has_guard) {
+      continue;
+    }
+    const auto row_sum = std::find(product.over.begin(), product.over.end(), body.over[0]);
+    if (row_sum == product.over.end() || !holds_row_sum(arena, *row_sum)) {
+      continue;
+    }
+    const auto inner = match_denominator(arena, body, *row_sum);
+    if (!inner.ok() || !inner->sinks.empty() || inner->needs_maximum) {
+      continue;
+    }
+    SymId exponential = arena.op(Op::k_exp, {sum_of(arena, body.exponent)});
+    for (const SymId guard : body.guards) {
+      exponential = arena.op(Op::k_select, {guard, exponential, arena.f32(0.0f)});
+    }
+    product.over[i] = arena.reduce(ReduceKind::kAdd, {{.body = exponential, .size = pieces[0].size, .atom = kKeyAtom}});
+    product.over.erase(row_sum);
+    return;
+  }
+}
+
 }  // namespace
 
-Outcome<Softmax> match_softmax(SymArena& arena, const Product& product) {
+Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole) {
+  Product product = whole;
+  cancel_row_sum(arena, product);
   if (std::none_of(product.exponent.begin(), product.exponent.end(),
                    [&](const SignedTerm& term) { return arena[term.term].has_score; })) {
     return refuse<Reason::kNoExponential>();
@@ -409,23 +447,48 @@ bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
   if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1 || product.has_guard) {
     return false;
   }
-  const SymId z = product.times[0];
-  if (arena[z].kind != SymKind::kReduce || arena.reduce_kind(z) != ReduceKind::kAdd || !softmax.sinks.empty() ||
-      arena.pieces(z).size() != 1) {
+  const std::vector<SignedTerm> added = sorted(product.exponent);  // what was subtracted in the sum
+  bool guarded = false;
+  const auto parts = parts_of_divisor(arena, product.times[0], !added.empty(), guarded);
+  if (!parts.ok() || guarded || parts->size() != 1 + softmax.sinks.size()) {
     return false;
   }
-  const Product body = as_product(arena, arena.pieces(z)[0].body);
-  std::vector<SignedTerm> of_key;
-  std::vector<SignedTerm> of_row;
-  partition(arena, body.exponent, of_key, of_row);
-  if (!body.over.empty() || !body.times.empty() || sorted(body.guards) != sorted(softmax.guards) ||
-      sum_of(arena, of_key) != softmax.score) {
-    return false;
+  const auto is_shifted = [&](std::vector<SignedTerm> terms) {
+    for (SignedTerm& term : terms) {
+      term.negative = !term.negative;
+    }
+    return sorted(terms) == added;
+  };
+  bool found_keys = false;
+  std::vector<bool> found_sinks(softmax.sinks.size());
+  for (const ReducePiece& piece : *parts) {
+    const Product body = as_product(arena, piece.body);
+    std::vector<SignedTerm> of_key;
+    std::vector<SignedTerm> of_row;
+    partition(arena, body.exponent, of_key, of_row);
+    if (!body.over.empty() || !body.times.empty() || !is_shifted(of_row)) {
+      return false;
+    }
+    const SymId logit = sum_of(arena, of_key);
+    if (piece.atom == kKeyAtom) {
+      if (found_keys || sorted(body.guards) != sorted(softmax.guards) || logit != softmax.score) {
+        return false;
+      }
+      found_keys = true;
+      continue;
+    }
+    size_t sink = 0;
+    while (sink < softmax.sinks.size() &&
+           (found_sinks[sink] || softmax.sinks[sink] != logit || softmax.sink_sizes[sink] != piece.size ||
+            softmax.sink_atoms[sink] != piece.atom)) {
+      ++sink;
+    }
+    if (sink == softmax.sinks.size() || !body.guards.empty()) {
+      return false;
+    }
+    found_sinks[sink] = true;
   }
-  for (SignedTerm& term : of_row) {  // what was subtracted inside must have been added outside
-    term.negative = !term.negative;
-  }
-  return sorted(of_row) == sorted(product.exponent);
+  return found_keys;
 }
 
 }  // namespace flashlift::stablehlo

@@ -278,7 +278,9 @@ Outcome<Gradient> GradientFinder::find() {
 
 Outcome<Gradient> find_gradient(Plane& plane, const Forward& forward) {
   auto found = GradientFinder(plane, forward).find();
-  return found.ok() ? std::move(found) : refuse<Reason::kNotByGradient>(found.error().text);
+  return found.ok() || found.error().reason == Reason::kNoOutputGradient
+             ? std::move(found)
+             : refuse<Reason::kNotByGradient>(found.error().text);
 }
 
 }  // namespace flashlift::stablehlo

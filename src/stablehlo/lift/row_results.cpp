@@ -103,7 +103,7 @@ Outcome<std::optional<LogSumExp>> check_uses(Plane& plane, const Forward& forwar
       if (is_replaced(result)) {
         continue;
       }
-      if (!log_sum_exp && forward.match.softmax.sinks.empty() && !result.use_empty() && kind(op) == OpKind::kAdd) {
+      if (!log_sum_exp && !result.use_empty() && kind(op) == OpKind::kAdd) {
         if (auto found = find_log_sum_exp(plane, forward, result); found.ok()) {
           log_sum_exp = *std::move(found);
           if (is_replaced(result)) {

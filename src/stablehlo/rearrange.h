@@ -1,0 +1,28 @@
+// Other ways to write what an attention computes, for products that are not fused as they stand.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "mlir/IR/Operation.h"
+#include "mlir/IR/Value.h"
+
+namespace flashlift::stablehlo {
+
+// The same numbers, but for the order of sums, from another product of probabilities and values.
+struct Rearrangement {
+  mlir::Value original;                 // whose uses `product` or what follows it has taken over
+  mlir::Value result;                   // what has
+  mlir::Operation* product = nullptr;   // to be fused
+  std::vector<mlir::Operation*> added;  // each behind what it reads
+};
+
+// Two products of the same softmax's probabilities, over two parts of the keys, whose results are added: one product
+// over all keys. Keys and values of both parts are copied behind each other for it.
+std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product);
+// Probabilities times a number for each key, as scales of 8-bit values are applied: the values are multiplied with it.
+std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
+// Puts the original back.
+void take_back(const Rearrangement& rearrangement);
+
+}  // namespace flashlift::stablehlo
