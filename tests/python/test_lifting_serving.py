@@ -242,9 +242,7 @@ RENORMALISED = {
     "as it is": lambda s, keep: renormalised(jax.nn.softmax(s, -1)),
     "masked": lambda s, keep: renormalised(jax.nn.softmax(s, -1) * keep),
     "masked by a select": lambda s, keep: renormalised(jnp.where(keep, jax.nn.softmax(s, -1), 0)),
-    "masked again": lambda s, keep: renormalised(
-        jnp.where(keep, jax.nn.softmax(jnp.where(keep, s, -jnp.inf), -1), 0)
-    ),
+    "masked again": lambda s, keep: renormalised(jnp.where(keep, jax.nn.softmax(jnp.where(keep, s, -jnp.inf), -1), 0)),
 }
 
 

@@ -55,6 +55,11 @@ class Evaluator {
   // The digits that are not taken apart further, major to minor; the key itself if it was never taken apart.
   std::vector<int> smallest_key_digits(int atom = kKeyAtom) const;
 
+  // The index with all digits of a key that stand in it together as that key.
+  Affine with_digits_joined(Affine index) const;
+  // The index that an atom is: of a digit of the key, as a formula of the key.
+  SymId atom_formula(int atom);
+
   // Of a failure.
   Refusal why_not() const { return failure_.value_or(refuse<Reason::kUnreadProbabilities>()); }
   const SplitRequest& split_request() const { return split_request_; }
@@ -114,10 +119,8 @@ class Evaluator {
     bool is_outer = false;
   };
   bool is_of_key(int atom) const { return atom == kKeyAtom || digits_[static_cast<size_t>(atom)].of >= 0; }
-  Affine with_digits_joined(Affine index) const;
   std::optional<Affine> with_atom_split(const Affine& index, const SplitRequest& request);
   Delinearized delinearize_splitting_keys(Affine offset, const std::vector<int64_t>& dims);
-  SymId atom_formula(int atom);
 
   SymId index_formula(const Index& index, Type type = Type::kI32);
   Index shifted(const Index& index, int64_t offset);

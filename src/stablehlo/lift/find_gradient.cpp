@@ -67,7 +67,10 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
     const std::vector<int> wanted = joined({roles.batch, heads, sums_over_keys ? roles.query : roles.key, *depth});
     // Batches and heads that share the tensor may have been summed over, as they are where the product lacks them.
     std::vector<int> shared;
-    const std::vector<int> found = sorted(result->order());
+    std::vector<int> found = sorted(result->order());
+    if (!sums_over_keys && roles.key.size() > 1 && std::erase(found, kKeyAtom) > 0) {
+      found = joined({found, roles.key});
+    }
     std::set_difference(wanted.begin(), wanted.end(), found.begin(), found.end(), std::back_inserter(shared));
     if (found.size() + shared.size() != wanted.size() || llvm::any_of(shared, [&](int atom) {
           return !llvm::is_contained(roles.batch, atom) && !llvm::is_contained(heads, atom);
@@ -256,7 +259,7 @@ Proof GradientFinder::check_order() const {
 }
 
 Outcome<Gradient> GradientFinder::find() {
-  if (forward_.dimensions.roles.key.size() > 1) {
+  if (plane_.evaluator->smallest_key_digits() != forward_.dimensions.roles.key) {
     return refuse<Reason::kKeyDimensionsOfGradient>();
   }
   FLASHLIFT_RETURN_IF_ERROR(find_output_gradient());

@@ -204,6 +204,23 @@ bool GradientSums::is_sinks_gradient(const PlaneSum& sum) {
   return sorted(sum.tensor.order()) == sorted(wanted) && check_.is_sinks_gradient(sum.formula).ok();
 }
 
+// Formulas know keys, and their digits as formulas of these.
+bool GradientSums::depends_on(SymId formula, int atom) {
+  SymArena& arena = plane_.arena;
+  if (!plane_.evaluator->runs_over_keys(affine_atom(atom)) || atom == kKeyAtom) {
+    return arena.depends_on(formula, atom);
+  }
+  const SymId zero = arena.i32(0);
+  if (arena.replace(formula, plane_.evaluator->atom_formula(atom), zero) != formula) {
+    return true;
+  }
+  SymId rest = formula;
+  for (const int digit : forward_.dimensions.roles.key) {
+    rest = arena.replace(rest, plane_.evaluator->atom_formula(digit), zero);
+  }
+  return arena.depends_on(rest, kKeyAtom);
+}
+
 // The term of the score by which the sum is the gradient.
 std::optional<Term> GradientSums::term_with_gradient(const PlaneSum& sum) {
   const std::vector<int> wanted = sorted(sum.tensor.order());
@@ -220,8 +237,7 @@ std::optional<Term> GradientSums::term_with_gradient(const PlaneSum& sum) {
       continue;
     }
     // A term that is the same along a dimension was made from a smaller one, whose gradient is wanted.
-    if (std::any_of(wanted.begin(), wanted.end(),
-                    [&](int atom) { return !plane_.arena.depends_on(place.formula, atom); })) {
+    if (std::any_of(wanted.begin(), wanted.end(), [&](int atom) { return !depends_on(place.formula, atom); })) {
       continue;
     }
     tried.push_back(place.formula);

@@ -36,6 +36,7 @@ class GradientSums {
   std::optional<PlaneSum> summed_further(const PlaneSum& sum, mlir::Operation* user);
   bool leave_as_log_sum_exp(mlir::Operation* op);
   bool is_sinks_gradient(const PlaneSum& sum);
+  bool depends_on(SymId formula, int atom);
   std::optional<Term> term_with_gradient(const PlaneSum& sum);
 
   Plane& plane_;

@@ -70,7 +70,7 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   const std::vector<int> row = row_atoms(plane, probabilities);
   std::vector<int> all = row;
   if (plane.sizes[kKeyAtom] != 1) {
-    all.insert(all.begin(), kKeyAtom);
+    all.insert(all.begin(), probabilities.key_digits.begin(), probabilities.key_digits.end());
   }
   std::vector<int> with_sinks = row;
   if (softmax != nullptr && softmax->sink_atoms.size() == 1 && softmax->sink_atoms[0] >= 0) {
@@ -83,6 +83,9 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
     assign_atoms(dims, atoms, plane.sizes, current, assignments);
     for (const auto& assignment : assignments) {
       possible.push_back(indices_of({.value = value, .dims = assignment}, plane.sizes));
+      for (Index& index : possible.back()) {
+        index.affine = plane.evaluator->with_digits_joined(std::move(index.affine));
+      }
     }
   };
   const llvm::ArrayRef<int64_t> dims = shape(value);

@@ -28,7 +28,8 @@ Outcome<Capture> read_term(Plane& plane, const Term& term, SymId& score, std::ve
     SymId index = plane.arena.i32(0);
     int64_t stride = 1;
     for (size_t i = digits.size(); i-- > 0;) {
-      const SymId digit = plane.arena.op(Op::k_mul, {plane.arena.atom(digits[i]), plane.arena.i32(stride)});
+      const SymId digit =
+          plane.arena.op(Op::k_mul, {plane.evaluator->atom_formula(digits[i]), plane.arena.i32(stride)});
       index = plane.arena.op(Op::k_add, {index, digit});
       stride *= plane.sizes[static_cast<size_t>(digits[i])];
     }
