@@ -88,7 +88,11 @@ void add_gpus(Json& devices) {
   const Json nvrtc_path = nvrtc.ok() ? Json((*nvrtc)->path()) : Json(nullptr);
   const std::string nvrtc_problem = nvrtc.ok() ? "" : nvrtc.error().message;
   if (!count.ok() || *count == 0) {
-    std::string problem = count.ok() ? "the driver shows no GPU" : count.error().message;
+    const std::string problem = count.ok() ? "the driver shows no GPU" : count.error().message;
+    Json missing = Json::array({problem});
+    if (!nvrtc_problem.empty()) {
+      missing.push_back(nvrtc_problem);
+    }
     devices.push_back({{"device", "cuda"},
                        {"name", nullptr},
                        {"compute_capability", nullptr},
@@ -96,7 +100,8 @@ void add_gpus(Json& devices) {
                        {"driver", nullptr},
                        {"nvrtc", nvrtc_version},
                        {"nvrtc_path", nvrtc_path},
-                       {"problem", problem + (nvrtc_problem.empty() ? "" : "; " + nvrtc_problem)}});
+                       {"problem", problem + (nvrtc_problem.empty() ? "" : "; " + nvrtc_problem)},
+                       {"missing", missing}});
     return;
   }
   const std::string driver_version = fmt::format("{}.{}", (*driver)->version / 1000, (*driver)->version % 1000 / 10);
@@ -125,6 +130,9 @@ Json describe_versions() {
   return versions;
 }
 
+// Under the columns of the first line.
+constexpr const char* kNextLine = "\n           ";
+
 std::string describe_for_people(const Json& device) {
   std::string text = device["name"].is_null() ? "" : device["name"].get<std::string>() + ", ";
   if (device.contains("threads")) {
@@ -138,6 +146,13 @@ std::string describe_for_people(const Json& device) {
   const std::string nvrtc = has_nvrtc ? fmt::format("NVRTC {} from {}", device["nvrtc"].get<std::string>(),
                                                     device["nvrtc_path"].get<std::string>())
                                       : "";
+  if (device.contains("missing")) {
+    text += "not usable, since something is missing:";
+    for (const Json& one : device["missing"]) {
+      text += kNextLine + ("- " + one.get<std::string>());
+    }
+    return has_nvrtc ? text + kNextLine + "found: " + nvrtc : text;
+  }
   if (!device["problem"].is_null()) {
     text += "not usable: " + device["problem"].get<std::string>();
     return has_nvrtc ? text + "; " + nvrtc : text;

@@ -86,6 +86,19 @@ def test_info_shows_the_machine(flashlift):
     assert cpu["threads"] >= 1 and cpu["used"] in ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 
+def test_info_says_what_a_gpu_lacks(flashlift, tmp_path):
+    environment = {**os.environ, "FLASHLIFT_NVRTC": str(tmp_path / "libnvrtc.so")}
+    devices = json.loads(flashlift("info", "--json", env=environment).stdout)["devices"]
+    (cuda, *more) = [device for device in devices if device["device"].startswith("cuda")]
+    if "missing" not in cuda:
+        pytest.skip("this machine has a GPU")
+    assert not more and cuda["nvrtc"] is None
+    driver, nvrtc = cuda["missing"]
+    assert "driver" in driver and "FLASHLIFT_NVRTC" in nvrtc
+    text = flashlift("info", env=environment).stdout
+    assert f"\n           - {driver}\n           - {nvrtc}\n" in text
+
+
 def test_info_says_what_a_wrong_variable_does(flashlift):
     done = flashlift("info", env={**os.environ, "FLASHLIFT_ISA": "sse"})
     assert done.returncode == 0 and "not usable" in done.stdout and "FLASHLIFT_ISA" in done.stdout

@@ -1,7 +1,11 @@
-// Draws problems without end: soak forward|backward --count N --seed S --isa NAME. Prints every failure, and how near
-// errors came to their limits; exit code 1 if any failed, 77 where the processor lacks the instruction set.
+// Draws problems without end: soak forward|backward --count N --seed S --isa NAME. Prints every failure, and each half
+// minute how many problems are done, at what rate, what time is left and how near errors came to their limits; exit
+// code 1 if any failed, 77 where the processor lacks the instruction set.
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
@@ -15,6 +19,14 @@
 namespace {
 
 constexpr int kNotHere = 77;
+constexpr std::chrono::seconds kReportEvery(30);
+
+// "12.5 a second, 13 min left"
+std::string pace(unsigned long done, unsigned long count, std::chrono::duration<double> taken) {
+  const double rate = static_cast<double>(done) / taken.count();
+  const double left = static_cast<double>(count - done) / rate;
+  return fmt::format("{:.1f} a second, {:.0f} {} left", rate, left < 120 ? left : left / 60, left < 120 ? "s" : "min");
+}
 
 // Errors over their limits, of all problems so far.
 class Ratios {
@@ -73,6 +85,9 @@ int main(int argc, char** argv) {
   }
   unsigned long failures = 0;
   Ratios mean("mean"), largest("largest"), row("worst row's");
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next = start + kReportEvery;
   for (unsigned long i = 0; i < count; ++i) {
     const DrawnProblem drawn =
         direction == "backward" ? check_random_backward(seed + i, options) : check_random_forward(seed + i, options);
@@ -83,8 +98,10 @@ int main(int argc, char** argv) {
       ++failures;
       std::cout << drawn.failure << "\n";
     }
-    if ((i + 1) % 500 == 0 || i + 1 == count) {
-      std::cout << i + 1 << " of " << count << " problems, " << failures << " failures" << std::endl;
+    if (Clock::now() >= next || i + 1 == count) {
+      next = Clock::now() + kReportEvery;
+      std::cout << i + 1 << " of " << count << " problems, " << failures << " failures, "
+                << pace(i + 1, count, Clock::now() - start) << std::endl;
       for (Ratios* ratios : {&mean, &largest, &row}) {
         ratios->print();
       }
