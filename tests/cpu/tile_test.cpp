@@ -40,7 +40,7 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
   for (int vectors = 1; vectors <= kernels_.panel_width / kernels_.lanes; ++vectors) {
     const int64_t width = vectors * kernels_.lanes;
     for (int64_t rows = 1; rows <= 27; ++rows) {
-      for (const int64_t depth : {0, 1, 5, 64}) {
+      for (const int64_t depth : {0, 1, 5, 64, 130}) {
         const std::vector<float> a = random_floats(static_cast<size_t>(rows * (depth + 3)), random_);
         const int64_t b_stride = width + (rows % 2) * 32;  // a panel, and a part of one
         const std::vector<float> b = random_floats(static_cast<size_t>(depth * b_stride) + 1, random_);
@@ -68,6 +68,21 @@ TEST_P(Tile, MultipliesAnyNumberOfRowsAndVectors) {
       }
     }
   }
+}
+
+// Added one by one to a large sum, terms of half its last place would all be lost.
+TEST_P(Tile, ProductsSumApartFromWhatTheyAddTo) {
+  constexpr int64_t kDepth = 128;
+  constexpr float kTerm = 0x1p-25f;
+  const int64_t width = kernels_.lanes;
+  const std::vector<float> a(kDepth, kTerm);
+  const std::vector<float> b(static_cast<size_t>(kDepth * width), 1.0f);
+  std::vector<float> c(static_cast<size_t>(width), 1.0f);
+  PrefetchQueue prefetches;
+  kernels_.multiply(1, 1, kDepth, a.data(), kDepth, b.data(), width, c.data(), width, true, prefetches);
+  EXPECT_EQ(c, std::vector<float>(static_cast<size_t>(width), 1.0f + kDepth * kTerm));
+  kernels_.multiply_transposed(1, 1, kDepth, a.data(), 1, b.data(), width, c.data(), width, prefetches);
+  EXPECT_EQ(c, std::vector<float>(static_cast<size_t>(width), 1.0f + 2 * kDepth * kTerm));
 }
 
 // Elements of every layout: rows or columns contiguous, neither, reversed, broadcast. The memory is exactly as large

@@ -13,6 +13,9 @@ struct F32Product {
   using Element = float;
   using Operand = Float;
   static constexpr int kDepth = 1;  // elements of a row of A, and rows of B, in one step
+  // What a call adds to C, it sums apart before; what it writes to C, in sums of so many terms. One long sum over all
+  // keys had twice the rounding error of eager maths (benchmarks/gradient_errors.py). 0: sums begin with C.
+  static constexpr int64_t kLongestSum = 64;
   static Operand load(const float* b) { return Vector::load(b); }
   static Operand broadcast(const float* a) { return Vector::set(*a); }
   static Float add(Float sum, Operand a, Operand b) { return Vector::fma(a, b, sum); }
@@ -28,12 +31,13 @@ template <typename Product, int kRows, int kVectors, bool kTransposed>
 void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a_stride,
                     const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
                     PrefetchQueue& prefetches) {
+  constexpr bool kApart = Product::kLongestSum > 0;
   Float acc[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      acc[r][v] = accumulate ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
+      acc[r][v] = accumulate && !kApart ? Vector::load(c + r * c_stride + v * kLanes) : Vector::zero();
     }
   }
   for (int64_t k = 0; k < depth;) {
@@ -61,9 +65,28 @@ void multiply_group(int64_t depth, const typename Product::Element* a, int64_t a
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Vector::store(c + r * c_stride + v * kLanes, acc[r][v]);
+      float* const sum = c + r * c_stride + v * kLanes;
+      Vector::store(sum, accumulate && kApart ? Vector::add(Vector::load(sum), acc[r][v]) : acc[r][v]);
     }
   }
+}
+
+// A product that adds to C stays one sum: masks may cut its first terms off, which must not move where sums end.
+template <typename Product, int kRows, int kVectors, bool kTransposed>
+void multiply_sums(int64_t depth, const typename Product::Element* a, int64_t a_stride,
+                   const typename Product::Element* b, int64_t b_stride, float* c, int64_t c_stride, bool accumulate,
+                   PrefetchQueue& prefetches) {
+  const bool is_cut = Product::kLongestSum > 0 && !accumulate;
+  int64_t left = depth;
+  do {
+    const int64_t terms = is_cut && left > Product::kLongestSum ? Product::kLongestSum : left;
+    multiply_group<Product, kRows, kVectors, kTransposed>(terms, a, a_stride, b, b_stride, c, c_stride, accumulate,
+                                                          prefetches);
+    a += terms * (kTransposed ? a_stride : 1);
+    b += terms * b_stride;
+    left -= terms;
+    accumulate = true;
+  } while (left > 0);
 }
 
 template <typename Product, int kRows, int kVectors, bool kTransposed>
@@ -72,8 +95,8 @@ void multiply_rest(int64_t rows, int64_t depth, const typename Product::Element*
                    PrefetchQueue& prefetches) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      multiply_group<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
-                                                            prefetches);
+      multiply_sums<Product, kRows, kVectors, kTransposed>(depth, a, a_stride, b, b_stride, c, c_stride, accumulate,
+                                                           prefetches);
     } else {
       multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows, depth, a, a_stride, b, b_stride, c, c_stride,
                                                                accumulate, prefetches);
@@ -93,8 +116,8 @@ void multiply_panel(int64_t rows, int64_t depth, const typename Product::Element
     r = Product::multiply_tiles(rows, kVectors, depth, a, a_stride, b, b_stride, c, c_stride, accumulate);
   }
   for (; r + kRows <= rows; r += kRows) {
-    multiply_group<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, b_stride,
-                                                          c + r * c_stride, c_stride, accumulate, prefetches);
+    multiply_sums<Product, kRows, kVectors, kTransposed>(depth, a + r * row_step, a_stride, b, b_stride,
+                                                         c + r * c_stride, c_stride, accumulate, prefetches);
   }
   multiply_rest<Product, kRows - 1, kVectors, kTransposed>(rows - r, depth, a + r * row_step, a_stride, b, b_stride,
                                                            c + r * c_stride, c_stride, accumulate, prefetches);

@@ -122,6 +122,7 @@ struct PairProduct {
   using Element = Bf16;
   using Operand = __m512i;
   static constexpr int kDepth = 2;
+  static constexpr int64_t kLongestSum = 0;  // like the tiles of AMX, beside which it multiplies what is left over
   static Operand load(const Bf16* b) { return _mm512_loadu_si512(b); }
   static Operand broadcast(const Bf16* a) {
     int32_t pair;
