@@ -1,7 +1,7 @@
 """Flashlift's backward pass on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
-        [--record MACHINE] [--plot FILE.svg]
+        [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
 gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
@@ -15,6 +15,7 @@ import math
 import sys
 
 import flashlift
+import forward
 import torch
 import torch.nn.functional as F
 from forward import BLOCK, first_result, golden, inputs, mod_cases, record, recorded, report
@@ -24,7 +25,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 def bind(text, q, k, v, captures=()):
     """Gradients of sum(out * d_out), and the call that writes them."""
-    attention = flashlift.compile(text + " lse residual", device="cuda")  # as the PyTorch front end does
+    # As the PyTorch front end does.
+    attention = flashlift.compile(text + " lse residual", device="cuda", implementation=forward.IMPLEMENTATION)
     out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
     residual = torch.empty_like(out)
     lse = torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
@@ -110,8 +112,10 @@ def main():
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
+    forward.add_implementation(parser)
     recorded.add_options(parser)
     arguments = parser.parse_args()
+    forward.choose_implementation(arguments)
     rounds = 5 if arguments.quick else 15
     rows, verdict = [], golden.Verdict()
     torch.manual_seed(0)

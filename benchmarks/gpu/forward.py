@@ -1,14 +1,15 @@
 """Flashlift's forward kernel on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
-        [--record MACHINE] [--plot FILE.svg]
+        [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
-Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where flash-attn-4
-is installed, FlexAttention with its Triton backend. Every kernel's output is judged first (benchmarks/golden.py): one
-that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so that a GPU that clocks down
-slows all of them; a figure is the median. Inputs are random: zeros draw less power and run faster. TFLOP/s count the
-products of the score plane (half of it for causal); for other masks, those of the 128 x 128 blocks that hold a kept
-score, as FlexAttention's block mask has them.
+--implementation cuda_sm80 measures the portable kernels, which every GPU but Hopper runs, beside FlashAttention-2,
+which is made of the same instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and
+FlexAttention's FLASH backend where flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's
+output is judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all
+kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random: zeros draw
+less power and run faster. TFLOP/s count the products of the score plane (half of it for causal); for other masks, those
+of the 128 x 128 blocks that hold a kept score, as FlexAttention's block mask has them.
 """
 
 import argparse
@@ -38,6 +39,7 @@ except ImportError:
     flash_attn_func = None
 
 BLOCK = 128
+IMPLEMENTATION = None  # Flashlift's own choice, or a name
 UNITS = {"tflops": "TFLOP/s", "gbytes": "GB/s of keys and values"}
 
 
@@ -67,7 +69,7 @@ def inputs(b, hq, hkv, sq, skv, d, dv, dtype=torch.bfloat16):
 
 
 def bind(text, q, k, v, captures=()):
-    attention = flashlift.compile(text, device="cuda")
+    attention = flashlift.compile(text, device="cuda", implementation=IMPLEMENTATION)
     out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), device="cuda", dtype=q.dtype)
     return attention, out, attention.bind(q, k, v, out, captures=captures)
 
@@ -216,7 +218,9 @@ def decode_case(rows, verdict, b, kv, page, rounds):
     sets = max(1, (256 << 20) // kv_bytes)  # so many that no cache holds them
     calls, peers, tensors = [], [], []
     text = f"attn b{b} hq{hq} hkv{hkv} sq1 skv{kv} d{d} bf16 out=bf16 scale={scale!r}"
-    attention = flashlift.compile(text + (f" page_size={page}" if page else ""), device="cuda")
+    attention = flashlift.compile(
+        text + (f" page_size={page}" if page else ""), device="cuda", implementation=IMPLEMENTATION
+    )
     for i in range(sets):
         q, k, v = inputs(b, hq, hkv, 1, kv, d, d)
         options = {}
@@ -321,13 +325,24 @@ def first_calls():
     print(json.dumps(times))
 
 
+def add_implementation(parser):
+    parser.add_argument("--implementation", help="ask for this one by name: cuda_sm80 for the portable kernels")
+
+
+def choose_implementation(arguments):
+    global IMPLEMENTATION
+    IMPLEMENTATION = arguments.implementation
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "decode", "overhead", "first-calls", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
+    add_implementation(parser)
     recorded.add_options(parser)
     arguments = parser.parse_args()
+    choose_implementation(arguments)
     if arguments.suite == "first-calls":
         first_calls()
         return 0

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kHopperBookkeeping = 1536;  // barriers and the like
 constexpr int kHopperStages = 2;
+constexpr int64_t kVisitsBytes = 512;  // of the portable kernel: see kernels/sm80/block_visits.cuh
 constexpr int kSwizzledRows = 8;
 constexpr int kHopperMaximumLag = 8;  // the largest probability is then 2^8, which both 16-bit types hold
 
@@ -295,10 +296,46 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
 }
 
-Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture) {
-  ForwardConfig config = common_config(problem);
-  config.kind = KernelKind::kPortable;
-  config.architecture = architecture;
+// Shared memory of a multiprocessor, in bytes. A block may have all of it but what the driver reserves for each.
+int64_t shared_memory(int architecture) {
+  constexpr int64_t kKiB = 1024;
+  switch (architecture) {
+    case 80:
+    case 87:
+      return 164 * kKiB;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+      return 100 * kKiB;
+    default:
+      return 228 * kKiB;
+  }
+}
+constexpr int64_t kReservedShared = 1024;
+
+// The portable kernel's tiles for 16-bit inputs, in the order of preference (measured on an H100: docs/lessons). Two
+// fragments a warp halve what is read from shared memory for a product, which is what bounds a warp; wide heads have no
+// registers for it. Two blocks on a multiprocessor hide each other's softmax, and so do the warps of a large one.
+struct PortableTiles {
+  int q_tile, kv_tile, fragments, blocks;
+  bool masks = true;  // is it for problems with a mask, too
+};
+constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2}, {128, 32, 2, 2},
+                                            {64, 64, 1, 3},   {64, 64, 1, 2},         {128, 64, 1, 1}, {128, 32, 1, 1}};
+
+// Do the sums of both products fit into the registers of a thread?
+bool sums_fit(const PortableTiles& tiles, const ForwardConfig& config) {
+  return tiles.fragments * (config.value_dim_padded + tiles.kv_tile) / 2 <= (tiles.blocks > 2 ? 128 : 192);
+}
+
+int64_t portable_half_shared_bytes(const ForwardConfig& config) {
+  const int64_t elements =
+      config.q_tile * config.head_dim_padded + config.kv_tile * (config.head_dim_padded + config.value_dim_padded);
+  return elements * 2 + kVisitsBytes;
+}
+
+Result<ForwardConfig> choose_portable_f32_config(ForwardConfig config) {
   struct Tiles {
     int q_tile, kv_tile, stages;
   };
@@ -314,6 +351,30 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     }
   }
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kPortableSharedBytes);
+}
+
+Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture) {
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kPortable;
+  config.architecture = architecture;
+  if (config.dtype == DType::kF32) {
+    return choose_portable_f32_config(config);
+  }
+  config.stages = 1;
+  const int64_t available = shared_memory(architecture);
+  for (const PortableTiles& tiles : kPortableTiles) {
+    config.q_tile = tiles.q_tile;
+    config.kv_tile = tiles.kv_tile;
+    config.fragments = tiles.fragments;
+    config.blocks = tiles.blocks;
+    config.threads = 2 * tiles.q_tile / tiles.fragments;
+    config.shared_bytes = portable_half_shared_bytes(config);
+    if ((tiles.masks || !config.has_mask_mod) && sums_fit(tiles, config) &&
+        tiles.blocks * (config.shared_bytes + kReservedShared) <= available) {
+      return config;
+    }
+  }
+  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available - kReservedShared);
 }
 
 Result<ForwardConfig> choose_forward_config(const Problem& problem, KernelKind kind, LengthClass length,
@@ -383,6 +444,12 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
     define("Q_STAGES", config.q_stages);
     define("PRODUCER_REGISTERS", config.producer_registers);
     define("CONSUMER_REGISTERS", config.consumer_registers);
+  }
+  if (config.fragments > 0) {
+    define("OUT_MAY_BE_VECTOR", config.value_dim % 8 == 0);
+    define("FRAGMENTS", config.fragments);
+    define("BLOCKS", config.blocks);
+    define("VISITS_BYTES", kVisitsBytes);
   }
   return list;
 }

@@ -42,6 +42,11 @@ struct ForwardConfig {
   int q_stages = 1;           // query tiles whose Q has room
   bool scout_loads = false;   // the mask reads captured tensors
   bool skips = false;         // a warpgroup passes over key tiles that its own rows do not see
+
+  // The portable kernel for 16-bit inputs only.
+  int fragments = 0;  // of 16 rows that a warp has
+  int blocks = 0;     // on a multiprocessor, for which registers suffice
+
   // Whole 16-byte stores of the output: its rows must be contiguous and aligned.
   bool vector_output = false;
 

@@ -79,8 +79,8 @@ void add_main_sources(const Problem& problem, const Sm90Backward& config, const 
 int architecture_of(const Sm80Backward& config) { return config.queries.architecture; }
 int architecture_of(const Sm90Backward& config) { return config.queries.config.architecture; }
 
-const char* forward_file(KernelKind kind) {
-  switch (kind) {
+const char* forward_file(const ForwardConfig& config) {
+  switch (config.kind) {
     case KernelKind::kBulkDecode:
       return "cuda/kernels/sm90/decode.cu";
     case KernelKind::kDecode:
@@ -88,7 +88,7 @@ const char* forward_file(KernelKind kind) {
     case KernelKind::kHopper:
       return "cuda/kernels/sm90/forward.cu";
     case KernelKind::kPortable:
-      return "cuda/kernels/sm80/forward.cu";
+      return config.dtype == DType::kF32 ? "cuda/kernels/sm80/forward_f32.cu" : "cuda/kernels/sm80/forward.cu";
   }
   return "?";
 }
@@ -102,7 +102,7 @@ KernelSource forward_source(const Problem& problem, const ForwardConfig& config)
     generated.emplace_back("wgmma.cuh", emit_wgmma(config));
   }
   KernelSource source =
-      source_of(forward_file(config.kind), std::move(generated), definitions(config), config.architecture);
+      source_of(forward_file(config), std::move(generated), definitions(config), config.architecture);
   source.architecture_specific = hopper;
   return source;
 }

@@ -98,6 +98,7 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.vector_q = has_vector_rows(arguments.q);
   params.vector_k = has_vector_rows(arguments.k);
   params.vector_v = has_vector_rows(arguments.v);
+  params.vector_out = has_vector_rows(arguments.out) && (!arguments.residual || has_vector_rows(*arguments.residual));
   return fill_captures(arguments.captures, params);
 }
 

@@ -133,22 +133,18 @@ __device__ __forceinline__ void fill_empty_row(const ForwardParams& params, int 
 }
 #endif
 
-// One row of the thread's pair. `row` is the row within (b, h).
+// One row of the thread's pair; `inside`: does the tensor have it. In pairs, or chunks of 16 bytes.
 template <int kCount>
-__device__ __forceinline__ void store_row(const float (&accumulator)[kCount], void* tensor, const ForwardParams& params,
-                                          int r, int b, int h, int row) {
+__device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount], OutElement* out, int r, bool inside) {
   const int lane = threadIdx.x % 32;
-  OutElement* out = static_cast<OutElement*>(tensor) + b * params.out_strides.batch +
-                    h * params.out_strides.head + row * params.out_strides.row;
-  const bool inside = row < params.q_len;
-#if FL_OUT_VECTOR && FL_OUT_F32
+#if FL_OUT_F32
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
     const int column = 8 * j + 2 * (lane % 4);
     store_global_if(inside && column < FL_VALUE_DIM, out + column, accumulator[4 * j + 2 * r],
                     accumulator[4 * j + 2 * r + 1]);
   }
-#elif FL_OUT_VECTOR
+#else
   // Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the 8 columns of j = t, by
   // transposing a 4 x 4 matrix across the quad. No branches: predicated stores keep the warp together.
   const bool odd = lane & 1;
@@ -176,17 +172,42 @@ __device__ __forceinline__ void store_row(const float (&accumulator)[kCount], vo
     const int column = 8 * (4 * group + lane % 4);
     store_global_if(inside && column < FL_VALUE_DIM, out + column, x);
   }
-#else
+#endif
+}
+
+template <int kCount>
+__device__ __forceinline__ void store_elements(const float (&accumulator)[kCount], OutElement* out, long long stride,
+                                               int r, bool inside) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int column = 8 * j + 2 * (lane % 4) + c;
       if (inside && column < FL_VALUE_DIM) {
-        out[column * params.out_strides.column] = to_out(accumulator[4 * j + 2 * r + c]);
+        out[column * stride] = to_out(accumulator[4 * j + 2 * r + c]);
       }
     }
   }
+}
+
+// `row` is the row within (b, h).
+template <int kCount>
+__device__ __forceinline__ void store_row(const float (&accumulator)[kCount], void* tensor, const ForwardParams& params,
+                                          int r, int b, int h, int row) {
+  OutElement* out = static_cast<OutElement*>(tensor) + b * params.out_strides.batch +
+                    h * params.out_strides.head + row * params.out_strides.row;
+  const bool inside = row < params.q_len;
+#if FL_OUT_VECTOR
+  store_vectors(accumulator, out, r, inside);
+#else
+#if FL_OUT_MAY_BE_VECTOR
+  if (params.vector_out != 0) {
+    store_vectors(accumulator, out, r, inside);
+    return;
+  }
+#endif
+  store_elements(accumulator, out, params.out_strides.column, r, inside);
 #endif
 }
 

@@ -1,92 +1,285 @@
-// The portable forward kernel: any GPU from sm_80 on, any strides, f32 too. One block a query tile, 16 rows a warp,
-// keys and values double-buffered by asynchronous copies.
+// The portable forward kernel for 16-bit inputs: any GPU from sm_80 on, any strides. One block a query tile. A warp has
+// FL_FRAGMENTS times 16 rows: each matrix of keys or values that it loads from shared memory is multiplied by all of
+// them, and it is these loads, not the products, that bound a warp of 16 rows.
+//
+// A tile's values arrive while its scores are multiplied, and the next keys during the softmax and the product with
+// values: what other blocks of the multiprocessor do hides the rest, and registers are too few for more than that.
 #include "bounds.cuh"
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/redo.cuh"
 #include "cuda/kernels/common/scheduler.cuh"
-#include "cuda/kernels/sm80/products.cuh"
+#include "cuda/kernels/sm80/block_visits.cuh"
+#include "cuda/kernels/sm80/panels.cuh"
 
 namespace flashlift::cuda {
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+constexpr int kFragments = FL_FRAGMENTS;
+constexpr int kWarpRows = 16 * kFragments;
+constexpr int kThreads = 32 * FL_BLOCK_M / kWarpRows;
+using QTile = PanelTile<FL_BLOCK_M, FL_QK_DIM>;
+using KTile = PanelTile<FL_BLOCK_N, FL_QK_DIM>;
+using VTile = PanelTile<FL_BLOCK_N, FL_V_DIM>;
+static_assert(QTile::kBytes + KTile::kBytes + VTile::kBytes + BlockVisits::kBytes <= FL_SHARED_BYTES,
+              "the host reserves less shared memory than the kernel uses");
+
+using Scores = float[kFragments][FL_BLOCK_N / 2];
+using Output = float[kFragments][FL_V_DIM / 2];
+
+// Q's matrices of one step of 16 columns.
+using QStep = u32[kFragments][4];
+
+__device__ __forceinline__ void load_q_step(QStep& a, const QTile::Lane& q, int step) {
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    load_matrices(a[f], QTile::address(q, 16 * f, 16 * step));
+  }
+}
+
+// The pair's 16 columns of the sums, from 16 columns of A and as many rows of B.
+template <int kCount>
+__device__ __forceinline__ void multiply_pair(float (&sums)[kFragments][kCount], const u32 (&a)[kFragments][4],
+                                              const u32 (&b)[4], int pair) {
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    multiply_add(sums[f] + 8 * pair, a[f], b[0], b[1]);
+    multiply_add(sums[f] + 8 * pair + 4, a[f], b[2], b[3]);
+  }
+}
+
+// Matrices are loaded one step ahead of the products that take them.
+__device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_tile) {
+  const u32 thread = opaque(threadIdx.x);
+  const u32 lane = thread % 32;
+  // A: rows 0-7, rows 8-15, then the same eight columns on. B: keys 0-7, their next columns, keys 8-15, likewise.
+  const QTile::Lane q = QTile::lane(q_tile, thread / 32 * kWarpRows + lane % 16, lane / 16);
+  const KTile::Lane k = KTile::lane(k_tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  constexpr int kSteps = FL_QK_DIM / 16;
+  constexpr int kPairs = FL_BLOCK_N / 16;
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int i = 0; i < FL_BLOCK_N / 2; ++i) {
+      s[f][i] = 0.0f;
+    }
+  }
+  QStep a[2];
+  load_q_step(a[0], q, 0);
+  u32 b[2][4];
+  load_matrices(b[0], KTile::address(k, 0, 0));
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair;
+      if (i + 1 < kSteps * kPairs) {
+        load_matrices(b[(i + 1) % 2], KTile::address(k, (i + 1) % kPairs * 16, (i + 1) / kPairs * 16));
+      }
+      if (pair == 0 && step + 1 < kSteps) {
+        load_q_step(a[(step + 1) % 2], q, step + 1);
+      }
+      multiply_pair(s, a[step % 2], b[i % 2], pair);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_values(Output& output, const Scores& p, u32 v_tile) {
+  const u32 lane = opaque(threadIdx.x) % 32;
+  const VTile::Lane v = VTile::lane(v_tile, lane % 16, lane / 16);
+  constexpr int kSteps = FL_BLOCK_N / 16;
+  constexpr int kPairs = FL_V_DIM / 16;
+  u32 b[2][4];
+  load_matrices_transposed(b[0], VTile::address(v, 0, 0));
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 a[kFragments][4];
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        a[f][j] = pack_half(p[f][8 * step + 2 * j], p[f][8 * step + 2 * j + 1]);
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair;
+      if (i + 1 < kSteps * kPairs) {
+        load_matrices_transposed(b[(i + 1) % 2], VTile::address(v, (i + 1) / kPairs * 16, (i + 1) % kPairs * 16));
+      }
+      multiply_pair(output, a, b[i % 2], pair);
+    }
+  }
+}
+
+struct WarpRows {
+  RowState of[kFragments];
+  bool large = true;  // as RowState::large, of all rows
+};
+
+// Brings maxima up to date, and sums and output in line with them. Many tiles change none of a warp's maxima: to see
+// that takes one vote.
+__device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, Output& output, float factor) {
+  float largest[kFragments][2];
+  bool any_grows = false;
+  const auto grows = [&](int f, int r, float maximum) {
+    return (maximum - rows.of[f].maximum[r]) * factor > kRescaleThreshold;
+  };
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      largest[f][r] = fmaxf(s[f][2 * r], s[f][2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < FL_BLOCK_N / 8; ++j) {
+        largest[f][r] = fmaxf(largest[f][r], fmaxf(s[f][4 * j + 2 * r], s[f][4 * j + 2 * r + 1]));
+      }
+      any_grows |= grows(f, r, largest[f][r]);
+    }
+  }
+  if (!__any_sync(0xffffffff, any_grows)) {
+    return;
+  }
+  bool large = false;
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    float alpha[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      RowState& state = rows.of[f];
+      const float maximum = quad_max(largest[f][r]);
+      if (grows(f, r, maximum)) {
+        alpha[r] = exponential((state.maximum[r] - maximum) * factor);
+        state.maximum[r] = maximum;
+        state.sum[r] *= alpha[r];
+      }
+      large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
+    }
+    rescale_rows(output[f], alpha);
+  }
+  rows.large = __any_sync(0xffffffff, large);
+}
+
+// Turns scores into p = exponential(factor * (s - maximum)) in place and brings the sums up to date.
+__device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, float factor) {
+  if (rows.large) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      subtract_maximum(s[f], rows.of[f].maximum);
+    }
+  }
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float offset = rows.large ? 0.0f : -rows.of[f].maximum[r] * factor;
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < FL_BLOCK_N / 8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = s[f][4 * j + 2 * r + c];
+          x = exponential(fmaf(x, factor, offset));
+          sum += x;
+        }
+      }
+      rows.of[f].sum[r] += sum;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     flashlift_forward(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  InputElement* const q = reinterpret_cast<InputElement*>(shared_memory);
-  InputElement* const k = q + kQElements;
-  InputElement* const v = k + kStages * kKElements;
-  float* const shared_p = reinterpret_cast<float*>(v + kStages * kVElements);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 q_tile = shared_address(shared_memory);
+  const u32 k_tile = q_tile + QTile::kBytes;
+  const u32 v_tile = k_tile + KTile::kBytes;
 
   const QueryTile tile = query_tile(params, blockIdx.x);
   const float factor = score_factor(params);
-  const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;
-  const int row = tile.row + warp_row + lane / 4;
-  const Rows rows{tile.b, {tile.h, tile.h}, {row, row + 8}};
-
-  RowState state;
-  float output[FL_V_DIM / 2];
+  const auto rows_of = [&](int f) {
+    const int thread = opaque(threadIdx.x);
+    const int row = tile.row + thread / 32 * kWarpRows + 16 * f + thread % 32 / 4;
+    return Rows{tile.b, {tile.h, tile.h}, {row, row + 8}};
+  };
+  const int kv_head = tile.h / params.group;
+  const auto load_k = [&](int kv_tile) {
+    copy_keys<kThreads, FL_BLOCK_N, FL_QK_DIM>(k_tile, params.k, params.k_strides, FL_HEAD_DIM,
+                                               params.vector_k, params, tile.b, kv_head, kv_tile * FL_BLOCK_N);
+  };
+  const auto load_v = [&](int kv_tile) {
+    copy_keys<kThreads, FL_BLOCK_N, FL_V_DIM>(v_tile, params.v, params.v_strides, FL_VALUE_DIM,
+                                              params.vector_v, params, tile.b, kv_head, kv_tile * FL_BLOCK_N);
+  };
+  WarpRows state;
+  Output output;
 #pragma unroll
-  for (int i = 0; i < FL_V_DIM / 2; ++i) {
-    output[i] = 0.0f;
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int i = 0; i < FL_V_DIM / 2; ++i) {
+      output[f][i] = 0.0f;
+    }
   }
 
-  // Every warp finds the same tiles, so all threads meet at the same barriers.
-  const Visits found = find_visits(params, tile);
-  VisitIterator iterator(params, tile, found);
-  const int visits = found.partial + found.full;
-  int kv_tile = 0;
-  bool zeros = false;
+  const TileRows q_rows = {query_row(params, tile.b, tile.h, tile.row), params.q_strides.row, params.q_strides.column,
+                           params.q_len - tile.row, FL_HEAD_DIM, params.vector_q != 0};
+  copy_tile<kThreads, FL_BLOCK_M, FL_QK_DIM, false>(q_tile, q_rows, [](int) { return nullptr; });
+  BlockVisits found(params, tile, shared_memory + QTile::kBytes + KTile::kBytes + VTile::kBytes);
+  int kv_tile = found.first_tile();
+  bool zeros = found.adds_zeros();
+  const int visits = found.partial() + found.full();
   if (visits > 0) {
-    const auto q_row = [&](int row) { return query_row(params, tile.b, tile.h, row); };
-    load_tile<FL_BLOCK_M, FL_QK_DIM, kQkRow>(q, q_row, params.q_strides.column, tile.row, params.q_len, FL_HEAD_DIM,
-                                             params.vector_q);
-    kv_tile = iterator.next();
-    zeros = iterator.adds_zeros();
-    load_keys(k, v, params, tile.b, tile.h / params.group, kv_tile);
+    load_k(kv_tile);
   }
   copy_commit();
 #pragma unroll 1
   for (int i = 0; i < visits; ++i) {
-    const int stage = i % kStages;
-    int next_tile = 0;
-    if (kStages > 1 && i + 1 < visits) {
-      next_tile = iterator.next();
-      const int next_stage = (i + 1) % kStages;
-      load_keys(k + next_stage * kKElements, v + next_stage * kVElements, params, tile.b, tile.h / params.group,
-                next_tile);
+    copy_wait<0>();
+    __syncthreads();  // this tile's keys are there, and all warps have done with the last one's values
+    load_v(kv_tile);
+    copy_commit();
+    if (i + 1 < visits) {
+      found.advance(params, tile);
+    }
+
+    Scores scores;
+    multiply_scores(scores, q_tile, k_tile);
+    const int kv = kv_tile * FL_BLOCK_N + opaque(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      apply_score_mod(scores[f], params, rows_of(f), kv, zeros);
+    }
+    if (i < found.partial()) {
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        apply_masks(scores[f], params, rows_of(f), kv);
+      }
+    }
+    copy_wait<0>();
+    __syncthreads();  // this tile's values are there, and all warps have done with its keys
+    if (i + 1 < visits) {
+      kv_tile = found.tile_after(kv_tile);
+      zeros = found.adds_zeros();
+      load_k(kv_tile);
     }
     copy_commit();
-    copy_wait<1>();
-    __syncthreads();
-
-    float scores[FL_BLOCK_N / 2];
-    multiply_scores<FL_QK_DIM, kQkRow>(scores, q + warp_row * kQkRow, k + stage * kKElements);
-    const int kv = kv_tile * FL_BLOCK_N + lane % 4 * 2;
-    apply_score_mod(scores, params, rows, kv, zeros);
-    if (i < found.partial) {
-      apply_masks(scores, params, rows, kv);
+    update_maxima(scores, state, output, factor);
+    take_exponentials(scores, state, factor);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      drop_out(scores[f], params, rows_of(f), kv);
     }
-    const TileSoftmax softmax = update_maxima(scores, state, factor);
-    take_exponentials(scores, state, factor, softmax);
-    if (softmax.rescale) {
-      rescale_rows(output, softmax.alpha);
-    }
-    drop_out(scores, params, rows, kv);
-    multiply_output<FL_V_DIM, kVRow>(output, scores, v + stage * kVElements, shared_p + warp_row * kPRow);
-    __syncthreads();
-    if (kStages == 1 && i + 1 < visits) {
-      next_tile = iterator.next();
-      load_keys(k, v, params, tile.b, tile.h / params.group, next_tile);
-      copy_commit();
-      copy_wait<0>();
-    }
-    kv_tile = next_tile;
-    zeros = iterator.adds_zeros();
-    if (i + 1 == (FL_REDO_ALL ? visits : found.partial)) {
-      redo_nonfinite<FL_BLOCK_N>(output, state.maximum, params, tile, rows, 0);
+    multiply_values(output, scores, v_tile);
+    if (i + 1 == (FL_REDO_ALL ? visits : found.partial())) {
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f) {
+        redo_nonfinite<FL_BLOCK_N>(output[f], state.of[f].maximum, params, tile, rows_of(f), 0);
+      }
     }
   }
-  write_output(output, state, params, rows);
+  copy_wait<0>();  // of a block that visits no tile
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    write_output(output[f], state.of[f], params, rows_of(f));
+  }
 }
 
 }  // namespace flashlift::cuda

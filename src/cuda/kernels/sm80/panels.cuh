@@ -1,0 +1,181 @@
+// Tiles of 16-bit elements in shared memory, and how they get there. A tile consists of panels of 64 columns, whose
+// rows are 128 bytes, and for what is left of 32 and of 16 columns. Within a panel the 16-byte chunks of a row are
+// exchanged such that the same chunk of any eight rows, which is what a matrix load reads at once, lies in different
+// banks. Padding would do that too, and take memory from other blocks.
+#pragma once
+
+#include "cuda/kernels/common/keys.cuh"
+#include "cuda/kernels/sm80/ptx.cuh"
+
+namespace flashlift::cuda {
+
+constexpr u32 kChunkElements = 8;
+
+// The value, of which the compiler knows nothing: what is computed from it in a loop stays there, instead of taking
+// registers through the whole loop that its products need.
+__device__ __forceinline__ u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Byte offset of a chunk in a panel of kWidth columns.
+template <int kWidth>
+__device__ __forceinline__ u32 chunk_offset(u32 row, u32 chunk) {
+  constexpr u32 kChunks = kWidth / kChunkElements;
+  constexpr u32 kRowsOfBanks = 64 / kWidth;
+  return row * kWidth * 2 + (chunk ^ row / kRowsOfBanks % kChunks) * 16;
+}
+
+// kRows rows, a multiple of 8, of kColumns columns, a multiple of 16. The first byte is at a multiple of 128.
+template <int kRows, int kColumns>
+struct PanelTile {
+  static constexpr int kBytes = kRows * kColumns * 2;
+  static constexpr int kWide = kColumns / 64;        // panels of 64 columns
+  static constexpr int kHalf = kColumns % 64 / 32;   // of 32
+  static constexpr int kQuarter = kColumns % 32 / 16;  // of 16
+  static constexpr int kHalfOffset = kWide * kRows * 128;
+  static constexpr int kQuarterOffset = kHalfOffset + kHalf * kRows * 64;
+
+  // Where a lane's row of its matrix lies in the first 16 columns of each panel.
+  struct Lane {
+    u32 wide, half, quarter;
+  };
+
+  // chunk: 0 or 1
+  static __device__ __forceinline__ Lane lane(u32 tile, int row, int chunk) {
+    return {tile + chunk_offset<64>(row, chunk), tile + kHalfOffset + chunk_offset<32>(row, chunk),
+            tile + kQuarterOffset + chunk_offset<16>(row, chunk)};
+  }
+
+  static __device__ __forceinline__ Lane shifted(const Lane& lane, int bytes) {
+    return {lane.wide + bytes, lane.half + bytes, lane.quarter + bytes};
+  }
+
+  // The same `row` rows, a multiple of 8, and `column` columns, a multiple of 16, further on.
+  static __device__ __forceinline__ u32 address(const Lane& lane, int row, int column) {
+    if (column < kWide * 64) {
+      return (lane.wide ^ (column % 64 * 2)) + (column / 64 * kRows + row) * 128;
+    }
+    if (kHalf != 0 && column < kWide * 64 + 32) {
+      return (lane.half ^ (column % 32 * 2)) + row * 64;
+    }
+    return lane.quarter + row * 32;
+  }
+
+  static __device__ __forceinline__ u32 element(u32 tile, int row, int column) {
+    u32 chunk;
+    if (column < kWide * 64) {
+      chunk = column / 64 * (kRows * 128) + chunk_offset<64>(row, column % 64 / kChunkElements);
+    } else if (kHalf != 0 && column < kWide * 64 + 32) {
+      chunk = kHalfOffset + chunk_offset<32>(row, column % 32 / kChunkElements);
+    } else {
+      chunk = kQuarterOffset + chunk_offset<16>(row, column % 16 / kChunkElements);
+    }
+    return tile + chunk + column % kChunkElements * 2;
+  }
+};
+
+// Rows of a tensor: `first` is the tile's first row, if rows are a constant apart.
+struct TileRows {
+  const InputElement* first;
+  long long row_stride;
+  long long column_stride;
+  int rows;     // that there are
+  int columns;  // likewise
+  bool vectors;  // are rows contiguous, at multiples of 16 bytes
+};
+
+// One panel. kWhole: are all its rows and columns there? row_at(r): where a row begins, for rows that are not a constant
+// apart.
+template <int kThreads, int kRows, int kWidth, bool kWhole, bool kPaged, typename RowAt>
+__device__ __forceinline__ void copy_panel(u32 panel, const TileRows& from, int first_column, const RowAt& row_at) {
+  constexpr int kChunks = kWidth / kChunkElements;
+  constexpr int kStep = kThreads / kChunks;  // rows that all threads copy at once
+  constexpr int kCopies = (kRows + kStep - 1) / kStep;
+  const u32 thread = opaque(threadIdx.x);
+  const int row = static_cast<int>(thread / kChunks);
+  const int chunk = static_cast<int>(thread % kChunks);
+  const int column = first_column + chunk * kChunkElements;
+  const bool column_inside = kWhole || column < from.columns;
+  const InputElement* sources[kCopies];
+  const InputElement* source = from.first + row * from.row_stride + column;
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    if constexpr (kPaged) {  // all pages are looked up first, so that it takes the time of one
+      const int r = row + i * kStep;
+      sources[i] = row_at(kWhole || r < from.rows ? r : 0) + column;
+    } else {
+      sources[i] = source;
+      source += kStep * from.row_stride;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int r = row + i * kStep;
+    if (kRows % kStep != 0 && r >= kRows) {
+      break;
+    }
+    const u32 destination = panel + chunk_offset<kWidth>(thread / kChunks + i * kStep, chunk);
+    if (kWhole) {
+      copy_async(destination, sources[i]);
+    } else {
+      // Nothing is read where it is outside; the address must be one all the same.
+      const bool inside = column_inside && r < from.rows;
+      copy_async(destination, inside ? sources[i] : from.first, inside);
+    }
+  }
+}
+
+template <int kThreads, int kRows, int kColumns, bool kWhole, bool kPaged, typename RowAt>
+__device__ __forceinline__ void copy_panels(u32 tile, const TileRows& from, const RowAt& row_at) {
+  using Tile = PanelTile<kRows, kColumns>;
+#pragma unroll
+  for (int panel = 0; panel < Tile::kWide; ++panel) {
+    copy_panel<kThreads, kRows, 64, kWhole, kPaged>(tile + panel * kRows * 128, from, panel * 64, row_at);
+  }
+  if (Tile::kHalf != 0) {
+    copy_panel<kThreads, kRows, 32, kWhole, kPaged>(tile + Tile::kHalfOffset, from, Tile::kWide * 64, row_at);
+  }
+  if (Tile::kQuarter != 0) {
+    copy_panel<kThreads, kRows, 16, kWhole, kPaged>(tile + Tile::kQuarterOffset, from,
+                                                    Tile::kWide * 64 + Tile::kHalf * 32, row_at);
+  }
+}
+
+// A tile by all threads of a block, zeros where the tensor ends: a padded column must not bring NaN into a product.
+template <int kThreads, int kRows, int kColumns, bool kPaged, typename RowAt>
+__device__ __forceinline__ void copy_tile(u32 tile, const TileRows& from, const RowAt& row_at) {
+  if (from.vectors) {
+    if (from.rows >= kRows && from.columns == kColumns) {
+      copy_panels<kThreads, kRows, kColumns, true, kPaged>(tile, from, row_at);
+    } else {
+      copy_panels<kThreads, kRows, kColumns, false, kPaged>(tile, from, row_at);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kColumns; i += kThreads) {
+    const int r = i / kColumns;
+    const int c = i % kColumns;
+    const bool inside = r < from.rows && c < from.columns;
+    const InputElement* row = from.first + r * from.row_stride;
+    if constexpr (kPaged) {
+      row = row_at(inside ? r : 0);
+    }
+    const InputElement x = inside ? row[c * from.column_stride] : InputElement(0);
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(PanelTile<kRows, kColumns>::element(tile, r, c)), "h"(x) : "memory");
+  }
+}
+
+// kRows keys or values from `kv` on.
+template <int kThreads, int kRows, int kColumns>
+__device__ __forceinline__ void copy_keys(u32 tile, const void* tensor, const Strides& strides, int columns,
+                                          bool vectors, const ForwardParams& params, int b, int kv_head, int kv) {
+  const TileRows from = {FL_PAGE_SIZE ? static_cast<const InputElement*>(tensor)
+                                      : key_row(tensor, strides, params, b, kv_head, kv),
+                         strides.row, strides.column, params.kv_len - kv, columns, vectors};
+  copy_tile<kThreads, kRows, kColumns, FL_PAGE_SIZE != 0>(
+      tile, from, [&](int r) { return key_row(tensor, strides, params, b, kv_head, kv + r); });
+}
+
+}  // namespace flashlift::cuda
