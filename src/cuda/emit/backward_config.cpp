@@ -164,9 +164,10 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
   config.q_tile = 64 * kConsumers;
   config.threads = 128 * (kConsumers + 1);
   const bool narrow = std::max(config.head_dim_padded, config.value_dim_padded) <= kNarrow;
-  config.kv_tile = narrow && kernel.rows_are_keys && !kernel.fused && !problem.score_mod && !config.dropout ? 128 : 64;
-  config.producer_registers = config.scout_loads ? 56 : 40;
-  config.consumer_registers = config.scout_loads ? 224 : 232;
+  const bool wide_tiles = kernel.fused ? !config.dropout : !problem.score_mod && !config.dropout;
+  config.kv_tile = narrow && kernel.rows_are_keys && wide_tiles ? 128 : 64;
+  config.producer_registers = kernel.fused ? 24 : config.scout_loads ? 56 : 40;
+  config.consumer_registers = kernel.fused ? 240 : config.scout_loads ? 224 : 232;
   choose_sm90_stages(kernel);
   return kernel;
 }

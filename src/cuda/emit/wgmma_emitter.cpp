@@ -31,11 +31,28 @@ std::string emit_shared(const char* name, int n, bool transposed, const char* ty
       repeated(registers, "\"+f\"(d[{}])"), name, transposed);
 }
 
+// The same into registers that hold nothing yet. (What accumulates reads its registers even if it is told not to, and
+// so keeps their old values alive.)
+std::string emit_first(const char* name, int n, bool transposed, const char* type) {
+  const int registers = n / 2;
+  return fmt::format(
+      "__device__ __forceinline__ void {4}_first(float (&d)[{0}], u64 a, u64 b) {{\n"
+      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, 0, 0;\\n\"\n"
+      "               \"{1} {{{2}}}, %{0}, %{6}, p, 1, 1, {5:d}, {5:d};\\n}}\\n\"\n"
+      "               : {3}\n"
+      "               : \"l\"(a), \"l\"(b));\n"
+      "}}\n",
+      registers, instruction(n, type), repeated(registers, "%{}"), repeated(registers, "\"=f\"(d[{}])"), name,
+      transposed, registers + 1);
+}
+
 // Scores.
 std::string emit_qk(int n, const char* type) { return emit_shared("wgmma_qk", n, false, type); }
 
 // A part of d_q, of d_s and K.
-std::string emit_dq(int columns, const char* type) { return emit_shared("wgmma_dq", columns, true, type); }
+std::string emit_dq(int columns, const char* type) {
+  return emit_shared("wgmma_dq", columns, true, type) + "\n" + emit_first("wgmma_dq", columns, true, type);
+}
 
 // Output: probabilities in registers, V in shared memory along N.
 std::string emit_pv(int n, const char* type) {
@@ -68,7 +85,8 @@ std::string emit_wgmma(const ForwardConfig& config) {
 
 std::string emit_backward_wgmma(const ForwardConfig& config) {
   const char* type = type_name(config);
-  std::string text = emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.head_dim_padded, type);
+  std::string text = emit_qk(config.kv_tile, type) + "\n" + emit_first("wgmma_qk", config.kv_tile, false, type) + "\n" +
+                     emit_pv(config.head_dim_padded, type);
   if (config.value_dim_padded != config.head_dim_padded) {
     text += "\n" + emit_pv(config.value_dim_padded, type);
   }

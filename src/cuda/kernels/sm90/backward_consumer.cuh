@@ -33,7 +33,7 @@ constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
 // Are the operands of the two sums more than a factor of d_p apart?
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
 // d_q shows that its d_s are made of rounded probabilities (docs/lessons/): what rounding takes from them is kept.
-constexpr bool kKeepsRest = !kRowsAreKeys || FL_FUSED;
+constexpr bool kKeepsRest = !kRowsAreKeys;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
 constexpr bool kCleans = kMayMask && !kRowsAreKeys;
@@ -119,13 +119,19 @@ struct Consumer {
   }
 
   template <int kDim>
-  __device__ __forceinline__ void issue_scores(u64 rows, u64 columns) {
+  __device__ __forceinline__ void issue_scores(float (&scores)[kScores], u64 rows, u64 columns) {
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
       const int within = step % 4 * 2;
       const int box = step / 4;
-      wgmma_qk(s, rows + within + box * (kRowBoxBytes / 16), columns + within + box * (kColumnBoxBytes / 16), step > 0);
+      const u64 left = rows + within + box * (kRowBoxBytes / 16);
+      const u64 right = columns + within + box * (kColumnBoxBytes / 16);
+      if (FL_FUSED && step == 0) {
+        wgmma_qk_first(scores, left, right);
+      } else {
+        wgmma_qk(scores, left, right, step > 0);
+      }
     }
     wgmma_commit();
   }
@@ -147,6 +153,16 @@ struct Consumer {
     return load_shared_pair(statistics + 4 * (8 * j + static_cast<int>(threadIdx.x) % 4 * 2));
   }
 
+  template <bool kPacked>
+  __device__ __forceinline__ void mask_score(int i, bool keep) {
+    s[i] = keep ? s[i] : 0.0f;
+    if (kPacked && !keep) {
+      p[i / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
+    }
+  }
+
+  // s becomes 0 where it is masked or outside; so does p, if it has the same scores already.
+  template <bool kPacked>
   __device__ __forceinline__ void mask(const TilePlace& place) {
 #if FL_HAS_MASK_MOD
     MaskColumn key_of_row[2];
@@ -192,13 +208,13 @@ struct Consumer {
         continue;
 #endif
 #endif
-        s[i + 2 * r] = keep ? s[i + 2 * r] : 0.0f;
+        mask_score<kPacked>(i + 2 * r, keep);
       }
     }
 #if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      s[i] = bits >> i & 1 ? s[i] : 0.0f;
+      mask_score<kPacked>(i, (bits >> i & 1) != 0);
     }
 #endif
   }
@@ -260,7 +276,7 @@ struct Consumer {
     exponentials(params.scale * kExponentUnit, statistics);
 #endif
     if (partial) {
-      mask(place);
+      mask<false>(place);
     }
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
@@ -381,7 +397,7 @@ struct Consumer {
       barrier_wait(shared.qk_full + 8 * rings.qk.stage(), rings.qk.phase());
       pin(s);
       wgmma_fence();
-      issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
+      issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
       flags = load_shared_once(fields + 4 * kFieldFlags);
       const TilePlace place{b,
                             load_shared_once(fields + 4 * kFieldHead),
@@ -410,7 +426,7 @@ struct Consumer {
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
       const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
                                                    : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
-      issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
+      issue_scores<FL_V_DIM>(s, rows_v, descriptor_k_major(v));
 #if FL_SUMS_FIRST
       issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
       wgmma_wait<1>();

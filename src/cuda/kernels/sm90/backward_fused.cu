@@ -18,7 +18,12 @@ namespace {
 constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
 
+// s and d_p have an accumulator each, so that d_p is multiplied under the exponentials, and d_s is made of
+// probabilities that were never rounded. That takes all registers there are: see wgmma_qk_first
+// (emit/wgmma_emitter.cpp), and what waits for d_k before d_p begins.
 struct FusedConsumer : Consumer {
+  float d_p[kScores];
+
   // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
@@ -33,7 +38,6 @@ struct FusedConsumer : Consumer {
     }
     u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
     pin(rows_qk);
-    float part[kPartSums];
     int round = 0;
     int flags;
 #pragma unroll 1
@@ -44,38 +48,39 @@ struct FusedConsumer : Consumer {
       const u32 fields = shared.fields + 4 * kFieldCount * stage;
       const u32 statistics = shared.statistics + stage * kStatisticsBytes;
       barrier_wait(shared.qk_full + 8 * stage, rings.qk.phase());
-      pin(s);
       wgmma_fence();
-      issue_scores<FL_QK_DIM>(rows_qk, descriptor_k_major(qk));
+      issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
       flags = load_shared_once(fields + 4 * kFieldFlags);
-      const TilePlace place{b,
-                            load_shared_once(fields + 4 * kFieldHead),
-                            {row(0), row(1)},
-                            load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
       wgmma_wait<1>();
       finish_d_k(round > 0, stage);
-#if FL_DROPOUT
-      const u32 undropped = undropped_bits<kScores>(params, place);
-#else
-      constexpr u32 undropped = 0xffffffff;
-#endif
-      wgmma_wait<0>();
-      pin(s);
-      const bool partial = (flags & kPartial) != 0;
-      take_probabilities(place, partial, undropped, statistics);
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
-      pin(s);
-      pin(p);
-      pin(first);
-      wgmma_fence();
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
       const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
                                                    : descriptor_k_major(shared.rows_v + warpgroup * kRowVBytes);
-      issue_scores<FL_V_DIM>(rows_v, descriptor_k_major(v));
-      issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      wgmma_fence();
+      issue_scores<FL_V_DIM>(d_p, rows_v, descriptor_k_major(v));
+#if FL_DROPOUT
+      const u32 undropped = undropped_bits<kScores>(params, place(fields));
+#else
+      constexpr u32 undropped = 0xffffffff;
+#endif
       wgmma_wait<1>();
       pin(s);
-      take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
+      const bool partial = (flags & kPartial) != 0;
+      take_slopes(fields, partial, undropped, statistics);
+      pin(p);
+      pin(first);
+      wgmma_fence();
+      issue_sum(first, p, descriptor_n_major(v, kColumnBoxBytes));
+      wgmma_wait<1>();
+      pin(d_p);
+      // (Without a branch here ptxas spills where scores take all registers.)
+      if (FL_REDO_ALL || ((kMayMask || kScores > 32) && partial)) {
+        multiply_slopes<true>(undropped, statistics + 4 * FL_BLOCK_N);
+      } else {
+        multiply_slopes<false>(undropped, statistics + 4 * FL_BLOCK_N);
+      }
+      float part[kPartSums];
       issue_part(part, round - 1);
       give_gradients(round);
       pin(ds);
@@ -93,6 +98,7 @@ struct FusedConsumer : Consumer {
       ++round;
       rings.advance();
     } while ((flags & kLast) == 0);
+    float part[kPartSums];
     issue_part(part, round - 1);
     wgmma_wait<0>();
     finish_d_k(true, rings.qk.stage());
@@ -101,6 +107,95 @@ struct FusedConsumer : Consumer {
   }
 
  private:
+  __device__ __forceinline__ TilePlace place(u32 fields) const {
+    return {b,
+            load_shared_once(fields + 4 * kFieldHead),
+            {row(0), row(1)},
+            load_shared_once(fields + 4 * kFieldFirst) + static_cast<int>(threadIdx.x) % 4 * 2};
+  }
+
+  // Products in s become probabilities times what the score changes by as the product does; p becomes the first sum's
+  // operand. Element by element: registers are short.
+  __device__ __forceinline__ void take_slopes(u32 fields, bool partial, u32 undropped, u32 statistics) {
+#if FL_HAS_SCORE_MOD
+    TilePlace at = place(fields);
+#if FL_SCORE_LOADS
+    // Loads must not come before the scores: ptxas would put them, with their addresses, between the products.
+    at.column |= __float_as_int(s[0]) & params.zero;
+#endif
+#if FL_GRADIENT_SEARCHES
+    // In a loop that is not unrolled: few instructions, scores in local memory.
+    float scores[kScores];
+    float derivatives[kScores];
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = s[i];
+    }
+#pragma unroll 1
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = score_at(scores[i], params, at, i, derivatives[i]);
+    }
+#endif
+#endif
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 lse = column_pair(statistics, j);
+      float kept[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = 4 * j + e;
+        const float offset = e % 2 == 0 ? lse.x : lse.y;
+#if !FL_HAS_SCORE_MOD
+        const float x = exponential(fmaf(s[i], params.scale * kExponentUnit, -offset));
+#else
+#if FL_GRADIENT_SEARCHES
+        const float score = scores[i];
+        const float derivative = derivatives[i];
+#else
+        float derivative;
+        const float score = score_at(s[i], params, at, i, derivative);
+#endif
+        const float x = exponential(fmaf(score, kExponentUnit, -offset));
+#endif
+        kept[e] = FL_DROPOUT && (undropped >> i & 1) == 0 ? 0.0f : x;
+#if FL_HAS_DERIVATIVE
+        s[i] = x != 0.0f ? x * derivative : 0.0f;  // what is masked changes by anything
+#else
+        s[i] = x;
+#endif
+      }
+      p[2 * j] = pack_half(kept[0], kept[1]);
+      p[2 * j + 1] = pack_half(kept[2], kept[3]);
+    }
+    if (partial) {
+      mask<true>(place(fields));
+    }
+  }
+
+  // s becomes d_s, as the second sum's operand. kGuards: as in multiply_gradients.
+  template <bool kGuards>
+  __device__ __forceinline__ void multiply_slopes(u32 undropped, u32 deltas) {
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 delta = column_pair(deltas, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float d_s[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int i = 4 * j + 2 * r + c;
+          float x = d_p[i];
+#if FL_DROPOUT
+          x = undropped >> i & 1 ? x * params.dropout_factor : 0.0f;
+#endif
+          x -= c == 0 ? delta.x : delta.y;
+          d_s[c] = !kGuards || s[i] != 0.0f ? s[i] * x : 0.0f;
+        }
+        ds[2 * j + r] = pack_half(d_s[0], d_s[1]);
+      }
+    }
+  }
+
   // Of the tile before the one in `stage`.
   __device__ __forceinline__ void finish_d_k(bool exists, u32 stage) {
     pin(second);
@@ -137,12 +232,12 @@ struct FusedConsumer : Consumer {
     const u32 queries = kPartsOfQueries ? warpgroup * kGradientBoxBytes : 0;
     const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
     const u64 keys = descriptor_n_major(shared.rows_qk + columns, 0);
-    pin(part);
     wgmma_fence();
+    wgmma_dq_first(part, d_s, keys);
 #pragma unroll
-    for (int step = 0; step < 4 * kConsumers; ++step) {
+    for (int step = 1; step < 4 * kConsumers; ++step) {
       // 16 keys are 16 rows of 128 bytes.
-      wgmma_dq(part, d_s + step * 128, keys + step / 4 * (kRowQkBytes / 16) + step % 4 * 128, step > 0);
+      wgmma_dq(part, d_s + step * 128, keys + step / 4 * (kRowQkBytes / 16) + step % 4 * 128, true);
     }
     wgmma_commit();
   }

@@ -18,6 +18,7 @@ struct ColumnTile {
   int h = 0;      // of its queries
   int first = 0;  // column
   bool partial = false;
+  bool follows = false;  // of the fused kernel: the key tile before the block's sees it, too
 };
 
 // What becomes of the scores of some queries and keys; `full`: tiles of their size have no more.
@@ -68,20 +69,24 @@ class ColumnTiles {
     const int bit = __ffs(hits_) - 1;
     hits_ &= hits_ - 1;
     const int tile = base_ + bit;
-    return {true, head_, (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N, (partial_ >> bit & 1) != 0};
+    return {true, head_, (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N, (partial_ >> bit & 1) != 0,
+            (follows_ >> bit & 1) != 0};
   }
 
  private:
   // Of `count` tiles from `tile` on.
   __device__ __forceinline__ TileKind classify(int tile, int count) const {
+    return classify(tile, count, rows_.first, rows_.last);
+  }
+  __device__ __forceinline__ TileKind classify(int tile, int count, int first_row, int last_row) const {
     const int first = (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N;
     if (first >= columns_ || first < 0) {
       return kTileSkipped;
     }
     const int last = min(first + count * FL_BLOCK_N, columns_) - 1;
-    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : rows_.first,
-                           kRowsAreKeys ? last : rows_.last, kRowsAreKeys ? rows_.first : first,
-                           kRowsAreKeys ? rows_.last : last, last - first == count * FL_BLOCK_N - 1);
+    return classify_scores(params_, rows_.b, head_, kRowsAreKeys ? first : first_row, kRowsAreKeys ? last : last_row,
+                           kRowsAreKeys ? first_row : first, kRowsAreKeys ? last_row : last,
+                           last - first == count * FL_BLOCK_N - 1);
   }
 
   __device__ __forceinline__ void look_for_runs() {
@@ -93,6 +98,11 @@ class ColumnTiles {
     if (run_ == 1) {
       hits_ = hits;
       partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+#if FL_FUSED
+      const bool follows = rows_.first > 0 && kind != kTileSkipped &&
+                           classify(tile, 1, rows_.first - FL_BLOCK_M, rows_.first - 1) != kTileSkipped;
+      follows_ = __ballot_sync(0xffffffff, follows);
+#endif
     } else {
       runs_ = hits;
       first_run_ = base_;
@@ -123,6 +133,7 @@ class ColumnTiles {
   int base_ = 0;  // tile of the first bit
   u32 hits_ = 0;
   u32 partial_ = 0;
+  u32 follows_ = 0;
 };
 
 // Copies contiguous bytes, which count towards `barrier`.
@@ -185,9 +196,12 @@ struct Producer {
 #if FL_FUSED
   // The key tile that adds to the same d_q before this one, or -1.
   __device__ __forceinline__ int previous_keys(int key_tile, const ColumnTile& tile) const {
+    if (tile.follows) {
+      return key_tile - 1;
+    }
     const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
 #pragma unroll 1
-    for (int base = key_tile - 1; base >= 0; base -= 32) {
+    for (int base = key_tile - 2; base >= 0; base -= 32) {
       const int candidate = base - static_cast<int>(threadIdx.x % 32);
       const int kv_first = candidate * FL_BLOCK_M;
       const bool sees = candidate >= 0 && classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
