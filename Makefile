@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo test test-torch-versions test-jax-versions test-jax-users test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -34,6 +34,10 @@ test-torch-versions: build ## run the PyTorch tests with each version that is su
 
 test-jax-versions: build ## run the JAX tests with each version that is supported and that this Python takes
 	@$(VENV)/bin/python scripts/test_versions.py jax $(BUILD)
+
+JAX_SOURCE ?=
+test-jax-users: build ## run Flax's nnx with ours; with JAX_SOURCE=CHECKOUT also JAX's own tests of its attention, fused
+	@$(VENV)/bin/python scripts/test_jax_users.py $(BUILD) $(if $(JAX_SOURCE),--jax-source $(JAX_SOURCE))
 
 test-kernels: build ## compile the CUDA kernels of every configuration; make test compiles a third of them
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel

@@ -2,9 +2,9 @@
 
 benchmarks/large_module.py [--megabytes 100] [--of weights|operations] [--keep FILE]
 
-The module is a portable artifact (VHLO) of an attention beside weights, or beside operations without any, up to the size.
-Prints the seconds and the memory that `flashlift fuse` takes beyond what a small module does, for the whole of it: reading,
-lifting and writing.
+The module is a portable artifact (VHLO) of an attention beside weights, or beside operations without any, up to the
+size. Prints the seconds and the memory that `flashlift fuse` takes beyond what a small module does, for the whole of
+it: reading, lifting and writing.
 """
 
 import argparse

@@ -35,6 +35,17 @@ def test_flax():
     np.testing.assert_allclose(haiku_attention_fn(Q, K, V, MASK), theirs(Q, K, V, mask=MASK), atol=1e-5)
 
 
+def test_flax_calls_flash_attention_itself():
+    """With the keywords that nnx.MultiHeadAttention gives its attention_fn."""
+    keywords = {"dropout_rng": None, "dropout_rate": 0.0, "broadcast_dropout": True, "deterministic": True}
+    keywords |= {"dtype": None, "precision": None, "module": None}
+    causal = flash_attention(Q[0], K[0], V[0], causal=True)
+    np.testing.assert_array_equal(flash_attention(Q[0], K[0], V[0], mask=None, is_causal=True, **keywords), causal)
+    np.testing.assert_array_equal(flax_attention_fn(Q[0], K[0], V[0], mask=None, is_causal=True, **keywords), causal)
+    with pytest.raises(flashlift.FlashliftError, match='causal is "bottom_right" and is_causal came'):
+        flash_attention(Q[0], K[0], V[0], causal="bottom_right", is_causal=True)
+
+
 @dataclasses.dataclass
 class Dropout:
     """What is read of equinox.nn.Dropout."""

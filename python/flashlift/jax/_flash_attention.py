@@ -60,6 +60,7 @@ def flash_attention(
     module: Any = None,
     qk_attn_weights_einsum: Any = None,
     attn_weights_value_einsum: Any = None,
+    is_causal: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """softmax(cap(scale query keyᵀ + bias) where kept) value as one fused kernel, with gradients.
 
@@ -98,8 +99,8 @@ def flash_attention(
     return_lse: also returns float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
 
     The rest are Flax's names, so that `attention_fn=flash_attention` is right in linen and nnx. mask: attention_mask,
-        which may be Flax's floats 0.0 and 1.0; dropout_rate, dropout_rng: dropout_prob, dropout_seed; deterministic: no
-        dropout; dtype: casts query, key and value first. broadcast_dropout is taken and not followed: each batch and
+        which may be Flax's floats 0.0 and 1.0; is_causal: causal; dropout_rate, dropout_rng: dropout_prob, dropout_seed;
+        deterministic: no dropout; dtype: casts query, key and value first. broadcast_dropout is taken and not followed: each batch and
         head leaves out keys of its own. module, which asks for the weights, and products of one's own (*_einsum) are
         refused.
 
@@ -126,6 +127,10 @@ def flash_attention(
         raise UnsupportedError("module asks for the attention weights, which are never stored; leave sow_weights out")
     if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
         raise UnsupportedError("an einsum of one's own came; the products are the kernel's: leave *_einsum out")
+    if arguments.check_flag("is_causal", is_causal):
+        if isinstance(causal, str):
+            raise InvalidArgumentError(f'causal is "{causal}" and is_causal came; expected one of them')
+        causal = True
     query, key, value = _cast(query, key, value, dtype)
     arguments.check_operands(("query", "key", "value"), query, key, value, "bshd")
     rate = _dropout_rate(dropout_prob, dropout_rate, deterministic)
