@@ -29,11 +29,12 @@ def result_type(
     axes = _varying_axes(operands)
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
-    if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
-        return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset(axes))  # type: ignore[call-arg]
-    manual = jax.sharding.ManualAxisType(varying=frozenset(axes))
+    # The mesh is the operands': where JAX lowers a primitive, no other is known.
     mesh = next(jax.typeof(one).sharding.mesh for one in operands if _varying_axes([one]))
     sharding = NamedSharding(mesh, PartitionSpec())
+    if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, vma=frozenset(axes))  # type: ignore[call-arg]
+    manual = jax.sharding.ManualAxisType(varying=frozenset(axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=manual)
 
 
