@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "llvm/ADT/DenseMap.h"
@@ -143,7 +144,7 @@ class Joiner {
   }
 
   mlir::Operation* product() const { return product_; }
-  bool has_joined_scores() const { return has_joined_scores_; }
+  const std::set<mlir::Operation*>& joined_products() const { return joined_products_; }
 
  private:
   mlir::Value add_products(mlir::Operation* x, mlir::Operation* y);
@@ -157,9 +158,9 @@ class Joiner {
   SameValues same_;
   std::map<std::tuple<const void*, const void*, int64_t>, mlir::Value> joined_;
   llvm::DenseMap<mlir::Value, mlir::Value> rebuilt_;
-  mlir::Operation* product_ = nullptr;  // of joined probabilities and values
-  bool has_joined_scores_ = false;
-  int left_ = 400;  // operations to be looked at
+  mlir::Operation* product_ = nullptr;          // of joined probabilities and values
+  std::set<mlir::Operation*> joined_products_;  // those of scores, whose results stand side by side in another's
+  int left_ = 400;                              // operations to be looked at
 };
 
 mlir::Value Joiner::add_products(mlir::Operation* x, mlir::Operation* y) {
@@ -300,7 +301,7 @@ mlir::Value Joiner::join_uncached(mlir::Value x, mlir::Value y, int64_t dim) {
           with_size(of_x->getOperand(side), inner, 1) != with_size(of_y->getOperand(side), inner, 1)) {
         return side_by_side();
       }
-      has_joined_scores_ = true;
+      joined_products_.insert({of_x, of_y});
       mlir::Value operands[2];
       operands[side] = join(of_x->getOperand(side), of_y->getOperand(side), inner);
       operands[1 - side] = of_x->getOperand(1 - side);
@@ -463,6 +464,26 @@ Broadcast source_of(mlir::Value value) {
 
 }  // namespace
 
+namespace {
+
+// Whether nothing reads an operation's results once nothing reads those of `unread`.
+bool dies_with(mlir::Operation* op, mlir::Operation* unread, llvm::DenseMap<mlir::Operation*, bool>& known) {
+  if (op == unread) {
+    return true;
+  }
+  constexpr size_t kMost = 1000;
+  const auto [found, is_new] = known.try_emplace(op, false);
+  if (!is_new || known.size() > kMost) {
+    return found->second;
+  }
+  const bool dies = is_removable(op) &&
+                    llvm::all_of(op->getUsers(), [&](mlir::Operation* user) { return dies_with(user, unread, known); });
+  known[op] = dies;
+  return dies;
+}
+
+}  // namespace
+
 std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
   mlir::Operation* op = product;
   while (op->hasOneUse() && (kind(op) != OpKind::kAdd)) {
@@ -496,8 +517,7 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
   Joiner joiner(last, found.added);
   found.result = joiner.add(op->getOperand(0), op->getOperand(1));
   found.product = joiner.product();
-  if (!found.result || !joiner.has_joined_scores()) {
-    found.result = {};
+  if (!found.result) {
     take_back(found);
     return std::nullopt;
   }
@@ -505,6 +525,13 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
     found.result = joiner.behind(each, found.result);
   }
   found.original.replaceAllUsesWith(found.result);
+  // Scores that something else reads are computed by the module anyway: then nothing would be saved.
+  llvm::DenseMap<mlir::Operation*, bool> known;
+  const auto dies = [&](mlir::Operation* scores) { return dies_with(scores, last, known); };
+  if (joiner.joined_products().empty() || !llvm::all_of(joiner.joined_products(), dies)) {
+    take_back(found);
+    return std::nullopt;
+  }
   return found;
 }
 

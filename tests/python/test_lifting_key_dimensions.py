@@ -1,7 +1,6 @@
 """Gradients where keys stand in several dimensions: attention over images, and biases of rows and columns that are made
 from queries (SAM, ViTDet). Compared with XLA's own results, and with backward passes that are wrong."""
 
-import flashlift.jax
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,5 @@
-"""What exports for serving hold: products in branches by platform, caches of 8 bits with scales, one softmax over a cache
-and new keys. Compared with what XLA makes of the original."""
+"""What exports for serving hold: products in branches by platform, caches of 8 bits with scales, one softmax over a
+cache and new keys. Compared with what XLA makes of the original."""
 
 import flashlift.jax
 import flashlift.stablehlo
@@ -297,3 +297,21 @@ def test_the_log_sum_exp_of_other_terms_stays(of):
         return weigh(jax.nn.softmax(with_sinks(s, sinks), -1)[..., :T], v), jax.nn.logsumexp(of(s, sinks), -1)
 
     assert_left_alone(attention, *qkv(), draw(H))
+
+
+READ_BESIDE = {
+    "probabilities": lambda q, k, v, new_k, new_v: (
+        lambda p: (weigh(p[..., :T], v) + weigh(p[..., T:], new_v), p.max(-1))
+    )(jax.nn.softmax(jnp.concatenate(scores(q, k, new_k), -1), -1)),
+    "the first part's maximum": lambda q, k, v, new_k, new_v: (
+        lambda x, y: (
+            lambda e, f: (weigh(e, v) + weigh(f, new_v)) / (e.sum(-1, keepdims=True) + f.sum(-1, keepdims=True))
+        )(jnp.exp(x - x.max(-1, keepdims=True)), jnp.exp(y - x.max(-1, keepdims=True)))
+    )(*scores(q, k, new_k)),
+}
+
+
+@pytest.mark.parametrize("name", READ_BESIDE)
+def test_parts_whose_scores_something_else_reads_stay(name):
+    """The module would compute them beside the call."""
+    assert_left_alone(READ_BESIDE[name], *parts())
