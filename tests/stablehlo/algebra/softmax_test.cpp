@@ -90,5 +90,37 @@ TEST_F(SoftmaxOf, LogSumExp) {
   EXPECT_FALSE(is_log_sum_exp(arena_, log, *found));
 }
 
+TEST_F(SoftmaxOf, LogSumExpWithASink) {
+  const SymId shift = maximum(score_);
+  const SymId e = op(Op::k_exp, {op(Op::k_sub, {score_, shift})});
+  const auto with = [&](SymId logit, int64_t count = 1) {  // a logit behind the scores
+    const ReducePiece sink{.body = op(Op::k_exp, {op(Op::k_sub, {logit, shift})}), .size = count, .atom = -1};
+    return arena_.reduce(ReduceKind::kAdd, {{.body = e, .size = kKeys, .atom = kKeyAtom}, sink});
+  };
+  const auto log_sum_exp = [&](SymId z) { return op(Op::k_add, {shift, op(Op::k_log, {z})}); };
+  const auto found = match(op(Op::k_div, {e, with(of_row(0))}));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_TRUE(is_log_sum_exp(arena_, log_sum_exp(with(of_row(0))), *found));
+  EXPECT_FALSE(is_log_sum_exp(arena_, log_sum_exp(with(of_row(1))), *found));
+  EXPECT_FALSE(is_log_sum_exp(arena_, log_sum_exp(sum(e)), *found));
+  EXPECT_FALSE(is_log_sum_exp(arena_, log_sum_exp(with(of_row(0), 2)), *found));
+}
+
+TEST_F(SoftmaxOf, RenormalisedIsASoftmaxOfWhatIsLeft) {
+  const SymId p = softmax_of(score_);
+  const SymId kept = op(Op::k_select, {causal_, p, arena_.f32(0)});
+  for (const SymId part : {p, kept}) {
+    const auto found = match(op(Op::k_div, {part, sum(part)}));
+    ASSERT_TRUE(found.ok()) << found.error().text;
+    EXPECT_EQ(found->score, score_);
+    EXPECT_EQ(found->guards.size(), part == kept ? 1U : 0U);
+  }
+  EXPECT_FALSE(match(op(Op::k_div, {p, sum(kept)})).ok());
+  EXPECT_FALSE(match(op(Op::k_div, {kept, op(Op::k_add, {sum(kept), arena_.f32(1e-9F)})})).ok());
+  // Any other divisor may be 0 in a row.
+  const SymId other = op(Op::k_div, {op(Op::k_exp, {score_}), of_row(0)});
+  EXPECT_FALSE(match(op(Op::k_div, {other, sum(other)})).ok());
+}
+
 }  // namespace
 }  // namespace flashlift::stablehlo
