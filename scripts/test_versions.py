@@ -18,7 +18,7 @@ from pathlib import Path
 # The oldest and the newest supported version, the packages that a version consists of, and its tests.
 FRAMEWORKS = {
     "torch": ((2, 9), (2, 14), ["torch"], "test_torch_*.py"),
-    "jax": ((0, 10), (0, 12), ["jax", "jaxlib"], "test_jax_*.py"),
+    "jax": ((0, 9, 2), (0, 12), ["jax", "jaxlib"], "test_jax_*.py"),
 }
 
 # What a function of CUDA's libraries returns here: cudaErrorNoDevice.
