@@ -33,6 +33,8 @@ constexpr int kMostCallsOfATurn = 64;
 constexpr double kMayBeSlower[] = {1.5, 1.3, 1.2, 1.15, 1.1};
 constexpr int kMostTurns = 200;
 constexpr int kLastTurns = 9;
+// Of each implementation, however little time there is.
+constexpr int kLeastVariants = 4;
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -122,9 +124,10 @@ class Tuner {
   Status add_variants([[maybe_unused]] const std::string& implementation) {
 #ifdef FLASHLIFT_HAS_CPU
     if (options_.device == DeviceKind::kCpu) {
+      int tried = 0;
       for (const Tuning& variant :
            plan::cpu_variants(problem_, options_.backward, implementation, runtime::default_executor().concurrency())) {
-        if (is_over()) {
+        if (tried++ >= kLeastVariants && is_over()) {
           break;  // the first ones differ in one size only
         }
         FLASHLIFT_RETURN_IF_ERROR(add(variant));
