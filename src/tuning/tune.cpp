@@ -31,6 +31,8 @@ constexpr int kMostCallsOfATurn = 64;
 // Turns before the medians decide. Slower candidates than these factors leave after the first, the second turn and so
 // on, those behind the last factor after every later one.
 constexpr double kMayBeSlower[] = {1.5, 1.3, 1.2, 1.15, 1.1};
+// So many stay to the end: on a busy machine a few calls say little.
+constexpr size_t kLeastRunners = 6;
 constexpr int kMostTurns = 200;
 constexpr int kLastTurns = 9;
 // Of each implementation, however little time there is.
@@ -183,8 +185,15 @@ class Tuner {
 
   // The heuristics stay: what is kept must beat them.
   void drop_slow(int turn) {
-    const double allowed =
-        kMayBeSlower[std::min<size_t>(static_cast<size_t>(turn), std::size(kMayBeSlower) - 1)] * candidates_[best()].ms;
+    std::vector<double> in_race;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      if (runners_[i].attention) {
+        in_race.push_back(candidates_[i].ms);
+      }
+    }
+    std::ranges::sort(in_race);
+    const double factor = kMayBeSlower[std::min<size_t>(static_cast<size_t>(turn), std::size(kMayBeSlower) - 1)];
+    const double allowed = std::max(factor * in_race.front(), in_race[std::min(kLeastRunners, in_race.size()) - 1]);
     for (size_t i = 1; i < candidates_.size(); ++i) {
       if (candidates_[i].ms > allowed) {
         runners_[i].attention.reset();
