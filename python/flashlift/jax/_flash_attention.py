@@ -99,10 +99,10 @@ def flash_attention(
     return_lse: also returns float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
 
     The rest are Flax's names, so that `attention_fn=flash_attention` is right in linen and nnx. mask: attention_mask,
-        which may be Flax's floats 0.0 and 1.0; is_causal: causal; dropout_rate, dropout_rng: dropout_prob, dropout_seed;
-        deterministic: no dropout; dtype: casts query, key and value first. broadcast_dropout is taken and not followed: each batch and
-        head leaves out keys of its own. module, which asks for the weights, and products of one's own (*_einsum) are
-        refused.
+        which may be floats 0.0 and 1.0; is_causal: causal; dropout_rate, dropout_rng: dropout_prob, dropout_seed;
+        deterministic: no dropout; dtype: casts query, key and value first. broadcast_dropout is taken and not followed:
+        each batch and head leaves out keys of its own. module, which asks for the weights, and products of one's own
+        (*_einsum) are refused.
 
     Gradients by query, key, value, bias and softmax_aux, through both results. Errors: InvalidArgumentError for
     arguments that are wrong or do not go together, UnsupportedError for what no implementation can do.
