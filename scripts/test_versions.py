@@ -128,7 +128,8 @@ def main():
         environment = os.environ | {"PYTHONPATH": str(folder)}
         code = f"import {options.framework} as one; assert one.__version__.split('+')[0] == {version!r}, one.__file__"
         run(python, "-c", code, env=environment)
-        done = subprocess.run([python, "-m", "pytest", "-q", *chosen], env=environment)
+        parallel = ["-n", "auto", "--maxprocesses=8", "--dist=worksteal"]
+        done = subprocess.run([python, "-m", "pytest", "-q", *parallel, *chosen], env=environment)
         if done.returncode:
             failed.append(version)
         if not options.keep:
