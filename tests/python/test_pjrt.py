@@ -320,7 +320,7 @@ PARTITIONED = {
     "annotated": 1,
     "gradient": 1,
     "shard_map": 1,
-    "shard_map_gradient": "scores or probabilities are used beside the output",  # by another manual computation
+    "shard_map_gradient": "scores or probabilities are used elsewhere",  # by another manual computation
     "layer": 1,
     "slopes": 1,
     "sequence": 'split along their sequence over the axes "data"',
