@@ -65,9 +65,7 @@ def test_what_is_done_at_once_says_nothing(program):
 def test_fusing_says_how_long_it_takes(program, root, tmp_path):
     """The module comes through a pipe, whose writer takes its time."""
     text = (root / "examples" / "xla" / "attention.mlir").read_text()
-    process, terminal = on_terminal(
-        program, "fuse", "/dev/stdin", "-o", tmp_path / "fused.mlir", stdin=subprocess.PIPE
-    )
+    process, terminal = on_terminal(program, "fuse", "/dev/stdin", "-o", tmp_path / "fused.mlir", stdin=subprocess.PIPE)
     process.stdin.write(text[: len(text) // 2])
     process.stdin.flush()
     time.sleep(1.0)
