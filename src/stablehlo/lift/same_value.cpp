@@ -1,5 +1,7 @@
 #include "stablehlo/lift/same_value.h"
 
+#include "llvm/ADT/Hashing.h"
+#include "llvm/ADT/SmallVector.h"
 #include "mlir/IR/OperationSupport.h"
 #include "stablehlo/reader/ops.h"
 
@@ -31,7 +33,29 @@ bool are_equal_but_for_operands(mlir::Operation* x, mlir::Operation* y) {
 
 bool SameValues::operator()(mlir::Value x, mlir::Value y) {
   steps_ = kMostSteps;
-  return compare(x, y, 0);
+  return hash(x) == hash(y) && compare(x, y, 0);
+}
+
+size_t SameValues::hash(mlir::Value value) {
+  constexpr size_t kMostOperations = 64;  // nearest first: layers of a model differ by their own weights
+  size_t& hash = hashes_[value];
+  if (hash != 0) {
+    return hash;
+  }
+  llvm::SmallVector<mlir::Value, kMostOperations> values = {without_barriers(value)};
+  for (size_t i = 0; i < values.size() && i < kMostOperations; ++i) {
+    const auto result = llvm::dyn_cast<mlir::OpResult>(values[i]);
+    if (!result) {
+      hash = llvm::hash_combine(hash, values[i].getAsOpaquePointer());
+      continue;
+    }
+    mlir::Operation* const op = result.getOwner();
+    hash = llvm::hash_combine(hash, op->getName(), result.getResultNumber(), values[i].getType());
+    for (const mlir::Value operand : op->getOperands()) {
+      values.push_back(without_barriers(operand));
+    }
+  }
+  return hash;
 }
 
 bool SameValues::compare(mlir::Value x, mlir::Value y, int depth) {

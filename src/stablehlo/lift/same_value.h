@@ -14,10 +14,13 @@ class SameValues {
   bool operator()(mlir::Value x, mlir::Value y);
 
  private:
+  // Of the operations nearest to a value: equal for values that are the same, and for few others.
+  size_t hash(mlir::Value value);
   bool compare(mlir::Value x, mlir::Value y, int depth);
   bool have_equal_regions(mlir::Operation* x, mlir::Operation* y, int depth);
 
   llvm::DenseMap<std::pair<mlir::Value, mlir::Value>, bool> known_;
+  llvm::DenseMap<mlir::Value, size_t> hashes_;
   int steps_ = 0;  // left
 };
 
