@@ -38,7 +38,7 @@ struct Problem {
   DType out_dtype = DType::kF32;  // of the output: f32, bf16 or f16
   // Whether the gradient by the output, which a backward pass is given, is of dtype; it is of out_dtype otherwise.
   bool d_out_like_inputs = false;
-  float scale = 1.0f;             // multiplies <q, k> before score_mod
+  float scale = 1.0f;  // multiplies <q, k> before score_mod
 
   std::optional<Program> score_mod;
   std::optional<Program> mask_mod;

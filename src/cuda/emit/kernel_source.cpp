@@ -101,8 +101,7 @@ KernelSource forward_source(const Problem& problem, const ForwardConfig& config)
   if (hopper) {
     generated.emplace_back("wgmma.cuh", emit_wgmma(config));
   }
-  KernelSource source =
-      source_of(forward_file(config), std::move(generated), definitions(config), config.architecture);
+  KernelSource source = source_of(forward_file(config), std::move(generated), definitions(config), config.architecture);
   source.architecture_specific = hopper;
   return source;
 }

@@ -75,7 +75,7 @@ struct ForwardParams {
   int vector_q;
   int vector_k;
   int vector_v;
-  int vector_out;  // the residual's, too
+  int vector_out;         // the residual's, too
   int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
 
   // A key stays in a row if its random word is at least the threshold.
