@@ -10,8 +10,10 @@
 namespace flashlift::stablehlo {
 namespace {
 
-constexpr size_t kLongestChain = 20000;    // operations looked at on the way back from one product
-constexpr size_t kMostFirstProducts = 16;  // tried for one second product
+constexpr size_t kLongestChain = 20000;  // operations looked at on the way back from one product
+// Tried for one second product. The scores of no attention are made of more; the residual stream of a model is, and its
+// gradient, whose loss sums exponentials, too.
+constexpr size_t kMostFirstProducts = 16;
 constexpr int kMostSplits = 24;
 constexpr int64_t kPartsAStep = 4;  // of formulas
 
@@ -171,7 +173,6 @@ Chain chain_behind(mlir::Value value, Work& work) {
   // Of several products the one with the longest sums is taken for the scores first; others become captured tensors.
   std::stable_sort(chain.products.begin(), chain.products.end(),
                    [](mlir::Operation* x, mlir::Operation* y) { return summed_elements(x) > summed_elements(y); });
-  chain.products.resize(std::min(chain.products.size(), kMostFirstProducts));
   return chain;
 }
 
@@ -319,12 +320,17 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
     return refuse<Reason::kTooMuchWork>();
   }
   std::optional<Refusal> refusal;
+  std::optional<Refusal> too_many;  // says less than what the other side is refused for
   for (unsigned side = 0; side < 2; ++side) {
     if (!may_follow_softmax(second_product->getOperand(side), work)) {
       continue;
     }
     const Chain chain = chain_behind(second_product->getOperand(side), work);
     if (!chain.has_softmax) {
+      continue;
+    }
+    if (chain.products.size() > kMostFirstProducts) {
+      too_many = refuse<Reason::kTooManyProducts>(chain.products.size(), kMostFirstProducts);
       continue;
     }
     for (mlir::Operation* first : chain.products) {
@@ -339,8 +345,8 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       refusal = refusal ? refusal : lifted.error();
     }
   }
-  if (refusal) {
-    return *refusal;
+  if (refusal || too_many) {
+    return refusal ? *refusal : *too_many;
   }
   return refuse<Reason::kNoCandidate>();
 }
