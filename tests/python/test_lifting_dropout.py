@@ -187,6 +187,20 @@ def test_rows_without_keys_under_a_select():
     assert not candidates[0].fused and "without keys" in candidates[0].reason
 
 
+def test_rows_without_keys_under_a_select_and_beside_a_log_sum_exp():
+    """jax.nn's log-sum-exp of such a row is -inf, its output NaN, but where the bits leave no key at all."""
+    empty = jnp.zeros((S, T), bool).at[1:].set(True)
+
+    def drop(q, k, v, key):
+        s = jnp.where(empty, products(q, k) / 4, -jnp.inf)
+        lse = jax.nn.logsumexp(s, -1, keepdims=True)
+        p = jnp.exp(s - lse)
+        return weigh(jnp.where(bits(key, rate=0.9), p, 0), v), lse
+
+    candidates, _ = fused(drop, *qkv(), KEY)
+    assert not candidates[0].fused and "without keys" in candidates[0].reason, candidates
+
+
 # --- Masked again ---
 
 

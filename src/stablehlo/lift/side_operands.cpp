@@ -96,7 +96,8 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
   if (softmax.keep.empty()) {
     return refuse<Reason::kScaledRows>();
   }
-  if (softmax.keep_selects && programs.problem.empty_rows == EmptyRows::kNan && !is_never_empty(plane, softmax)) {
+  const bool gives_nan = programs.problem.empty_rows == EmptyRows::kNan || programs.nan_where_lse_is_minus_infinity;
+  if (softmax.keep_selects && gives_nan && !is_never_empty(plane, softmax)) {
     return refuse<Reason::kDropoutClearsNan>();
   }
   // Conditions that decide which keys take part may stand in it, too: they change nothing.
