@@ -32,29 +32,33 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Progress::Progress(std::string what, std::string unit, int64_t total)
-    : what_(std::move(what)),
-      unit_(std::move(unit)),
-      total_(total),
-      watched_(terminal_watches()),
-      next_(start_ + kQuiet) {}
+StatusLine::StatusLine() : watched_(terminal_watches()), next_(Clock::now() + kQuiet) {}
 
-Progress::~Progress() {
+StatusLine::~StatusLine() {
   if (shown_) {
     write("");
   }
 }
 
+bool StatusLine::is_due() const { return watched_ && Clock::now() >= next_; }
+
+void StatusLine::show(const std::string& text) {
+  write(text);
+  shown_ = true;
+  next_ = Clock::now() + kInterval;
+}
+
+Progress::Progress(std::string what, std::string unit, int64_t total)
+    : what_(std::move(what)), unit_(std::move(unit)), total_(total) {}
+
 void Progress::step() {
   ++done_;
-  if (!watched_ || Clock::now() < next_) {
+  if (!line_.is_due()) {
     return;
   }
   const double rate = static_cast<double>(done_) / seconds_since(start_);
-  write(fmt::format("{}: {} % of {} {}, {:.0f} a second, {} left", what_, 100 * done_ / total_, total_, unit_, rate,
-                    duration(static_cast<double>(total_ - done_) / rate)));
-  shown_ = true;
-  next_ = Clock::now() + kInterval;
+  line_.show(fmt::format("{}: {} % of {} {}, {:.0f} a second, {} left", what_, 100 * done_ / total_, total_, unit_,
+                         rate, duration(static_cast<double>(total_ - done_) / rate)));
 }
 
 Elapsed::Elapsed(std::string what) : what_(std::move(what)) {

@@ -11,13 +11,30 @@
 
 namespace flashlift::cli {
 
+// What is shown there last; taken away at the end.
+class StatusLine {
+ public:
+  StatusLine();
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
+  ~StatusLine();
+
+  // Whether the next text would be shown: a terminal watches, and the last one has stood for a while.
+  bool is_due() const;
+  void show(const std::string& text);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool watched_;
+  bool shown_ = false;
+  Clock::time_point next_;
+};
+
 // "checking: 40 % of 8192 rows, 1024 a second, 5 s left"
 class Progress {
  public:
   Progress(std::string what, std::string unit, int64_t total);
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  ~Progress();  // takes the line away
 
   // One more of them is done.
   void step();
@@ -29,10 +46,8 @@ class Progress {
   std::string unit_;
   int64_t total_;
   int64_t done_ = 0;
-  bool watched_;
-  bool shown_ = false;
   Clock::time_point start_ = Clock::now();
-  Clock::time_point next_;
+  StatusLine line_;
 };
 
 // "fusing model.mlir: 12 s", for work that does not say how far it is.

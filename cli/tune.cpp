@@ -2,15 +2,16 @@
 #include "flashlift/tune.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/problem_options.h"
+#include "cli/progress.h"
 #include "tuning/tuned_json.h"
 
 namespace flashlift::cli {
@@ -31,40 +32,12 @@ struct Options {
   double seconds = 1;
 };
 
-// A bar on standard error, where a person watches it.
-class Bar {
- public:
-  explicit Bar(std::string title) : title_(std::move(title)), shown_(isatty(STDERR_FILENO) != 0) {}
-  ~Bar() { clear(); }
-  Bar(const Bar&) = delete;
-  Bar& operator=(const Bar&) = delete;
-
-  void show(double done, int left) {
-    constexpr int kWidth = 30;
-    const int full = static_cast<int>(done * kWidth);
-    if (!shown_ || (full == full_ && left == left_)) {
-      return;
-    }
-    full_ = full;
-    left_ = left;
-    std::fputs(
-        fmt::format("\r[{:#<{}}{:.<{}}] {} candidates  {}\033[K", "", full, "", kWidth - full, left, title_).c_str(),
-        stderr);
-    std::fflush(stderr);
-  }
-  void clear() {
-    if (full_ >= 0) {
-      std::fputs("\r\033[K", stderr);
-      full_ = -1;
-    }
-  }
-
- private:
-  std::string title_;
-  bool shown_;
-  int full_ = -1;
-  int left_ = -1;
-};
+std::string bar(double done, int left, size_t problem, size_t problems) {
+  constexpr int kWidth = 30;
+  const int full = static_cast<int>(done * kWidth);
+  return fmt::format("[{:#<{}}{:.<{}}] {} candidates  problem {} of {}", "", full, "", kWidth - full, left, problem,
+                     problems);
+}
 
 // How many times as fast as the heuristics.
 std::string gain(double heuristics_ms, double ms) { return fmt::format("{:.2f}", ms > 0 ? heuristics_ms / ms : 1.0); }
@@ -100,7 +73,7 @@ Outcome run_tune(const Options& options) {
   Table table({"problem", "best", "ms", "heuristics", "speed"});
   bool stored = false;
   for (size_t i = 0; i < problems.size(); ++i) {
-    Bar bar(fmt::format("problem {} of {}", i + 1, problems.size()));
+    std::optional<StatusLine> line(std::in_place);
     const TuneOptions tune_options{
         .device = options.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
         .backward = options.backward,
@@ -108,11 +81,13 @@ Outcome run_tune(const Options& options) {
         .seconds = options.seconds,
         .policy = options.policy.empty() ? TuningPolicy::kFromEnvironment : kPolicies.at(options.policy),
         .on_progress = [&](double done, int left) {
-          bar.show(done, left);
+          if (line->is_due()) {
+            line->show(bar(done, left, i + 1, problems.size()));
+          }
           return true;
         }};
     FLASHLIFT_ASSIGN_OR_RETURN(const Tuned tuned, tune(problems[i], tune_options));
-    bar.clear();
+    line.reset();
     stored = stored || tuned.stored;
     results.push_back(Json::parse(tuning::to_json(options.problems[i], options.backward, tuned)));
     if (!options.json && !tuned.candidates.empty()) {
