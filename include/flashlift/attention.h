@@ -42,6 +42,8 @@ struct CompileOptions {
   // False: the problem's batch and lengths only fill their places. On a GPU nothing is compiled before a call comes,
   // and what is compiled then is for lengths like the call's.
   bool lengths_known = true;
+  // False: whoever only runs the backward pass. On a GPU the forward pass's kernel is compiled by the first call of it.
+  bool forward_at_once = true;
   // How each pass runs. Where nothing is said here and no implementation is named, the database of what was tuned is
   // asked, as the policy allows: for the problem at its own lengths, or at those that were tuned last where
   // lengths_known is false.

@@ -43,7 +43,7 @@ class CudaAttention : public Attention::Implementation {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
     auto attention = std::make_shared<CudaAttention>(problem, *SimplifiedProblem(problem), device);
     FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options));
-    FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known));
+    FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known, options.forward_at_once));
     return attention;
   }
 
@@ -164,7 +164,7 @@ class CudaAttention : public Attention::Implementation {
   }
 
   // What calls of the problem's lengths will run, or where it has none, long ones. Compiles it in the first case.
-  Status choose(bool lengths_known) {
+  Status choose(bool lengths_known, bool at_once) {
     const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
     considerations = plan::considerations(answers, [&](const plan::CudaForward& row) {
@@ -181,7 +181,7 @@ class CudaAttention : public Attention::Implementation {
     }
     name = row->name();
     // A defect or a missing compiler is no reason to run something slower.
-    const Result<const cuda::Forward*> kernel = lengths_known ? get(*row, length) : nullptr;
+    const Result<const cuda::Forward*> kernel = lengths_known && at_once ? get(*row, length) : nullptr;
     return kernel.ok() ? Status() : Status(kernel.error());
   }
 

@@ -42,6 +42,29 @@ TEST(Backward, RefusesWhatItHasNotWithAReasonAndWritesNothing) {
   }
 }
 
+TEST(Backward, IsPreparedOrRefused) {
+  const char* const bias = "score_mod(t: f32[8]) { %0 = load t[kv]; %1 = add score, %0; return %1 }";
+  const auto prepare = [](const std::string& text, const std::vector<bool>& capture_gradients) {
+    const Result<Problem> problem = parse_problem(text);
+    EXPECT_TRUE(problem.ok()) << problem.error().message;
+    const Result<Attention> attention = Attention::compile(*problem);
+    EXPECT_TRUE(attention.ok()) << attention.error().message;
+    return attention->prepare_backward(capture_gradients);
+  };
+  for (const std::vector<bool>& gradients : {std::vector<bool>{}, {false}, {true}}) {
+    const Status status = prepare(std::string("attn h2 s8 d16 f32 ") + bias, gradients);
+    EXPECT_TRUE(status.ok()) << status.error().message;
+  }
+  const Status wrong = prepare(std::string("attn h2 s8 d16 f32 ") + bias, {true, false});
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_EQ(wrong.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_EQ(wrong.error().message,
+            "capture_gradients has 2 entries; expected none, or one for each of 1 captured tensors");
+  const Status none = prepare("attn h2 s8 d16 f32 unnormalized", {});
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().kind, ErrorKind::kUnsupported);
+}
+
 class OnlyKeyOfARow : public ::testing::TestWithParam<const char*> {};
 
 // Its probability is 1, whatever lse was rounded to: d_v is d_out, and the scores have no gradient.

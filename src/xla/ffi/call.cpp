@@ -7,13 +7,12 @@
 namespace flashlift::xla {
 namespace {
 
-// lengths_known: whether the forward pass's kernel is to be compiled at once.
-Result<Attention> compile(const Signature& signature, bool lengths_known, CompileOptions options) {
+Result<Attention> compile(const Signature& signature, CompileOptions options) {
   if (signature.has_seed() && options.device == DeviceKind::kCuda) {
     return unsupported("dropout in the custom call runs on the host only: on a GPU its seed would be out of reach");
   }
   options.implementation = signature.implementation();
-  options.lengths_known = lengths_known;
+  options.lengths_known = signature.lengths_known();
   return Attention::compile(signature.problem(), options);
 }
 
@@ -65,7 +64,7 @@ Result<std::vector<size_t>> read_gradients(const Attributes& attributes, const S
 
 Result<AttentionCall> AttentionCall::create(const Attributes& attributes, const CompileOptions& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, {}));
-  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, signature.lengths_known(), options));
+  FLASHLIFT_ASSIGN_OR_RETURN(Attention attention, compile(signature, options));
   return AttentionCall(std::move(signature), std::move(attention));
 }
 
@@ -80,11 +79,12 @@ Status AttentionCall::run(std::span<const Buffer> operands, std::span<const Buff
   return attention_.run(arguments, options);
 }
 
-Result<BackwardCall> BackwardCall::create(const Attributes& attributes, const CompileOptions& options) {
+Result<BackwardCall> BackwardCall::create(const Attributes& attributes, CompileOptions options) {
   FLASHLIFT_ASSIGN_OR_RETURN(Signature signature, Signature::read(attributes, kAttributes));
   FLASHLIFT_ASSIGN_OR_RETURN(std::vector<size_t> gradients, read_gradients(attributes, signature));
   FLASHLIFT_RETURN_IF_ERROR(verify_backward(signature.problem()));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, compile(signature, false, options));
+  options.forward_at_once = false;
+  FLASHLIFT_ASSIGN_OR_RETURN(const Attention attention, compile(signature, options));
   const size_t captures = signature.problem().captures.size();
   std::vector<bool> capture_gradients(captures);
   for (const size_t operand : gradients) {

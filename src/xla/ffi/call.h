@@ -36,7 +36,8 @@ class BackwardCall {
                                                                   "d_v_dims",  "d_out_dims", "d_lse_dims"};
 
   // As AttentionCall::create; besides: `gradients` names what is no operand with a gradient; a problem that has none.
-  static Result<BackwardCall> create(const Attributes& attributes, const CompileOptions& options);
+  // Compiles the backward pass.
+  static Result<BackwardCall> create(const Attributes& attributes, CompileOptions options);
 
   Status run(std::span<const Buffer> operands, std::span<const Buffer> results, const RunOptions& options) const;
 
