@@ -1,10 +1,12 @@
 """Reads a large portable artifact, and says what that takes.
 
 benchmarks/large_module.py [--megabytes 100] [--of weights|operations] [--keep FILE]
+benchmarks/large_module.py --of perceptron [--layers 12] [--keep FILE]
 
 The module is a portable artifact (VHLO) of an attention beside weights, or beside operations without any, up to the
-size. Prints the seconds and the memory that `flashlift fuse` takes beyond what a small module does, for the whole of
-it: reading, lifting and writing.
+size; or, as text, a classifier's gradient without attention, whose loss makes a candidate of each of its products.
+Prints the seconds and the memory that `flashlift fuse` takes beyond what a small module does, for the whole of it:
+reading, lifting and writing.
 """
 
 import argparse
@@ -48,6 +50,20 @@ def with_operations(megabytes):
     return model
 
 
+def perceptron(layers):
+    """The gradient's module: GELU, residuals, normalisation, and the loss of a classifier."""
+
+    def loss(weights, x, labels):
+        for first, second in weights:
+            x = x + jax.nn.gelu(x @ first) @ second
+            x = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1))
+
+    shapes = jax.ShapeDtypeStruct((256, 1024), "float32"), jax.ShapeDtypeStruct((1024, 256), "float32")
+    rows = jax.ShapeDtypeStruct((64, 256), "float32"), jax.ShapeDtypeStruct((64,), "int32")
+    return jax.jit(jax.grad(loss)).lower([shapes] * layers, *rows)
+
+
 def artifact(model):
     shape = jax.ShapeDtypeStruct((1, 64, 8, 64), "float32")
     lowered = jax.jit(model).lower(shape, shape, shape)
@@ -65,7 +81,7 @@ def measure(path):
     )
     program = ROOT / "build" / "bin" / "flashlift"
     ran = subprocess.run(
-        ["python3", "-c", code, program, "fuse", path, "-o", out, "--emit", "bytecode"],
+        ["python3", "-c", code, program, "fuse", path, "-o", out, "--emit", "bytecode", "--gradients"],
         capture_output=True,
         text=True,
         check=True,
@@ -79,18 +95,23 @@ def measure(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--of", choices=("weights", "operations"), default="weights")
+    parser.add_argument("--of", choices=("weights", "operations", "perceptron"), default="weights")
+    parser.add_argument("--layers", type=int, default=12, help="of the perceptron")
     parser.add_argument("--keep", type=Path, help="write the module there")
     options = parser.parse_args()
-    make = with_weights if options.of == "weights" else with_operations
+    if options.of == "perceptron":
+        module = perceptron(options.layers).as_text().encode()
+    else:
+        make = with_weights if options.of == "weights" else with_operations
+        module = artifact(make(options.megabytes))
     with tempfile.TemporaryDirectory() as folder:
         small, large = Path(folder) / "small.mlirbc", options.keep or Path(folder) / "large.mlirbc"
         small.write_bytes(artifact(with_weights(1)))
-        large.write_bytes(artifact(make(options.megabytes)))
+        large.write_bytes(module)
         before, after = measure(small), measure(large)
         size = large.stat().st_size / 2**20
         print(
-            f"{size:.0f} MB of {options.of}: {after[0] - before[0]:.2f} s, {after[1] - before[1]:.0f} MB "
+            f"{size:.3g} MB of {options.of}: {after[0] - before[0]:.2f} s, {after[1] - before[1]:.0f} MB "
             f"({(after[1] - before[1]) / size:.1f} x) beyond a small module's {before[0]:.2f} s and {before[1]:.0f} MB"
         )
 
