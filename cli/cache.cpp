@@ -11,9 +11,11 @@
 #include "cli/output.h"
 #include "cli/output_file.h"
 #include "database/tuning_database.h"
+#include "support/environment.h"
 #include "support/error.h"
 #include "support/files.h"
 #include "support/private_folder.h"
+#include "support/tuning_policies.h"
 #include "support/version.h"
 
 namespace flashlift::cli {
@@ -83,6 +85,7 @@ Kernels count_kernels(const std::filesystem::path& folder) {
 }
 
 Outcome run_show() {
+  FLASHLIFT_RETURN_IF_ERROR(check_environment());
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path folder, cache_folder());
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, database::tuning_file());
   const Kernels kernels = count_kernels(folder);
@@ -92,7 +95,7 @@ Outcome run_show() {
   fmt::print("tuned    {}\n", entries.ok()
                                   ? fmt::format("{} problems, in {}", entries->size(), file.filename().string())
                                   : "none: " + entries.error().message);
-  fmt::print("policy   {}\n", policy == TuningPolicy::kOff ? "off" : policy == TuningPolicy::kRead ? "read" : "write");
+  fmt::print("policy   {}\n", word_of(policy));
   fmt::print("kernels  {} for GPUs, {}\n", kernels.count, format_bytes(kernels.bytes));
   return kSuccess;
 }

@@ -3,22 +3,21 @@
 
 #include <fmt/format.h>
 
-#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/problem_options.h"
 #include "cli/progress.h"
+#include "support/tuning_policies.h"
 #include "tuning/tuned_json.h"
 
 namespace flashlift::cli {
 namespace {
 
-const std::map<std::string, TuningPolicy> kPolicies = {
-    {"off", TuningPolicy::kOff}, {"read", TuningPolicy::kRead}, {"write", TuningPolicy::kWrite}};
 constexpr size_t kShown = 8;
 
 struct Options {
@@ -37,6 +36,14 @@ std::string bar(double done, int left, size_t problem, size_t problems) {
   const int full = static_cast<int>(done * kWidth);
   return fmt::format("[{:#<{}}{:.<{}}] {} candidates  problem {} of {}", "", full, "", kWidth - full, left, problem,
                      problems);
+}
+
+std::vector<std::string> policy_words() {
+  std::vector<std::string> words;
+  for (const auto& [word, policy] : kTuningPolicies) {
+    words.emplace_back(word);
+  }
+  return words;
 }
 
 // How many times as fast as the heuristics.
@@ -74,18 +81,17 @@ Outcome run_tune(const Options& options) {
   bool stored = false;
   for (size_t i = 0; i < problems.size(); ++i) {
     std::optional<StatusLine> line(std::in_place);
-    const TuneOptions tune_options{
-        .device = options.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
-        .backward = options.backward,
-        .heads_inside = options.layout == "bshd",
-        .seconds = options.seconds,
-        .policy = options.policy.empty() ? TuningPolicy::kFromEnvironment : kPolicies.at(options.policy),
-        .on_progress = [&](double done, int left) {
-          if (line->is_due()) {
-            line->show(bar(done, left, i + 1, problems.size()));
-          }
-          return true;
-        }};
+    const TuneOptions tune_options{.device = options.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+                                   .backward = options.backward,
+                                   .heads_inside = options.layout == "bshd",
+                                   .seconds = options.seconds,
+                                   .policy = tuning_policy_of(options.policy).value_or(TuningPolicy::kFromEnvironment),
+                                   .on_progress = [&](double done, int left) {
+                                     if (line->is_due()) {
+                                       line->show(bar(done, left, i + 1, problems.size()));
+                                     }
+                                     return true;
+                                   }};
     FLASHLIFT_ASSIGN_OR_RETURN(const Tuned tuned, tune(problems[i], tune_options));
     line.reset();
     stored = stored || tuned.stored;
@@ -123,7 +129,7 @@ void add_tune(CLI::App& app, Outcome& outcome) {
       ->add_option("--policy", options->policy,
                    "write: measure and remember; read: measure only what is not remembered, and do not remember; off: "
                    "measure only. Without it FLASHLIFT_TUNING")
-      ->check(CLI::IsMember({"off", "read", "write"}));
+      ->check(CLI::IsMember(policy_words()));
   command->add_flag("--all", options->all, "Show all candidates");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(

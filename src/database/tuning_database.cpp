@@ -17,6 +17,7 @@
 #include "support/fork_guard.h"
 #include "support/log.h"
 #include "support/private_folder.h"
+#include "support/tuning_policies.h"
 #include "support/version.h"
 
 namespace flashlift {
@@ -154,9 +155,8 @@ TuningPolicy effective(TuningPolicy policy) {
     return policy;
   }
   const auto value = environment_value(EnvironmentVariable::kTuning);
-  return !value || *value == "write" ? TuningPolicy::kWrite
-         : *value == "read"          ? TuningPolicy::kRead
-                                     : TuningPolicy::kOff;
+  // check_environment() refuses other words; where it is not asked, they turn the database off.
+  return value ? tuning_policy_of(*value).value_or(TuningPolicy::kOff) : TuningPolicy::kWrite;
 }
 
 std::string problem_class(const Problem& problem) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "support/error.h"
+#include "support/tuning_policies.h"
 
 namespace flashlift {
 namespace {
@@ -61,9 +62,8 @@ Status check_environment() {
   if (level && std::ranges::find(kLevels, *level) == std::end(kLevels)) {
     return invalid_argument("FLASHLIFT_LOG is '{}', expected debug, info, warning, error or off", *level);
   }
-  static constexpr std::string_view kPolicies[] = {"off", "read", "write"};
   const auto policy = environment_value(EnvironmentVariable::kTuning);
-  if (policy && std::ranges::find(kPolicies, *policy) == std::end(kPolicies)) {
+  if (policy && !tuning_policy_of(*policy)) {
     return invalid_argument("FLASHLIFT_TUNING is '{}', expected off, read or write", *policy);
   }
   return {};

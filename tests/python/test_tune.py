@@ -214,10 +214,13 @@ def test_an_interrupt_ends_it(monkeypatch):
         package.tune(SQUARE, progress=True, policy="off")
 
 
-def test_wrong_policy_in_the_environment(monkeypatch):
+def test_wrong_policy_in_the_environment(monkeypatch, flashlift):
+    message = "FLASHLIFT_TUNING is 'yes', expected off, read or write"
     monkeypatch.setenv("FLASHLIFT_TUNING", "yes")
-    with pytest.raises(package.InvalidArgumentError, match="FLASHLIFT_TUNING is 'yes', expected off, read or write"):
+    with pytest.raises(package.InvalidArgumentError, match=message):
         package.compile(SQUARE)
+    shown = flashlift("cache", "show")
+    assert shown.returncode == 2 and message in shown.stderr
 
 
 def test_jax_functions():
