@@ -58,6 +58,7 @@ class AttributeReader {
   mlir::Attribute read_dense_array(ByteReader& reader);
   mlir::Attribute read_dense_resource(ByteReader& reader);
   // What both of builtin and vhlo have.
+  mlir::Attribute read_dictionary(ByteReader& reader, size_t offset);  // its entry begins at offset
   mlir::Attribute read_integer(ByteReader& reader);
   mlir::Attribute read_float(ByteReader& reader);
   mlir::Attribute read_dense_elements(ByteReader& reader);

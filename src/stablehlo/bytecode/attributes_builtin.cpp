@@ -32,6 +32,24 @@ uint64_t AttributeReader::read_bits(ByteReader& reader, unsigned width) {
   return width == 64 ? bits : bits & ((uint64_t{1} << width) - 1);
 }
 
+mlir::Attribute AttributeReader::read_dictionary(ByteReader& reader, size_t offset) {
+  mlir::NamedAttrList list;
+  const size_t count = reader.count();
+  for (size_t i = 0; i < count && !failure_; ++i) {
+    const auto name = read_as<mlir::StringAttr>(reader, "an attribute's name");
+    const mlir::Attribute value = read_attribute(reader);
+    if (name && value && !name.getValue().empty()) {
+      list.push_back({name, value});
+    } else {
+      failure_.invalid("byte {}: expected an attribute's name and value", reader.offset());
+    }
+  }
+  if (const auto twice = list.findDuplicate(); twice && !failure_) {
+    failure_.invalid("byte {}: the attribute '{}' occurs twice", offset, twice->getName().str());
+  }
+  return failure_ ? mlir::DictionaryAttr() : list.getDictionary(context_);
+}
+
 mlir::Attribute AttributeReader::read_integer(ByteReader& reader) {
   const mlir::Type type = read_type(reader);
   if (!type || !(mlir::isa<mlir::IndexType, mlir::IntegerType>(type)) || width_of(type) == 0) {
@@ -145,23 +163,8 @@ mlir::Attribute AttributeReader::read_builtin_attribute(ByteReader& reader) {
   switch (code) {
     case 0:
       return mlir::ArrayAttr::get(context_, read_attributes(reader));
-    case 1: {
-      mlir::NamedAttrList list;
-      const size_t count = reader.count();
-      for (size_t i = 0; i < count && !failure_; ++i) {
-        const auto name = read_as<mlir::StringAttr>(reader, "an attribute's name");
-        const mlir::Attribute value = read_attribute(reader);
-        if (name && value && !name.getValue().empty()) {
-          list.push_back({name, value});
-        } else {
-          failure_.invalid("byte {}: expected an attribute's name and value", reader.offset());
-        }
-      }
-      if (const auto twice = list.findDuplicate(); twice && !failure_) {
-        failure_.invalid("byte {}: the attribute '{}' occurs twice", offset, twice->getName().str());
-      }
-      return failure_ ? mlir::DictionaryAttr() : list.getDictionary(context_);
-    }
+    case 1:
+      return read_dictionary(reader, offset);
     case 2:
       return mlir::StringAttr::get(context_, ref(read_string(reader)));
     case 3: {

@@ -25,23 +25,8 @@ mlir::Attribute AttributeReader::read_vhlo_attribute(ByteReader& reader) {
       const uint64_t version = reader.varint();
       return mlir::IntegerAttr::get(mlir::IntegerType::get(context_, 32), llvm::APInt(32, version & 0xFFFFFFFF));
     }
-    case 6: {
-      mlir::NamedAttrList list;
-      const size_t count = reader.count();
-      for (size_t i = 0; i < count && !failure_; ++i) {
-        const auto name = read_as<mlir::StringAttr>(reader, "an attribute's name");
-        const mlir::Attribute value = read_attribute(reader);
-        if (name && value && !name.getValue().empty()) {
-          list.push_back({name, value});
-        } else {
-          failure_.invalid("byte {}: expected an attribute's name and value", reader.offset());
-        }
-      }
-      if (const auto twice = list.findDuplicate(); twice && !failure_) {
-        failure_.invalid("byte {}: the attribute '{}' occurs twice", offset, twice->getName().str());
-      }
-      return failure_ ? mlir::DictionaryAttr() : list.getDictionary(context_);
-    }
+    case 6:
+      return read_dictionary(reader, offset);
     case 7:
       return enumerated("stablehlo", "fft_type", reader.varint(), {"FFT", "IFFT", "RFFT", "IRFFT"});
     case 8:
