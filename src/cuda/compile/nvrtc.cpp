@@ -158,7 +158,7 @@ Result<CompiledKernel> Nvrtc::compile(const KernelSource& source) const {
   if (functions_->log_size(program, &size) == 0 && size > 1) {
     kernel.log.resize(size);
     functions_->log(program, kernel.log.data());
-    kernel.log.resize(size - 1);
+    kernel.log.resize(kernel.log.find_last_not_of('\0') + 1);  // it ends in more than one
   }
   if (compiled == 0 && functions_->cubin_size(program, &size) == 0) {
     kernel.cubin.resize(size);
