@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "flashlift/backward.h"
+#include "flashlift/device_allocator.h"
 #include "flashlift/problem.h"
 #include "flashlift/result.h"
 #include "flashlift/tuning.h"
@@ -55,6 +56,7 @@ struct CompileOptions {
 struct RunOptions {
   Executor* executor = nullptr;  // CPU: null means oneTBB
   void* stream = nullptr;        // CUDA: the caller's CUstream
+  DeviceAllocator allocator;     // CUDA: read by the backward pass
   // Any thread may make it other than 0 to end the call early, and leaves it so until the call has returned:
   // kCancelled, with anything in the outputs. Read before a GPU's launch, and on a CPU before each task, which is about
   // a thousand queries of a head.

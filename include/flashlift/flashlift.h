@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows when functions or fields are added; nothing is taken away without a new soname. */
-#define FLASHLIFT_API_VERSION 8
+#define FLASHLIFT_API_VERSION 9
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
@@ -258,6 +258,13 @@ typedef struct FlashliftRunOptions {
    * until the call has returned: CANCELLED, with anything in the outputs. Read before a GPU's launch, and on a CPU
    * before each task, which is about a thousand queries of a head. */
   const int32_t* cancelled;
+  /* since version 9 */
+  /* CUDA, the backward pass: NULL, or gives at least so many bytes of the attention's device at a multiple of 256, such
+   * as those of a framework's caching allocator; NULL where there are none. They must stay valid until what the call
+   * puts on its stream is done. Called at most once a call, and not while the stream is being captured. NULL is the
+   * driver's own pool. */
+  void* (*allocate)(void* allocate_context, size_t bytes);
+  void* allocate_context;
 } FlashliftRunOptions;
 
 /* Runs. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow; nothing is

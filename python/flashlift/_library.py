@@ -28,7 +28,7 @@ from pathlib import Path
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
 _FOLDER = Path(__file__).parent / "lib"
-_API_VERSION = 8
+_API_VERSION = 9
 
 
 class DLDevice(Structure):
@@ -119,8 +119,18 @@ class Executor(Structure):
     ]
 
 
+Allocate = CFUNCTYPE(c_void_p, c_void_p, c_size_t)
+
+
 class RunOptions(Structure):
-    _fields_ = [("struct_size", c_size_t), ("executor", POINTER(Executor)), ("stream", c_void_p)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("executor", POINTER(Executor)),
+        ("stream", c_void_p),
+        ("cancelled", POINTER(c_int32)),
+        ("allocate", Allocate),
+        ("allocate_context", c_void_p),
+    ]
 
 
 class ProblemInfo(Structure):

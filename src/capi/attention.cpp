@@ -183,7 +183,7 @@ template <typename Run>
 Status run_with(const FlashliftRunOptions* given, Run&& run) {
   FlashliftRunOptions read;
   FLASHLIFT_RETURN_IF_ERROR(read_struct(given, "FlashliftRunOptions", read));
-  RunOptions options{.stream = read.stream};
+  RunOptions options{.stream = read.stream, .allocator = {.allocate = read.allocate, .context = read.allocate_context}};
   if (read.cancelled != nullptr) {
     static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
     options.cancelled = reinterpret_cast<const std::atomic<int32_t>*>(read.cancelled);

@@ -100,7 +100,7 @@ class CudaAttention : public Attention::Implementation {
         continue;
       }
       const Result<const cuda::Backward*> kernel = get_backward(row->kind, wants_gradient);
-      Status status = kernel.ok() ? (*kernel)->run(arguments, stream) : Status(kernel.error());
+      Status status = kernel.ok() ? (*kernel)->run(arguments, stream, options.allocator) : Status(kernel.error());
       if (status.ok() || status.error().kind != ErrorKind::kUnsupported) {
         return status;
       }

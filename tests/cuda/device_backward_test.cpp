@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "cuda/launch/device_tensors.h"
+#include "cuda/launch/driver.h"
 #include "flashlift/attention.h"
 #include "problem/check.h"
 #include "support/gradients.h"
@@ -192,6 +193,64 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
     expect_right(*problem, forward, random, "");
     expect_right(*problem, forward, random, "cuda_sm90");
   }
+}
+
+// What the caller's allocator gives, and was asked for.
+struct Lent {
+  void* memory = nullptr;
+  size_t asked = 0;
+
+  static void* allocate(void* context, size_t bytes) {
+    auto* const lent = static_cast<Lent*>(context);
+    lent->asked += bytes;
+    return lent->memory;
+  }
+  RunOptions options() { return {.allocator = {.allocate = allocate, .context = this}}; }
+};
+
+TEST(DeviceBackward, TakesItsMemoryFromTheCaller) {
+  const Result<Problem> problem = parse_problem("attn h2 s300 d64 bf16 lse causal");
+  ASSERT_TRUE(problem.ok()) << problem.error().message;
+  Random random(5);
+  const OwnedArguments forward = testing::dense_arguments(*problem, random);
+  OwnedArguments cotangents;
+  const TensorView d_out = cotangents.dense(DType::kBF16, {1, 2, 300, 64}, random);
+  const auto gradients = [&] { return testing::make_gradients(*problem, forward.views, d_out, {}, random); };
+  const OwnedGradients untouched = gradients();
+  const OwnedGradients after_errors = gradients();
+  const OwnedGradients expected = gradients();
+  const OwnedGradients got = gradients();
+  const auto device = cuda::DeviceGradients::copy_of(untouched.arguments, 0);
+  ASSERT_TRUE(device.ok()) << device.error().message;
+  const Result<Attention> attention = Attention::compile(*problem, {.device = DeviceKind::kCuda});
+  ASSERT_TRUE(attention.ok()) << attention.error().message;
+  ASSERT_TRUE(attention->run(device->views().forward).ok());
+  ASSERT_TRUE(device->fetch(untouched.arguments).ok());
+
+  Lent lent;
+  Status status = attention->run_backward(device->views(), lent.options());
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::kInternal);
+  EXPECT_EQ(static_cast<int64_t>(lent.asked), attention->backward_workspace_bytes(1));
+  lent.memory = reinterpret_cast<void*>(uintptr_t{1000});  // NOLINT: an address that is not a multiple of 256
+  status = attention->run_backward(device->views(), lent.options());
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().kind, ErrorKind::kInvalidArgument) << status.error().message;
+  ASSERT_TRUE(device->fetch(after_errors.arguments).ok());
+  EXPECT_EQ(testing::differing_bits(untouched.arguments, after_errors.arguments), "");
+
+  ASSERT_TRUE(attention->run_backward(device->views()).ok());
+  ASSERT_TRUE(device->fetch(expected.arguments).ok());
+  const Result<const cuda::Driver*> driver = cuda::Driver::get();
+  ASSERT_TRUE(driver.ok());
+  cuda::CuPointer memory = 0;
+  ASSERT_EQ((*driver)->cuMemAlloc(&memory, lent.asked), 0);
+  lent.memory = reinterpret_cast<void*>(memory);  // NOLINT
+  status = attention->run_backward(device->views(), lent.options());
+  EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
+  EXPECT_TRUE(device->fetch(got.arguments).ok());
+  EXPECT_EQ(testing::differing_bits(expected.arguments, got.arguments), "");
+  (*driver)->cuMemFree(memory);
 }
 
 }  // namespace

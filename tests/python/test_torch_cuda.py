@@ -173,6 +173,34 @@ def test_cuda_graphs_give_their_memory_back():
     assert free[10] - free[-1] < 32 << 20
 
 
+def test_the_backward_pass_takes_its_memory_from_pytorch():
+    shape = (4, 8, 2048, 128)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    out = flex_attention(q, k, v)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    gradients = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    of_gradients = sum(one.nbytes for one in gradients)
+    assert torch.cuda.max_memory_allocated() - before > of_gradients
+    del gradients
+    assert torch.cuda.memory_allocated() == before
+    if torch.cuda.get_device_capability() != (9, 0):
+        return  # what the portable kernels take would be found somewhere
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + of_gradients + (8 << 20)) / whole)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    again = torch.autograd.grad(out, (q, k, v), grad)
+    assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+
+
 def test_dropout_is_that_of_the_cpu():
     """The random words of a key depend on the seed and its place alone."""
     q, k, v = tensors(torch.float32, (1, 2, 2, 70, 90, 40, 40))

@@ -84,7 +84,7 @@ Result<Backward> Backward::compile(const Problem& problem, const Device& device,
   return Backward(std::move(state));
 }
 
-Status Backward::run(const BackwardArguments& arguments, CuStream stream) const {
+Status Backward::run(const BackwardArguments& arguments, CuStream stream, const DeviceAllocator& allocator) const {
   const State& state = *state_;
   FLASHLIFT_ASSIGN_OR_RETURN(const CurrentContext context,
                              CurrentContext::of(state.driver, stream, state.device.handle));
@@ -97,7 +97,7 @@ Status Backward::run(const BackwardArguments& arguments, CuStream stream) const 
   CaptureSums sums(arguments, layout);
   const int64_t main_at = layout.take(main_workspace_bytes(state.config, state.device, call.forward));
   FLASHLIFT_ASSIGN_OR_RETURN(const CallMemory memory,
-                             CallMemory::of(state.driver, state.memory, context, stream, layout.bytes()));
+                             CallMemory::of(state.driver, state.memory, allocator, context, stream, layout.bytes()));
   state.preprocess.place(places, memory.pointer(), call);
   sums.place(call, memory.pointer());
   FLASHLIFT_RETURN_IF_ERROR(state.preprocess.launch(places, memory.pointer(), call));

@@ -7,6 +7,7 @@
 #include "cuda/emit/backward_config.h"
 #include "cuda/launch/loaded_kernel.h"
 #include "flashlift/backward.h"
+#include "flashlift/device_allocator.h"
 
 namespace flashlift::cuda {
 
@@ -20,10 +21,11 @@ class Backward {
                                   const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel);
 
   // Launches on `stream`; `arguments` are verified and their memory is the device's. What it needs besides comes from
-  // the driver's memory pool and goes back to it in the order of the stream; where the stream is being captured, it
-  // stays with the graph. Gradients of captured tensors are the only ones whose last bits may change from run to run.
-  // Errors: kUnsupported where this family cannot read the arguments' strides: nothing was launched then.
-  Status run(const BackwardArguments& arguments, CuStream stream) const;
+  // the allocator, or from the driver's memory pool and goes back to it in the order of the stream; where the stream is
+  // being captured, it stays with the graph. Gradients of captured tensors are the only ones whose last bits may change
+  // from run to run. Errors: kUnsupported where this family cannot read the arguments' strides, kInternal where there
+  // is no memory: nothing was launched then.
+  Status run(const BackwardArguments& arguments, CuStream stream, const DeviceAllocator& allocator) const;
 
   // Bytes that a call of the problem's own lengths needs besides, without the sums of captured tensors' gradients.
   // Compiles nothing. Errors: as compile().

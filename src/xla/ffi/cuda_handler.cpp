@@ -2,8 +2,8 @@
 //
 // The forward call may be recorded into a command buffer: executing it launches kernels on XLA's stream and nothing
 // else. What it needs beside the call's own buffers is memory that stays with the compiled attention
-// (cuda/launch/stream_memory.h). The backward call takes memory in the order of the stream, which graphs within graphs,
-// as command buffers are made of, may not.
+// (cuda/launch/stream_memory.h). The backward call may not: it needs as much memory as d_q in f32, and each recording
+// of it would keep its own. Outside of command buffers that memory is XLA's.
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -60,36 +60,49 @@ NewState<CudaCallState<Call>> instantiate(ffi::Dictionary dictionary) {
 }
 
 template <typename Call>
-Status run(CudaCallState<Call>& state, int ordinal, void* stream, const ffi::RemainingArgs& args,
-           const ffi::RemainingRets& rets) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const Buffers buffers, to_buffers(args, rets));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Call* call, state.on_device(ordinal));
-  return call->run(buffers.operands, buffers.results, {.stream = stream});
-}
-
-template <typename Call>
-ffi::Error execute(CudaCallState<Call>* state, int32_t ordinal, void* stream, ffi::Dictionary, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  const Status status = run(*state, ordinal, stream, args, rets);
+ffi::Error run(CudaCallState<Call>& state, int ordinal, const RunOptions& options, const ffi::RemainingArgs& args,
+               const ffi::RemainingRets& rets) {
+  const auto run = [&]() -> Status {
+    FLASHLIFT_ASSIGN_OR_RETURN(const Buffers buffers, to_buffers(args, rets));
+    FLASHLIFT_ASSIGN_OR_RETURN(const Call* call, state.on_device(ordinal));
+    return call->run(buffers.operands, buffers.results, options);
+  };
+  const Status status = run();
   return status ? ffi::Error::Success() : to_ffi(status.error());
 }
 
+ffi::Error execute(CudaCallState<AttentionCall>* state, int32_t ordinal, void* stream, ffi::Dictionary,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return run(*state, ordinal, {.stream = stream}, args, rets);
+}
+
+// XLA takes its scratch memory back, in the order of the stream, when the handler has returned. It lies at multiples of
+// 256, but XLA refuses to promise more than 16.
+void* allocate(void* scratch, size_t bytes) {
+  return static_cast<ffi::ScratchAllocator*>(scratch)->Allocate(bytes).value_or(nullptr);
+}
+
+ffi::Error execute_backward(CudaCallState<BackwardCall>* state, int32_t ordinal, void* stream,
+                            ffi::ScratchAllocator scratch, ffi::Dictionary, ffi::RemainingArgs args,
+                            ffi::RemainingRets rets) {
+  return run(*state, ordinal, {.stream = stream, .allocator = {.allocate = allocate, .context = &scratch}}, args, rets);
+}
+
 template <typename Call>
-auto bind_execute() {
+auto bind_call() {
   return ffi::Ffi::Bind()
       .Ctx<StateOf<CudaCallState<Call>>>()
       .template Ctx<ffi::DeviceOrdinal>()
-      .template Ctx<ffi::PlatformStream<void*>>()
-      .Attrs()
-      .RemainingArgs()
-      .RemainingRets();
+      .template Ctx<ffi::PlatformStream<void*>>();
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, instantiate<AttentionCall>, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER(kExecute, execute<AttentionCall>, bind_execute<AttentionCall>(),
+XLA_FFI_DEFINE_HANDLER(kExecute, execute, bind_call<AttentionCall>().Attrs().RemainingArgs().RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kInstantiateBackward, instantiate<BackwardCall>, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER(kExecuteBackward, execute<BackwardCall>, bind_execute<BackwardCall>());
+XLA_FFI_DEFINE_HANDLER(
+    kExecuteBackward, execute_backward,
+    bind_call<BackwardCall>().template Ctx<ffi::ScratchAllocator>().Attrs().RemainingArgs().RemainingRets());
 
 }  // namespace
 }  // namespace flashlift::xla

@@ -12,6 +12,7 @@ from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.threads import options_of_cpu
 from flashlift.torch._run.views import Views
+from flashlift.torch._run.workspace import workspace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
@@ -138,7 +139,8 @@ def differentiate(
         arguments.d_sinks = views.of(gradients[-1])
     library = attention._library
     options = _options(call.query.device)
-    check(library, library.flashlift_attention_run_backward(attention._handle, arguments, options))
+    with workspace(options, call.query.device):
+        check(library, library.flashlift_attention_run_backward(attention._handle, arguments, options))
     return gradients
 
 

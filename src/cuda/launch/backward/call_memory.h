@@ -5,16 +5,18 @@
 #include <utility>
 
 #include "cuda/launch/stream_memory.h"
+#include "flashlift/device_allocator.h"
 #include "support/rounding.h"
 
 namespace flashlift::cuda {
+
+inline constexpr int64_t kPieceAlignment = 256;
 
 // Where the pieces of one allocation lie.
 class Layout {
  public:
   // The offset of a piece of so many bytes.
   int64_t take(int64_t bytes) {
-    constexpr int64_t kPieceAlignment = 256;
     const int64_t at = bytes_;
     bytes_ += round_up(bytes, kPieceAlignment);
     return at;
@@ -25,13 +27,13 @@ class Layout {
   int64_t bytes_ = 0;
 };
 
-// Memory of the stream-ordered allocator, given back behind what is launched while this lives. Where the stream is
-// being captured it is the pool's and stays with the graph: a graph with memory nodes cannot be part of another one, as
-// XLA makes them.
+// Memory of the caller's allocator, or else of the driver's stream-ordered one, which is given back behind what is
+// launched while this lives. Where the stream is being captured it is the pool's and stays with the graph: a graph with
+// memory nodes cannot be part of another one, as XLA makes them, and what an allocator gives for one call may not last.
 class CallMemory {
  public:
-  static Result<CallMemory> of(const Driver& driver, StreamMemoryPool& pool, const CurrentContext& context,
-                               CuStream stream, int64_t bytes);
+  static Result<CallMemory> of(const Driver& driver, StreamMemoryPool& pool, const DeviceAllocator& allocator,
+                               const CurrentContext& context, CuStream stream, int64_t bytes);
   ~CallMemory();
   CallMemory(CallMemory&& other) noexcept
       : driver_(other.driver_),

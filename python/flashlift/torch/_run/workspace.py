@@ -1,0 +1,46 @@
+"""Memory for what a call needs beside its tensors, from PyTorch's caching allocator."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from flashlift._library import Allocate, RunOptions
+
+
+class _Taken(threading.local):
+    """What this thread's call has taken, and why it could not take any."""
+
+    memory: torch.Tensor | None = None
+    failure: Exception | None = None
+
+
+_taken = _Taken()
+
+
+@Allocate
+def _allocate(device: int | None, size: int) -> int | None:
+    try:
+        _taken.memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
+    except Exception as failure:  # none may leave a function that C calls
+        _taken.failure = failure
+        return None
+    return _taken.memory.data_ptr()
+
+
+@contextlib.contextmanager
+def workspace(options: RunOptions | None, device: torch.device) -> Iterator[None]:
+    """The one call in this block, with these options, takes its memory from PyTorch if it runs on a GPU. Behind the
+    block PyTorch may give that memory to what is queued later on the same stream. Raises torch.OutOfMemoryError."""
+    if device.type != "cuda" or options is None:
+        yield
+        return
+    options.allocate, options.allocate_context = _allocate, device.index
+    try:
+        yield
+    finally:
+        failure = _taken.failure
+        _taken.memory = _taken.failure = None
+        if failure is not None:
+            raise failure
