@@ -271,7 +271,7 @@ class Replacement {
     bool fits = false;
     if (is_backward_) {
       fits = (count == 4 || (count == 5 && has_bias_)) && is(0, result_shape(shape(q_))) &&
-             is(1, result_shape(shape(k_))) && is(2, result_shape(shape(v_))) && shape(lse_) == rows &&
+             is(1, result_shape(shape(k_))) && is(2, result_shape(shape(v_))) && shape(lse_) == llvm::ArrayRef(rows) &&
              shape(out_) == llvm::ArrayRef(out_shape()) && shape(d_out_) == llvm::ArrayRef(out_shape()) &&
              (count == 4 || op_->getResult(3).getType() == bias_.getType());
     } else {
