@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "flashlift/builder.h"
+#include "problem/verify_tensor.h"
 #include "score/compose.h"
 #include "score/simplify.h"
 #include "support/error.h"
@@ -15,20 +17,8 @@ constexpr uint8_t kPartial = 1;
 constexpr uint8_t kFull = 2;
 constexpr int64_t kMaxBlock = std::numeric_limits<int32_t>::max();  // longer than any sequence
 
-Status verify_list(const char* name, const TensorView& view, const std::vector<int64_t>& shape) {
-  const bool fits =
-      view.dtype == DType::kI32 && std::equal(shape.begin(), shape.end(), view.shape().begin(), view.shape().end());
-  if (!fits) {
-    std::string text;
-    for (const int64_t size : shape) {
-      text += (text.empty() ? "" : ",") + std::to_string(size);
-    }
-    return invalid_argument("{}: expected i32[{}], got {}", name, text, describe(view));
-  }
-  if (view.data == nullptr && view.element_count() > 0) {
-    return invalid_argument("{}: the data pointer of a {} tensor is null", name, describe(view));
-  }
-  return {};
+Status verify_list(const char* name, const TensorView& view, std::span<const int64_t> shape) {
+  return problem::verify_tensor({.name = name, .view = view, .dtype = DType::kI32, .shape = shape});
 }
 
 int32_t element(const TensorView& view, std::initializer_list<int64_t> indices) {
@@ -43,7 +33,7 @@ int32_t element(const TensorView& view, std::initializer_list<int64_t> indices) 
 // Marks the blocks of one pair of lists.
 Status mark(const char* name, const TensorView& counts, const TensorView& indices, uint8_t kind, BlockKinds& result) {
   const std::vector<int64_t>& shape = result.shape;
-  FLASHLIFT_RETURN_IF_ERROR(verify_list(name, counts, {shape[0], shape[1], shape[2]}));
+  FLASHLIFT_RETURN_IF_ERROR(verify_list(name, counts, std::span(shape).first(3)));
   FLASHLIFT_RETURN_IF_ERROR(verify_list(name, indices, shape));
   uint8_t* row = result.kinds.data();
   for (int64_t b = 0; b < shape[0]; ++b) {
@@ -68,17 +58,24 @@ Status mark(const char* name, const TensorView& counts, const TensorView& indice
   return {};
 }
 
-int64_t blocks(int64_t length, int64_t block) { return (length + block - 1) / block; }
+// Of a block of any length: lengths and blocks add up to more than 64 bits.
+int64_t blocks(int64_t length, int64_t block) { return length / block + (length % block == 0 ? 0 : 1); }
+
+Status verify_blocks(int64_t q_block, int64_t kv_block) {
+  if (q_block < 1 || kv_block < 1) {
+    return invalid_argument("blocks have at least one query and one key, got {} and {}", q_block, kv_block);
+  }
+  return {};
+}
 
 }  // namespace
 
 Result<BlockKinds> block_kinds(const BlockLists& lists) {
-  if (lists.q_block < 1 || lists.kv_block < 1) {
-    return invalid_argument("blocks have at least one query and one key, got {} and {}", lists.q_block, lists.kv_block);
-  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_blocks(lists.q_block, lists.kv_block));
   if (lists.kv_indices.rank != 4) {
     return invalid_argument("kv_indices: expected i32[B,H,QB,KB], got {}", describe(lists.kv_indices));
   }
+  FLASHLIFT_RETURN_IF_ERROR(verify_list("kv_indices", lists.kv_indices, lists.kv_indices.shape()));
   if (lists.full_kv_num_blocks.has_value() != lists.full_kv_indices.has_value()) {
     return invalid_argument("full_kv_num_blocks and full_kv_indices come together, or not at all");
   }
@@ -95,6 +92,7 @@ Result<BlockKinds> block_kinds(const BlockLists& lists) {
 
 Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::string& name) {
   FLASHLIFT_RETURN_IF_ERROR(verify(problem));
+  FLASHLIFT_RETURN_IF_ERROR(verify_blocks(kinds.q_block, kinds.kv_block));
   const std::vector<int64_t>& shape = kinds.shape;
   const bool lengths_fit = shape.size() == 4 && shape[2] == blocks(problem.q_len, kinds.q_block) &&
                            shape[3] == blocks(problem.kv_len, kinds.kv_block);
@@ -104,6 +102,10 @@ Status restrict_to_blocks(const BlockKinds& kinds, Problem& problem, const std::
     return invalid_argument("a block mask of this problem has shape [1 or {},1 or {},{},{}], got [{}]", problem.batch,
                             problem.q_heads, blocks(problem.q_len, kinds.q_block),
                             blocks(problem.kv_len, kinds.kv_block), fmt::join(shape, ","));
+  }
+  if (dense_view(nullptr, DType::kU8, shape).element_count() != static_cast<int64_t>(kinds.kinds.size())) {
+    return invalid_argument("block kinds of shape [{}] have {} bytes: expected one a block", fmt::join(shape, ","),
+                            kinds.kinds.size());
   }
   if (std::any_of(problem.captures.begin(), problem.captures.end(),
                   [&](const Capture& capture) { return capture.name == name; })) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "flashlift/builder.h"
 #include "score/interpret.h"
 #include "visits/visits.h"
@@ -112,6 +114,21 @@ TEST(BlockMask, RefusesMalformedLists) {
     wrong.lists.q_block = 0;
     message(wrong);
   }
+  {
+    CausalLists wrong;
+    wrong.lists.kv_indices.sizes[3] = -4;
+    EXPECT_NE(message(wrong).find("sizes are 0 or more"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.lists.kv_indices.strides[3] = int64_t{1} << 61;
+    EXPECT_NE(message(wrong).find("64 bits"), std::string::npos);
+  }
+  {
+    CausalLists wrong;
+    wrong.lists.kv_num_blocks.data = static_cast<char*>(wrong.lists.kv_num_blocks.data) + 2;
+    EXPECT_NE(message(wrong).find("multiple of the 4 bytes"), std::string::npos);
+  }
 }
 
 TEST(BlockMask, RefusesProblemsThatItDoesNotFit) {
@@ -125,6 +142,25 @@ TEST(BlockMask, RefusesProblemsThatItDoesNotFit) {
   ASSERT_TRUE(restrict_to_blocks(kinds, twice).ok());
   EXPECT_FALSE(restrict_to_blocks(kinds, twice).ok());
   EXPECT_TRUE(restrict_to_blocks(kinds, twice, "more_blocks").ok());
+}
+
+TEST(BlockMask, RefusesKindsThatAreNone) {
+  Problem problem = problem_of("attn h1 s64 d8");
+  const auto message = [&](const BlockKinds& kinds) {
+    const Status status = restrict_to_blocks(kinds, problem);
+    return status.ok() ? std::string() : status.error().message;
+  };
+  BlockKinds kinds{.q_block = 0, .kv_block = 16, .shape = {1, 1, 4, 4}, .kinds = std::vector<uint8_t>(16, 2)};
+  EXPECT_NE(message(kinds).find("at least one query and one key, got 0 and 16"), std::string::npos);
+  kinds.q_block = 16;
+  kinds.kinds.resize(15);
+  EXPECT_NE(message(kinds).find("have 15 bytes"), std::string::npos);
+  // Longer than any sequence: one block.
+  kinds = {.q_block = std::numeric_limits<int64_t>::max(),
+           .kv_block = std::numeric_limits<int64_t>::max(),
+           .shape = {1, 1, 1, 1},
+           .kinds = {2}};
+  EXPECT_EQ(message(kinds), "");
 }
 
 std::vector<uint8_t> kinds_of(const char* text, const std::vector<TensorView>& captures, int64_t q_block,
