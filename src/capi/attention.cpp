@@ -1,4 +1,6 @@
 // flashlift.h: compiling and running.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include "capi/tune.h"
 #include "flashlift/attention.h"
 #include "flashlift/block_mask.h"
+#include "problem/verify_tensor.h"
 #include "score/operation.h"
 #include "support/error.h"
 #include "support/version.h"
@@ -289,9 +292,12 @@ Status write_block_kinds(const char* problem_text, const DLTensor* const* given,
   const bool by_head = view.rank == 4 && view.sizes[1] != 1;
   const std::vector<int64_t> shape = {by_batch ? problem.batch : 1, by_head ? problem.q_heads : 1,
                                       blocks(problem.q_len, q_block), blocks(problem.kv_len, kv_block)};
-  const TensorView expected = dense_view(nullptr, DType::kU8, shape);
-  if (view.dtype != DType::kU8 || !std::ranges::equal(view.shape(), expected.shape()) || !is_dense(view)) {
-    return invalid_argument("kinds: expected {}, dense, got {}", describe(expected), describe(view));
+  FLASHLIFT_RETURN_IF_ERROR(
+      problem::verify_output({.name = "kinds", .view = view, .dtype = DType::kU8, .shape = shape}));
+  if (!is_dense(view)) {
+    return invalid_argument("kinds: expected {}, dense, got strides [{}]",
+                            describe(dense_view(nullptr, DType::kU8, shape)),
+                            fmt::join(view.strides.begin(), view.strides.begin() + view.rank, ","));
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const BlockKinds found,
                              block_kinds(problem, captures, q_block, kv_block, by_batch, by_head));

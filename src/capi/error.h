@@ -16,11 +16,11 @@ FlashliftError* make_error(const Error& error);
 inline constexpr size_t kLargestStruct = 4096;
 
 // How much of a caller's structure both sides know: the caller may be older or newer than the library.
-// Errors: a struct_size that was not set.
+// Errors: a struct_size that was not set, or that ends inside of a field, half of which would be read as a pointer.
 template <typename T>
 Result<size_t> known_size(const T& given, const char* name) {
   const size_t size = given.struct_size;
-  if (size < sizeof(size_t) || size > kLargestStruct) {
+  if (size < sizeof(size_t) || size > kLargestStruct || size % alignof(T) != 0) {
     return invalid_argument("{}::struct_size is {}: set it to sizeof({})", name, size, name);
   }
   return size < sizeof(T) ? size : sizeof(T);

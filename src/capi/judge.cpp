@@ -7,6 +7,7 @@
 #include "capi/dlpack.h"
 #include "capi/error.h"
 #include "problem/elements.h"
+#include "problem/verify_tensor.h"
 #include "support/error.h"
 
 namespace flashlift::capi {
@@ -18,12 +19,8 @@ constexpr DLDevice kCpu{kDLCPU, 0};
 template <typename Real>
 Result<std::vector<Real>> dense_values(const DLTensor* tensor, const char* name, DType dtype, const TensorView& like) {
   FLASHLIFT_ASSIGN_OR_RETURN(const TensorView view, to_view(tensor, name, kCpu));
-  const auto shape = view.shape();
-  const auto expected = like.shape();
-  if (view.dtype != dtype || !std::equal(shape.begin(), shape.end(), expected.begin(), expected.end())) {
-    return invalid_argument("{} is {} of shape [{}]: expected {} of shape [{}], as the result is", name,
-                            to_string(view.dtype), fmt::join(shape, ", "), to_string(dtype), fmt::join(expected, ", "));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(
+      problem::verify_tensor({.name = name, .view = view, .dtype = dtype, .shape = like.shape()}));
   std::vector<Real> values(static_cast<size_t>(view.element_count()));
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t offset = problem::element_offset(view, static_cast<int64_t>(i));
@@ -47,13 +44,15 @@ Status judge(const FlashliftSubject* given, FlashliftJudgement* result) {
   if (!is_float(got.dtype)) {
     return invalid_argument("got has element type {}: expected f64, f32, bf16 or f16", to_string(got.dtype));
   }
+  FLASHLIFT_RETURN_IF_ERROR(
+      problem::verify_tensor({.name = "got", .view = got, .dtype = got.dtype, .shape = got.shape()}));
   FLASHLIFT_ASSIGN_OR_RETURN(const auto want, dense_values<double>(subject.want, "want", DType::kF64, got));
   FLASHLIFT_ASSIGN_OR_RETURN(const auto eager, dense_values<float>(subject.eager, "eager", DType::kF32, got));
   std::vector<double> magnitudes;
   if (subject.magnitudes != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(magnitudes, dense_values<double>(subject.magnitudes, "magnitudes", DType::kF64, got));
   }
-  const int64_t width = std::max<int64_t>(1, subject.row_width);
+  const int64_t width = std::clamp<int64_t>(subject.row_width, 1, std::max<int64_t>(1, got.element_count()));
   const problem::Judgement judgement = problem::judge(
       {.name = subject.name == nullptr ? "out" : subject.name,
        .got = got,

@@ -26,9 +26,10 @@ Status read(const char* text, FlashliftProblem** result) {
 }
 
 Status expand(const char* text, FlashliftProblem** result) {
-  if (text == nullptr) {
+  if (text == nullptr || result == nullptr) {
     return invalid_argument("flashlift_problem_expand: text and problem must not be NULL");
   }
+  *result = nullptr;
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(text));
   return read(print(problem).c_str(), result);
 }
