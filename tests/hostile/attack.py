@@ -81,6 +81,15 @@ def command(
     return Attack(name, run, short)
 
 
+def program(arguments: Sequence[object], seconds: float) -> str | None:
+    """A program that attacks from inside, in a folder of its own. It ends with 0 where all was withstood."""
+    with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
+        ended = _run(list(map(str, arguments)), folder, "", {}, {}, seconds)
+    last = (ended.output.splitlines() or [""])[-1]
+    fault = _fault_of(ended, (SUCCESS,), (), MEGABYTES)
+    return f"after {last!r}: {fault}" if fault else None
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int | None  # None: it had to be stopped
