@@ -224,9 +224,7 @@ class Attention:
         out, lse and residual are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
         """
         captures = self._in_order(captures)
-        unknown = set(wanted) - set(self.captures)
-        if unknown:
-            raise InvalidArgumentError(f"no captured tensor is named {sorted(unknown)}; there are {self.captures}")
+        wanted = self._known(wanted)
         by_name = dict(zip(self.captures, captures, strict=True))
         d_q, d_k, d_v = (np.empty(array.shape, numpy_type(self._info.dtype)) for array in (q, k, v))
         gradients = Gradients(
@@ -256,6 +254,16 @@ class Attention:
             residual=residual,
         )()
         return gradients
+
+    def prepare_backward(self, wanted: Sequence[str] = ()) -> None:
+        """Generates the code that backward() needs, which its first call does otherwise. Takes seconds on a GPU; may
+        run on a thread of its own beside the first forward call. wanted: as backward's."""
+        names = self._known(wanted)
+        flags = (ctypes.c_int32 * len(self.captures))(*(name in names for name in self.captures))
+        check(
+            self._library,
+            self._library.flashlift_attention_prepare_backward(self._handle, flags, len(flags)),
+        )
 
     def bind_backward(
         self,
@@ -287,6 +295,12 @@ class Attention:
         forward = BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
         gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
         return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})
+
+    def _known(self, names: Sequence[str]) -> Sequence[str]:
+        unknown = set(names) - set(self.captures)
+        if unknown:
+            raise InvalidArgumentError(f"no captured tensor is named {sorted(unknown)}; there are {self.captures}")
+        return names
 
     def _in_order(self, captures: Captures) -> Sequence[Any]:
         if isinstance(captures, Mapping):

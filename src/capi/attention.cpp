@@ -264,6 +264,22 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
+Status prepare_backward(const FlashliftAttention* attention, const int32_t* wanted, size_t wanted_count) {
+  if (attention == nullptr || (wanted == nullptr && wanted_count > 0)) {
+    return invalid_argument("flashlift_attention_prepare_backward: attention and wanted must not be NULL");
+  }
+  const size_t captures = attention->attention.problem().captures.size();
+  if (wanted_count != 0 && wanted_count != captures) {  // before anything is read of `wanted`
+    return invalid_argument(
+        "flashlift_attention_prepare_backward: wanted has {} entries, expected {}, one for each "
+        "captured tensor, or none",
+        wanted_count, captures);
+  }
+  std::vector<bool> flags(wanted_count);
+  std::transform(wanted, wanted + wanted_count, flags.begin(), [](int32_t flag) { return flag != 0; });
+  return attention->attention.prepare_backward(flags);
+}
+
 bool is_dense(const TensorView& view) {
   const TensorView dense = dense_view(view.data, view.dtype, view.shape());
   for (int i = 0; i < view.rank; ++i) {
@@ -372,6 +388,11 @@ FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
                                         const FlashliftRunOptions* options) {
   return flashlift::capi::guarded([&] { return flashlift::capi::run(attention, arguments, options); });
+}
+
+FlashliftError* flashlift_attention_prepare_backward(const FlashliftAttention* attention, const int32_t* wanted,
+                                                     size_t wanted_count) {
+  return flashlift::capi::guarded([&] { return flashlift::capi::prepare_backward(attention, wanted, wanted_count); });
 }
 
 FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* attention,

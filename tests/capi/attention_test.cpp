@@ -344,6 +344,14 @@ TEST_F(CApiBackward, ReportsErrors) {
   EXPECT_NE(run_backward(FLASHLIFT_INVALID_ARGUMENT).find("forward is NULL"), std::string::npos);
   EXPECT_NE(take(flashlift_attention_run_backward(attention, nullptr, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
   EXPECT_NE(take(flashlift_attention_run_backward(nullptr, &backward, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+
+  const int32_t wanted[2] = {1, 1};
+  EXPECT_EQ(take(flashlift_attention_prepare_backward(attention, nullptr, 0)), "");
+  EXPECT_NE(take(flashlift_attention_prepare_backward(attention, wanted, 2), FLASHLIFT_INVALID_ARGUMENT)
+                .find("wanted has 2 entries, expected"),
+            std::string::npos);
+  EXPECT_NE(take(flashlift_attention_prepare_backward(attention, nullptr, 1), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_prepare_backward(nullptr, nullptr, 0), FLASHLIFT_INVALID_ARGUMENT), "");
   backward.forward = &arguments;
   backward.d_out = &d_out.tensor;
   backward.d_q = &q.tensor;

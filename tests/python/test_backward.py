@@ -52,6 +52,19 @@ def test_all_gradients():
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+def test_prepared_for_captured_tensors():
+    attention = flashlift.compile(f"attn b2 hq4 hkv2 s33 d16 f32 causal {BIAS}")
+    attention.prepare_backward()
+    attention.prepare_backward(["table"])
+    out = attention(Q, K, V, captures=[TABLE])
+    got = attention.backward(Q, K, V, out, D_OUT, captures=[TABLE], wanted=["table"])
+    np.testing.assert_allclose(got.captures["table"], golden(TABLE)[3], atol=2e-5)
+    with pytest.raises(flashlift.InvalidArgumentError, match=r"no captured tensor is named \['tables'\]"):
+        attention.prepare_backward(["tables"])
+    with pytest.raises(flashlift.UnsupportedError, match="not normalised"):
+        flashlift.compile("attn h2 s8 d16 f32 unnormalized").prepare_backward()
+
+
 def test_without_lse():
     attention = flashlift.compile("attn b2 hq4 hkv2 s33 d16 f32 causal")
     got = attention.backward(Q, K, V, attention(Q, K, V), D_OUT)

@@ -1,6 +1,8 @@
 """flashlift.torch on a CUDA device: checks of test_torch_flex.py and test_torch_gradients.py, on torch's current
 stream."""
 
+import threading
+
 import pytest
 import torch
 import torch_mods
@@ -171,6 +173,23 @@ def test_cuda_graphs_give_their_memory_back():
         del graph
         free.append(torch.cuda.mem_get_info()[0])
     assert free[10] - free[-1] < 32 << 20
+
+
+def test_the_backward_pass_is_compiled_beside_the_forward_pass(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", str(tmp_path / "cache"))  # of compiled kernels, a file each
+    given = [one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16])]
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * 1.0123 + 0.321 * (q_idx - kv_idx)
+
+    out = flex_attention(*given, mod)
+    for thread in threading.enumerate():
+        if thread.name.startswith("flashlift"):
+            thread.join()
+    kernels = sorted((tmp_path / "cache").rglob("*"))
+    assert kernels
+    torch.autograd.grad(out.sum(), given)
+    assert sorted((tmp_path / "cache").rglob("*")) == kernels
 
 
 def test_the_backward_pass_takes_its_memory_from_pytorch():

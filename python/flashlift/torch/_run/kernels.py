@@ -1,12 +1,15 @@
 """Compiled attentions, and running them on PyTorch tensors."""
 
+import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 
 import torch
 
 from flashlift._attention import Attention
+from flashlift._errors import FlashliftError
 from flashlift._library import BackwardArguments, RunOptions, check, core
 from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._run.call import Call
@@ -90,10 +93,26 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
 
 def run_for_backward(call: Call) -> Results:
     """As run(), where the backward pass may read the output."""
+    # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
+    if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
+        wanted = tuple(one.requires_grad and one.is_floating_point() for one in call.captures)
+        _prepare_backward(_compiled_for(call), wanted)
     results = run(call)
     if results[0].dtype != call.query.dtype:
         _snap_rows_to(call.query.dtype, results[0])
     return results
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepare_backward(attention: Attention, wanted: tuple[bool, ...]) -> None:
+    """Once for each: compiles the backward pass beside the forward pass's kernel, which the call compiles now, and
+    beside what follows. A backward call that comes meanwhile waits for it. wanted: whether each captured tensor's."""
+
+    def prepare() -> None:
+        with contextlib.suppress(FlashliftError):  # the backward call says why
+            attention.prepare_backward([name for name, one in zip(attention.captures, wanted, strict=True) if one])
+
+    threading.Thread(target=prepare, name="flashlift: backward pass").start()
 
 
 def _snap_rows_to(dtype: torch.dtype, out: torch.Tensor) -> None:
