@@ -12,6 +12,7 @@
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/log.h"
+#include "support/shared_library.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -33,7 +34,7 @@ void load_builtins(const std::filesystem::path& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("libnvrtc-builtins.so")) {
-      dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+      (void)load_library(entry.path(), RTLD_GLOBAL);
     }
   }
 }
@@ -92,10 +93,12 @@ Result<const Nvrtc*> Nvrtc::open(const std::string& path) {
   if (path.find('/') != std::string::npos) {
     load_builtins(std::filesystem::path(path).parent_path());
   }
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return not_found("NVRTC could not be loaded: {}. Set FLASHLIFT_NVRTC to the path of libnvrtc.so", dlerror());
+  const Result<void*> loaded = load_library(path, RTLD_LOCAL);
+  if (!loaded.ok()) {
+    return not_found("NVRTC could not be loaded: {}. Set FLASHLIFT_NVRTC to the path of libnvrtc.so",
+                     loaded.error().message);
   }
+  void* const library = *loaded;
   auto functions = std::make_unique<Functions>();
   const bool complete = find(library, "nvrtcGetErrorString", functions->error_string) &&
                         find(library, "nvrtcVersion", functions->version) &&

@@ -87,19 +87,11 @@ XLA_FFI_Error* bootstrap(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-std::string take_pjrt_message(const pjrt::Api& api, pjrt::PluginError* error) {
-  pjrt::ErrorMessageArgs get = {{sizeof(pjrt::ErrorMessageArgs), nullptr}, error, "", 0};
-  api.functions[pjrt::kErrorMessage](&get);
-  std::string message(get.message, get.message_size);
-  pjrt::ErrorDestroyArgs destroy = {{sizeof(pjrt::ErrorDestroyArgs), nullptr}, error};
-  api.functions[pjrt::kErrorDestroy](&destroy);
-  return message;
-}
-
 Result<const pjrt::FfiExtension*> find_extension(const pjrt::Api& api) {
+  constexpr int kMostExtensions = 1000;  // a list that leads back into itself ends here
   const pjrt::Extension* extension = api.extensions;
-  while (extension != nullptr && extension->type != pjrt::kFfiExtension) {
-    extension = extension->next;
+  for (int i = 0; extension != nullptr && extension->type != pjrt::kFfiExtension; ++i) {
+    extension = i < kMostExtensions ? extension->next : nullptr;
   }
   if (extension == nullptr) {
     return unsupported("the plugin has no PJRT extension for XLA's FFI, through which custom calls are registered");
@@ -108,7 +100,11 @@ Result<const pjrt::FfiExtension*> find_extension(const pjrt::Api& api) {
     return unsupported("the plugin's PJRT extension for XLA's FFI has {} bytes and takes no handlers; expected {}",
                        extension->struct_size, sizeof(pjrt::FfiExtension));
   }
-  return reinterpret_cast<const pjrt::FfiExtension*>(extension);
+  const auto* ffi = reinterpret_cast<const pjrt::FfiExtension*>(extension);
+  if (ffi->register_handler == nullptr) {
+    return unsupported("the plugin's PJRT extension for XLA's FFI has no function that takes handlers");
+  }
+  return ffi;
 }
 
 Status register_with(const pjrt::Api& api) {
@@ -139,7 +135,7 @@ Status register_with(const pjrt::Api& api) {
   pjrt::PluginError* error = extension->register_handler(&args);
   bootstrap_status = nullptr;
   if (error != nullptr) {
-    return internal_error("the plugin refuses handlers: {}", take_pjrt_message(api, error));
+    return internal_error("the plugin refuses handlers: {}", pjrt::take_message(api, error));
   }
   FLASHLIFT_RETURN_IF_ERROR(status);
   done.insert(runtime);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace flashlift::pjrt {
 
@@ -129,9 +130,28 @@ static_assert(sizeof(ErrorDestroyArgs) == 24 && sizeof(ErrorMessageArgs) == 40 &
 static_assert(sizeof(PlatformArgs) == 40 && sizeof(ClientCompileArgs) == 56 && sizeof(CompileArgs) == 64);
 static_assert(sizeof(FfiExtension) == 48 && kFfiRegisterHandlerArgsSize == 52);
 
-// Whether the structure that the plugin handed out reaches this far.
-inline bool has(const Api& api, Slot slot) {
-  return api.struct_size >= kFunctionsOffset + (slot + 1) * sizeof(Function);
+// nullptr where the structure that the plugin handed out does not reach this far, or has none.
+inline Function function_of(const Api& api, Slot slot) {
+  return api.struct_size >= kFunctionsOffset + (slot + 1) * sizeof(Function) ? api.functions[slot] : nullptr;
+}
+
+inline std::string text_of(const char* text, size_t size) {
+  return text == nullptr ? std::string() : std::string(text, size);
+}
+
+// The error is gone then.
+inline std::string take_message(const Api& api, PluginError* error) {
+  std::string message = "an error without a message";
+  if (const Function get_message = function_of(api, kErrorMessage)) {
+    ErrorMessageArgs get = {{sizeof(ErrorMessageArgs), nullptr}, error, nullptr, 0};
+    get_message(&get);
+    message = get.message == nullptr ? message : text_of(get.message, get.message_size);
+  }
+  if (const Function destroy_error = function_of(api, kErrorDestroy)) {
+    ErrorDestroyArgs destroy = {{sizeof(ErrorDestroyArgs), nullptr}, error};
+    destroy_error(&destroy);
+  }
+  return message;
 }
 
 }  // namespace flashlift::pjrt

@@ -10,6 +10,7 @@
 
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/shared_library.h"
 
 // By this a wrapped plugin is seen to be one of ours, whatever its file is called.
 extern "C" __attribute__((visibility("default"))) const char flashlift_pjrt_is_a_wrapper = 1;
@@ -31,13 +32,7 @@ fs::path own_folder() {
   return fs::canonical(own_path(), error).parent_path();
 }
 
-Result<void*> load(const fs::path& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return invalid_argument("{}", dlerror());
-  }
-  return library;
-}
+Result<void*> load(const fs::path& path) { return load_library(path, RTLD_LOCAL); }
 
 template <typename Function>
 Status look_up(void* library, const char* name, Function& function) {

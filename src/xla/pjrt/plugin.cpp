@@ -29,28 +29,21 @@ template <typename Work>
 void guarded(const Work& work) noexcept {
   try {
     work();
-  } catch (const std::exception& error) {
+  } catch (...) {
     log_message(LogLevel::kError, "pjrt: memory ran out, or a defect of Flashlift; the plugin goes on without");
   }
 }
 
-// The error is gone then.
-std::string take_message(PluginError* error) {
-  ErrorMessageArgs get = {{sizeof(ErrorMessageArgs), nullptr}, error, "", 0};
-  wrapped->functions[kErrorMessage](&get);
-  std::string message;
-  guarded([&] { message.assign(get.message, get.message_size); });
-  ErrorDestroyArgs destroy = {{sizeof(ErrorDestroyArgs), nullptr}, error};
-  wrapped->functions[kErrorDestroy](&destroy);
-  return message;
-}
-
 std::string platform_name(Slot slot, const void* object) {
-  PlatformArgs args = {{sizeof(PlatformArgs), nullptr}, const_cast<void*>(object), "", 0};
-  if (PluginError* error = wrapped->functions[slot](&args); error != nullptr) {
-    return take_message(error);
+  const Function get_name = function_of(*wrapped, slot);
+  if (get_name == nullptr) {
+    return "";
   }
-  return {args.text, args.size};
+  PlatformArgs args = {{sizeof(PlatformArgs), nullptr}, const_cast<void*>(object), nullptr, 0};
+  if (PluginError* error = get_name(&args); error != nullptr) {
+    return take_message(*wrapped, error);
+  }
+  return text_of(args.text, args.size);
 }
 
 // A program as its client made it, whose structure may have more fields than are known here, with other code.
@@ -97,16 +90,23 @@ PluginError* compile(Slot slot, Args& args, Slot platform_slot, const void* plat
     // In place: what stands behind the fields of `args` that are known here travels along, and results come back.
     const Program* const theirs = args.program;
     args.program = ours->get();
-    error = wrapped->functions[slot](&args);
+    bool has_thrown = false;
+    try {
+      error = wrapped->functions[slot](&args);
+    } catch (...) {
+      has_thrown = true;
+    }
     args.program = theirs;
-    is_compiled = error == nullptr;
-  }
-  if (!is_compiled) {
-    if (error != nullptr) {
-      const std::string message = take_message(error);
-      guarded([&] { rewritten.report.reason = "fused, it does not compile: " + message; });
+    is_compiled = error == nullptr && !has_thrown;
+    if (!is_compiled) {
+      guarded([&] {
+        rewritten.report.reason = has_thrown ? "fused, the plugin throws an exception"
+                                             : "fused, it does not compile: " + take_message(*wrapped, error);
+      });
       rewritten.report.fused = 0;
     }
+  }
+  if (!is_compiled) {
     error = wrapped->functions[slot](&args);
   }
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
@@ -139,13 +139,25 @@ PluginError* platform_version(void* args) {
     static std::mutex mutex;
     static std::set<std::string> versions;  // they live as long as the process; there are few
     const std::lock_guard lock(mutex);
-    const std::string_view theirs(version->text, version->size);
+    const std::string theirs = text_of(version->text, version->size);
     const std::string& text = *versions.insert(fmt::format("{}\nflashlift {}", theirs, flashlift::version())).first;
     version->text = text.data();
     version->size = text.size();
   });
   return nullptr;
 }
+
+// True as long as it lives.
+class Flag {
+ public:
+  explicit Flag(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Flag() { flag_ = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+
+ private:
+  bool& flag_;
+};
 
 bool is_old_or_alien(const Version& version) {
   return version.major_version != kMajorVersion || version.minor_version < kOldestMinorVersion;
@@ -173,7 +185,7 @@ const Api* wrap() {
   auto* copy = static_cast<Api*>(operator new(api.struct_size));
   std::memcpy(copy, &api, api.struct_size);
   const auto replace = [&](Slot slot, Function function) {
-    if (has(api, slot) && api.functions[slot] != nullptr) {
+    if (function_of(api, slot) != nullptr) {
       copy->functions[slot] = function;
     }
   };
@@ -191,11 +203,22 @@ const Api* wrap() {
 }  // namespace flashlift::pjrt
 
 extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* GetPjrtApi() {
+  static thread_local bool is_wrapping = false;
+  if (is_wrapping) {
+    flashlift::log_message(flashlift::LogLevel::kError,
+                           "pjrt: the plugin to wrap wraps this library; set FLASHLIFT_PJRT_PLUGIN to what it wraps");
+    return nullptr;
+  }
   try {
-    static const flashlift::pjrt::Api* const api = flashlift::pjrt::wrap();
+    static const flashlift::pjrt::Api* const api = [] {
+      const flashlift::pjrt::Flag wrapping(is_wrapping);
+      return flashlift::pjrt::wrap();
+    }();
     return api;
   } catch (const std::exception& error) {
     flashlift::log(flashlift::LogLevel::kError, "pjrt: {}", error.what());
-    return nullptr;
+  } catch (...) {  // of the wrapped plugin
+    flashlift::log_message(flashlift::LogLevel::kError, "pjrt: the plugin to wrap threw an exception");
   }
+  return nullptr;
 }

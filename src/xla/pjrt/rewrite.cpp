@@ -1,15 +1,15 @@
 #include "xla/pjrt/rewrite.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/files.h"
 #include "support/log.h"
 #include "xla/pjrt/libraries.h"
 #include "xla/pjrt/screen.h"
@@ -94,15 +94,13 @@ nlohmann::json to_json(const Report& report) {
   return json;
 }
 
-// One write, so that lines of several processes do not mix.
+// One write, so that lines of several processes do not mix. It waits for nobody who might read a pipe.
 void append_line(const std::string& path, std::string line) {
   line += '\n';
-  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0 || write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    log(LogLevel::kWarning, "FLASHLIFT_PJRT_REPORT: {} cannot be written: {}", path, strerror(errno));
-  }
-  if (file >= 0) {
-    close(file);
+  const Descriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666));
+  const std::error_code failed = file.is_open() ? write_fully(file, line) : last_error();
+  if (failed) {
+    log(LogLevel::kWarning, "FLASHLIFT_PJRT_REPORT: {} cannot be written: {}", path, failed.message());
   }
 }
 

@@ -1,9 +1,12 @@
 // A PJRT plugin that compiles nothing: it writes down what it is given. FAKE_PJRT, a list of words, makes it a bad one.
+#include <dlfcn.h>
+
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 
 #include "xla/ffi/api/c_api.h"
@@ -23,6 +26,10 @@ PluginError* error(const char* message) { return reinterpret_cast<PluginError*>(
 PluginError* error_destroy(void*) { return nullptr; }
 PluginError* error_message(void* args) {
   auto* get = static_cast<ErrorMessageArgs*>(args);
+  if (behaves("no_text")) {
+    get->message_size = 5;
+    return nullptr;
+  }
   get->message = reinterpret_cast<const char*>(get->error);
   get->message_size = strlen(get->message);
   return nullptr;
@@ -31,12 +38,21 @@ PluginError* not_there(void*) { return error("the fake has no such function"); }
 
 PluginError* platform_name(void* args) {
   auto* get = static_cast<PlatformArgs*>(args);
+  if (behaves("no_name")) {
+    get->text = nullptr;
+    get->size = 5;
+    return nullptr;
+  }
   get->text = behaves("tpu") ? "tpu" : "cpu";
   get->size = 3;
   return nullptr;
 }
 PluginError* platform_version(void* args) {
   auto* get = static_cast<PlatformArgs*>(args);
+  if (behaves("no_name")) {
+    get->size = 5;
+    return nullptr;
+  }
   get->text = "fake 1.2, and no zero here";
   get->size = strlen("fake 1.2");
   return nullptr;
@@ -47,8 +63,13 @@ template <typename Args>
 PluginError* compile(void* given) {
   auto* args = static_cast<Args*>(given);
   const std::string code(args->program->code, args->program->code_size);
-  if (behaves("refuses_fused") && code.find("\"flashlift.attention\"") != std::string::npos) {
-    return error("the fake refuses fused modules");
+  if (code.find("\"flashlift.attention\"") != std::string::npos) {
+    if (behaves("throws")) {
+      throw std::runtime_error("the fake throws");
+    }
+    if (behaves("refuses_fused")) {
+      return error("the fake refuses fused modules");
+    }
   }
   if (behaves("refuses_all")) {
     return error("the fake refuses all modules");
@@ -139,6 +160,7 @@ PluginError* register_handler(FfiRegisterHandlerArgs* args) {
 
 FfiExtension ffi_extension = {{sizeof(FfiExtension), kFfiExtension, nullptr}, nullptr, nullptr, register_handler};
 Extension other_extension = {sizeof(Extension), 77, &ffi_extension.base};
+Extension circle = {sizeof(Extension), 78, &circle};
 
 struct Table {
   size_t struct_size;
@@ -178,6 +200,29 @@ extern "C" __attribute__((visibility("default"))) const Table* GetPjrtApi() {
   }
   if (behaves("no_ffi")) {
     table.extensions = nullptr;
+  }
+  if (behaves("circle")) {
+    table.extensions = &circle;
+  }
+  if (behaves("null_ffi")) {
+    ffi_extension.register_handler = nullptr;
+  }
+  if (behaves("no_names")) {
+    table.functions[kClientPlatformName] = table.functions[kTopologyPlatformName] = nullptr;
+    table.functions[kClientPlatformVersion] = table.functions[kTopologyPlatformVersion] = nullptr;
+  }
+  if (behaves("no_errors")) {
+    table.functions[kErrorDestroy] = table.functions[kErrorMessage] = nullptr;
+  }
+  if (behaves("headless")) {
+    table.struct_size = kFunctionsOffset;
+  }
+  if (behaves("throws_at_once")) {
+    throw 5;
+  }
+  if (const char* wrapper = getenv("FAKE_PJRT_ASKS"); wrapper != nullptr) {
+    void* library = dlopen(wrapper, RTLD_NOW);
+    return reinterpret_cast<const Table* (*)()>(dlsym(library, "GetPjrtApi"))();
   }
   if (behaves("small_ffi")) {
     ffi_extension.base.struct_size = offsetof(FfiExtension, register_handler);

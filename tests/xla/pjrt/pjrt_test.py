@@ -107,27 +107,34 @@ class Plugin:
         return f"error: {error}" if error else args.executable.decode(errors="replace")
 
 
-def in_a_process(test, plugin, behaviour="", wrapper=None, wraps=None, log="off"):
-    """Runs the function `test` of this file there. Returns what it printed, the log, and the reports."""
+def in_a_process(test, plugin, behaviour="", wrapper=None, log="off", asks="", report=None):
+    """Runs the function `test` of this file there, or only asks for the plugin's functions. Returns what it printed,
+    the log, and the reports."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.jsonl"
+        report = report or Path(folder) / "report.jsonl"
         environment = {**os.environ, "FAKE_PJRT": behaviour, "FLASHLIFT_PJRT_REPORT": str(report), "FLASHLIFT_LOG": log}
         environment.pop("FLASHLIFT_PJRT_PLUGIN", None)
+        if asks:
+            environment["FAKE_PJRT_ASKS"] = str(asks)
         if plugin is not None:
             environment["FLASHLIFT_PJRT_PLUGIN"] = str(plugin)
         ran = subprocess.run(
-            [sys.executable, __file__, "--run", test.__name__, str(wrapper or WRAPPER)],
+            [sys.executable, __file__, "--run", test.__name__ if test else "", str(wrapper or WRAPPER)],
             env=environment,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        assert ran.returncode == 0, f"{test.__name__} exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
-        lines = report.read_text().splitlines() if report.exists() else []
+        assert ran.returncode == 0, f"{test} exits with {ran.returncode}: {ran.stdout}{ran.stderr}"
+        lines = report.read_text().splitlines() if os.path.isfile(report) else []
         return ran.stdout, ran.stderr, [json.loads(line) for line in lines]
 
 
 # --- what runs in these processes ---
+
+
+def nothing(plugin):
+    pass
 
 
 def create_client(plugin):
@@ -220,6 +227,11 @@ class BadPlugins(PluginTest):
         content = bytearray(Path(FAKE).read_bytes())
         content[4] = 1  # ELFCLASS32
         thirty_two.write_bytes(content)
+        arm = folder / "arm.so"
+        content[4], content[18] = 2, 183
+        arm.write_bytes(content)
+        empty = folder / "empty.so"
+        empty.touch()
         fifo = folder / "fifo.so"
         os.mkfifo(fifo)
         self.assert_says("/nowhere/plugin.so", "/nowhere/plugin.so", "no such file")
@@ -228,7 +240,17 @@ class BadPlugins(PluginTest):
         self.assert_says(fifo, "no such file")
         self.assert_says(text, "invalid ELF header")
         self.assert_says(thirty_two, "ELFCLASS32")
+        self.assert_says(arm, "arm.so: cannot open")
+        self.assert_says(empty, "file too short")
         self.assert_says(BUILD / "libflashlift_xla.so", "GetPjrtApi is missing")
+
+    def test_cut_off(self):
+        """As a download that broke off: the loader would end the process."""
+        content = Path(FAKE).read_bytes()
+        cut = self.folder() / "cut.so"
+        for size in (70, 2000, len(content) // 2):
+            cut.write_bytes(content[:size])
+            self.assert_says(cut, "is cut off" if size > 64 else "too short")
 
     def test_nothing_named(self):
         self.assert_says(None, "no PJRT plugin to wrap was found")
@@ -246,6 +268,45 @@ class BadPlugins(PluginTest):
         self.assert_says(FAKE, "returned NULL", behaviour="null")
         self.assert_says(FAKE, "struct_size of 0 bytes", behaviour="empty")
         self.assert_says(FAKE, "it is no PJRT plugin", behaviour="garbage")
+
+    def test_no_functions(self):
+        """Structures and lists that end early, or never."""
+        for behaviour in ("circle", "null_ffi", "circle headless"):
+            out, log, _ = in_a_process(
+                versions if "headless" not in behaviour else nothing, FAKE, behaviour, log="error"
+            )
+            self.assertIn("nothing is fused", log)
+            self.assertNotIn("flashlift", out)
+        in_a_process(nothing, FAKE, "headless")
+        for behaviour in ("no_name", "no_names"):
+            out, _, reports = in_a_process(compile_attention, FAKE, behaviour)
+            self.assertEqual(out, ATTENTION + "\n")
+            self.assertIn("no kernels for platform", reports[0]["reason"])
+        self.assertIn("flashlift", in_a_process(versions, FAKE, "no_name")[0])
+        for behaviour in ("no_errors", "no_text"):
+            out, _, reports = in_a_process(compile_attention, FAKE, f"{behaviour} refuses_fused")
+            self.assertEqual(out, ATTENTION + "\n")
+            self.assertIn("an error without a message", reports[0]["reason"])
+
+    def test_throws(self):
+        out, _, reports = in_a_process(compile_attention, FAKE, "throws")
+        self.assertEqual(out, ATTENTION + "\n")
+        self.assertIn("the plugin throws", reports[0]["reason"])
+        out, log, _ = in_a_process(None, FAKE, "throws_at_once", log="error")
+        self.assertEqual(out, "None\n")
+        self.assertIn("threw an exception", log)
+
+    def test_wraps_the_wrapper(self):
+        """Another's wrapper, which leads back here: it gets nothing, and so do we of it."""
+        self.assert_says(FAKE, "returned NULL", asks=WRAPPER)
+
+    def test_report_that_cannot_be_written(self):
+        folder = self.folder()
+        os.mkfifo(folder / "pipe")
+        for report in (folder / "pipe", folder, "/dev/full", folder / "no" / "folder", "x" * 5000):
+            out, log, _ = in_a_process(compile_attention, FAKE, log="warning", report=report)
+            self.assertIn('"flashlift.attention"', out)
+            self.assertIn("cannot be written", log)
 
     def test_found_beside(self):
         folder = self.folder()
@@ -358,7 +419,12 @@ class Programs(PluginTest):
 if __name__ == "__main__":
     if sys.argv[1] == "--run":
         WRAPPER = sys.argv[3]
-        globals()[sys.argv[2]](Plugin(WRAPPER))
+        if sys.argv[2]:
+            globals()[sys.argv[2]](Plugin(WRAPPER))
+        else:
+            get = ctypes.CDLL(WRAPPER).GetPjrtApi
+            get.restype = P
+            print(get())
     else:
         BUILD, FAKE = (Path(argument).resolve() for argument in sys.argv[1:3])
         WRAPPER = BUILD / "libflashlift_pjrt.so"
