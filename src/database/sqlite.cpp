@@ -24,10 +24,15 @@ void* const kCopied = reinterpret_cast<void*>(intptr_t{-1});  // SQLITE_TRANSIEN
 // Long enough for another process's few rows.
 constexpr int kPatienceMilliseconds = 5000;
 
+// Of a text in a row, or a whole one: as long as a problem's text may be.
+constexpr int kMostRowBytes = 4 << 20;
+constexpr int kLimitLength = 0;  // SQLITE_LIMIT_LENGTH
+
 struct Library {
   int (*open)(const char*, void**, int, const char*);
   int (*close)(void*);
   int (*busy_timeout)(void*, int);
+  int (*limit)(void*, int, int);
   int (*prepare)(void*, const char*, int, void**, const char**);
   int (*step)(void*);
   int (*finalize)(void*);
@@ -68,9 +73,9 @@ Result<const Library*> find_library() {
     static Library library;
     const bool is_whole =
         file != nullptr && find(file, "sqlite3_open_v2", library.open) && find(file, "sqlite3_close", library.close) &&
-        find(file, "sqlite3_busy_timeout", library.busy_timeout) && find(file, "sqlite3_prepare_v2", library.prepare) &&
-        find(file, "sqlite3_step", library.step) && find(file, "sqlite3_finalize", library.finalize) &&
-        find(file, "sqlite3_bind_int64", library.bind_int64) &&
+        find(file, "sqlite3_busy_timeout", library.busy_timeout) && find(file, "sqlite3_limit", library.limit) &&
+        find(file, "sqlite3_prepare_v2", library.prepare) && find(file, "sqlite3_step", library.step) &&
+        find(file, "sqlite3_finalize", library.finalize) && find(file, "sqlite3_bind_int64", library.bind_int64) &&
         find(file, "sqlite3_bind_double", library.bind_double) && find(file, "sqlite3_bind_text", library.bind_text) &&
         find(file, "sqlite3_column_int64", library.column_int64) &&
         find(file, "sqlite3_column_double", library.column_double) &&
@@ -107,6 +112,7 @@ Result<Connection> Connection::open(const std::filesystem::path& file, Access ac
     return not_found("{}: {}", file.string(), database == nullptr ? "no memory" : sqlite->message(database));
   }
   sqlite->busy_timeout(database, kPatienceMilliseconds);
+  sqlite->limit(database, kLimitLength, kMostRowBytes);
   FLASHLIFT_RETURN_IF_ERROR(connection.run("PRAGMA trusted_schema = OFF"));
   return connection;
 }

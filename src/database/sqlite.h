@@ -40,7 +40,7 @@ class Connection {
   Connection(Connection&&) noexcept = default;
   Connection& operator=(Connection&&) noexcept = default;
 
-  // One statement, with a value for each `?`, and what it gives, row by row.
+  // One statement, with a value for each `?`, and what it gives, row by row. Rows of more than 4 MiB are errors.
   Status run(const std::string& sql, const std::vector<Value>& values = {},
              const std::function<void(const Row&)>& on_row = {});
   // Whether the last error was a file that is no database, or a torn one.

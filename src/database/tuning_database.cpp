@@ -44,8 +44,11 @@ constexpr int64_t kFormat = 1;
 // A machine tunes some hundreds of problems: more is not ours.
 constexpr int64_t kMostEntries = 100'000;
 
-constexpr const char* kCreate =
-    "CREATE TABLE IF NOT EXISTS tuned (version TEXT, device TEXT, backward INTEGER, problem TEXT, batch INTEGER, "
+// Of all texts that are read: some hundred bytes an entry are usual.
+constexpr size_t kMostTextBytes = size_t{64} << 20;
+
+constexpr const char* kTable =
+    "tuned (version TEXT, device TEXT, backward INTEGER, problem TEXT, batch INTEGER, "
     "q_len INTEGER, kv_len INTEGER, implementation TEXT, q_tile INTEGER, kv_tile INTEGER, splits INTEGER, "
     "threads INTEGER, ms REAL, heuristics_ms REAL, tuned_at INTEGER, "
     "PRIMARY KEY (version, device, backward, problem, batch, q_len, kv_len))";
@@ -93,15 +96,39 @@ Error other_format(const std::filesystem::path& file, int64_t format) {
                      file.string(), format, kFormat);
 }
 
+// Whether the file holds our table and nothing else. Another one's views and triggers are programs that need not end.
+Result<bool> is_ours(Connection& connection) {
+  const std::string own = fmt::format("CREATE TABLE {}", kTable);
+  int64_t tables = 0;
+  bool is_own = false;
+  FLASHLIFT_RETURN_IF_ERROR(connection.run("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL", {},
+                                           [&](const Row& row) { is_own = ++tables == 1 && row.text(0) == own; }));
+  return is_own;
+}
+
+Error not_ours(const std::filesystem::path& file) {
+  return unsupported("{} holds other tables than Flashlift's; `flashlift cache clear` removes it", file.string());
+}
+
 Result<std::vector<TunedEntry>> read_all(const std::filesystem::path& file) {
   FLASHLIFT_ASSIGN_OR_RETURN(Connection connection, Connection::open(file, Connection::Access::kRead));
   FLASHLIFT_ASSIGN_OR_RETURN(const int64_t format, format_of(connection));
   if (format != kFormat) {
     return other_format(file, format);
   }
+  FLASHLIFT_ASSIGN_OR_RETURN(const bool is_own, is_ours(connection));
+  if (!is_own) {
+    return not_ours(file);
+  }
   std::vector<TunedEntry> entries;
-  FLASHLIFT_RETURN_IF_ERROR(
-      connection.run(kSelect, {kMostEntries}, [&](const Row& row) { entries.push_back(entry_of(row)); }));
+  size_t bytes = 0;
+  FLASHLIFT_RETURN_IF_ERROR(connection.run(kSelect, {kMostEntries}, [&](const Row& row) {
+    TunedEntry entry = entry_of(row);
+    bytes += entry.problem.size() + entry.device.size() + entry.version.size() + entry.tuning.implementation.size();
+    if (bytes <= kMostTextBytes) {
+      entries.push_back(std::move(entry));
+    }
+  }));
   return entries;
 }
 
@@ -111,7 +138,11 @@ Status write(Connection& connection, const std::filesystem::path& file, const st
   if (format != 0 && format != kFormat) {
     return other_format(file, format);
   }
-  FLASHLIFT_RETURN_IF_ERROR(connection.run(kCreate));
+  FLASHLIFT_RETURN_IF_ERROR(connection.run(fmt::format("CREATE TABLE IF NOT EXISTS {}", kTable)));
+  FLASHLIFT_ASSIGN_OR_RETURN(const bool is_own, is_ours(connection));
+  if (!is_own) {
+    return not_ours(file);
+  }
   FLASHLIFT_RETURN_IF_ERROR(connection.run(fmt::format("PRAGMA user_version = {}", kFormat)));
   for (const TunedEntry& entry : entries) {
     FLASHLIFT_RETURN_IF_ERROR(connection.run(kInsert, values_of(entry)));
@@ -136,6 +167,19 @@ std::optional<Stamp> stamp_of(const std::filesystem::path& file) {
     return std::nullopt;
   }
   return Stamp{static_cast<int64_t>(status.st_ino), status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+bool is_there(const std::filesystem::path& file) {
+  struct stat status;
+  return lstat(file.c_str(), &status) == 0;
+}
+
+Status verify_file(const std::filesystem::path& file) {
+  if (!stamp_of(file)) {
+    return not_found("{} is no file of this user that nobody else may write to; `flashlift cache clear` removes it",
+                     file.string());
+  }
+  return {};
 }
 
 // Entries of this version, by what a compile knows; the latest first.
@@ -229,20 +273,21 @@ std::optional<TunedEntry> find_tuned(const std::string& device, bool backward, c
 
 Result<std::vector<TunedEntry>> all_tuned() {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored)) {
+  if (!is_there(file)) {
     return std::vector<TunedEntry>();
   }
+  FLASHLIFT_RETURN_IF_ERROR(verify_file(file));
   return read_all(file);
 }
 
 Status store_tuned(const std::vector<TunedEntry>& entries) {
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, tuning_file());
   FLASHLIFT_ASSIGN_OR_RETURN([[maybe_unused]] const PrivateFolder folder, PrivateFolder::open(file.parent_path()));
-  // For this user alone, as SQLite then makes the files beside it.
+  // For this user alone, as SQLite then makes the files beside it. Does not wait for a pipe's other end.
   {
-    const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+    const Descriptor made(open(file.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
   }
+  FLASHLIFT_RETURN_IF_ERROR(verify_file(file));
   Result<Connection> connection = Connection::open(file, Connection::Access::kWrite);
   Status status = connection.ok() ? write(*connection, file, entries) : Status(connection.error());
   if (!status.ok() && connection.ok() && connection->fault() == Fault::kCorrupt) {
@@ -260,6 +305,9 @@ Result<int64_t> clear_tuned() {
   const Result<std::vector<TunedEntry>> entries = all_tuned();
   if (!entries.ok()) {
     remove_file(file);
+    if (is_there(file)) {
+      return not_found("cannot remove {}; remove it by hand", file.string());
+    }
     return 0;
   }
   if (!entries->empty()) {

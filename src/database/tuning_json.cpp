@@ -30,6 +30,20 @@ Json to_object(const TunedEntry& e) {
           {"tuned_at", e.tuned_at}};
 }
 
+// For a message. Not what lists and objects hold: printing them recurses as deep as they nest.
+std::string short_text(const Json& value) {
+  constexpr size_t kMost = 60;
+  if (value.is_structured()) {
+    return value.is_array() ? "a list" : "an object";
+  }
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);  // may be cut anywhere
+  if (text.size() > kMost) {
+    text.resize(kMost);
+    text += "...";
+  }
+  return text;
+}
+
 // Fields of one object; remembers what is wrong first.
 class Fields {
  public:
@@ -54,7 +68,7 @@ class Fields {
   const std::string& wrong() const { return wrong_; }
   bool expect(bool is_right, const char* name, const std::string& expected) {
     if (!is_right && wrong_.empty()) {
-      wrong_ = fmt::format("\"{}\" is {}; expected {}", name, object_[name].dump(), expected);
+      wrong_ = fmt::format("\"{}\" is {}; expected {}", name, short_text(object_[name]), expected);
     }
     return is_right;
   }
