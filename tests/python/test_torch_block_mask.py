@@ -10,7 +10,7 @@ import torch
 import torch_mods
 from flashlift.torch import flex_attention
 from flashlift.torch._attention.block_mask import mask_mod_of
-from flashlift.torch._version import sliced_mask_mod_error
+from flashlift.torch._internals import sliced_mask_mod_error
 from test_torch_flex import plane, tensors, unfused
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
@@ -266,6 +266,9 @@ def test_in_a_graph(made_inside):
         assert_right(q, k, v, mask, torch_mods.causal, compiled)
 
 
+LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+
+
 @pytest.mark.parametrize(
     "words, change",
     [
@@ -275,7 +278,7 @@ def test_in_a_graph(made_inside):
         ("one count for each row", lambda mask: setattr(mask, "kv_num_blocks", mask.kv_num_blocks[..., :2])),
         (
             "2 rows of 32 queries",
-            lambda mask: [setattr(mask, name, getattr(mask, name)[:, :, :2]) for name in mask._TENSOR_ATTRS[:4]],
+            lambda mask: [setattr(mask, name, getattr(mask, name)[:, :, :2]) for name in LISTS],
         ),
     ],
 )

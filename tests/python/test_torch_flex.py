@@ -7,7 +7,7 @@ import torch
 import torch_mods
 from flashlift.testing import judge
 from flashlift.torch import TraceError, flex_attention
-from flashlift.torch._version import sliced_mask_mod_error
+from flashlift.torch._internals import sliced_mask_mod_error
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention

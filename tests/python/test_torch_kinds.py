@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch_mods
-from flashlift.torch import _version, flex_attention
+from flashlift.torch import _internals, _version, flex_attention
 from test_torch_flex import DTYPES, assert_matches, check, tensors, unfused
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as theirs
@@ -117,7 +117,7 @@ def test_misuse_in_compiled_graphs():
     nested = torch.nested.nested_tensor([random(3, 2, 8)], layout=torch.jagged).transpose(1, 2)
     sliced = ("Cannot use mask_mod from a sliced BlockMask", lambda attend: attend(q, k, v, block_mask=rows))
     for message, call in (
-        *([sliced] if _version.sliced_mask_mod_error else []),  # PyTorch 2.9 does not tell
+        *([sliced] if _internals.sliced_mask_mod_error else []),  # PyTorch 2.9 does not tell
         ("block_mask was created for", lambda attend: attend(q, k, v, block_mask=mask)),
         ("does not support NestedTensor", lambda attend: attend(nested, nested, nested)),
         ("query.device: cpu, key.device: meta", lambda attend: attend(q, k.to("meta"), v)),

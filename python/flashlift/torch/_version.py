@@ -1,11 +1,10 @@
-"""Which versions of PyTorch are supported, and what differs between them.
+"""Which versions of PyTorch are supported.
 
 flashlift.torch builds on internals, which may change with every minor version. A version that it was not tested with
 (make test-torch-versions) is refused, rather than found out by a wrong result.
 """
 
 import re
-from typing import Any
 
 import torch
 
@@ -25,11 +24,4 @@ def _checked_version() -> tuple[int, int]:
     return version
 
 
-# What BlockMask.__getitem__ puts in the place of the mask_mod that it forgets. PyTorch 2.9 puts one that keeps
-# everything, and does not tell.
-if _checked_version() >= (2, 10):
-    from torch.nn.attention.flex_attention import _sliced_mask_mod_error
-
-    sliced_mask_mod_error: Any = _sliced_mask_mod_error
-else:
-    sliced_mask_mod_error = None
+VERSION = _checked_version()

@@ -19,12 +19,12 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from flashlift.torch._attention import checks
+from flashlift.torch._internals import sliced_mask_mod_error
 from flashlift.torch._mods import Leaves, traced
 from flashlift.torch._program import Bounds
 from flashlift.torch._run.kernels import block_kinds
 from flashlift.torch._run.modes import are_readable, makes_graph, outside_of_modes
 from flashlift.torch._trace import Trace
-from flashlift.torch._version import sliced_mask_mod_error
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2

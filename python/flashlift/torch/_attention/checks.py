@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions, _warn_once
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions
 
+from flashlift.torch._internals import warn_once
 from flashlift.torch._run.kernels import DEVICES, DTYPES
 
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
@@ -159,7 +160,7 @@ def check_options(kernel_options: Mapping[str, Any] | None) -> None:
 
 def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
     if return_lse and return_aux is None and not torch.compiler.is_dynamo_compiling():
-        _warn_once(
+        warn_once(
             "deprecated_return_lse",
             "return_lse is deprecated in PyTorch. Please use return_aux=AuxRequest(lse=True) instead.",
             category=FutureWarning,

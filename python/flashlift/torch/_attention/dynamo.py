@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch._dynamo.variables import higher_order_ops
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import _disable_current_modes
 
 from flashlift.torch._attention.attend import attend
 from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.unfused import attend_unfused
+from flashlift.torch._internals import disable_modes
 from flashlift.torch._mods import Leaves
 from flashlift.torch._trace import Trace, as_tensor, trace
 
@@ -88,7 +88,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
             found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
         except Exception:  # with the numbers in the program, whatever is wrong is raised again
             values: list[Any] = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
-            with _disable_current_modes():
+            with disable_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
             fixed = [new if one is None else one for new, one in zip(stand_ins, values, strict=True)]
             numbers = []
@@ -144,7 +144,7 @@ def _number(symbol: Any) -> torch.Tensor:
     number = symbol.node.hint if is_symbol else symbol
     if number is None:
         number = 1.0 if isinstance(symbol, torch.SymFloat) else 1
-    with _disable_current_modes():
+    with disable_modes():
         return as_tensor(number)
 
 
@@ -152,7 +152,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of this shape without content: what a mod captures is not known while a graph is compiled. Of sizes that
     may change, those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
-    with _disable_current_modes():  # an ordinary tensor, not a fake one
+    with disable_modes():  # an ordinary tensor, not a fake one
         return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
 
 

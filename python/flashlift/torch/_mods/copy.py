@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from flashlift.torch._internals import MASK_MOD_WRAPPER
 from flashlift.torch._mods.objects import (
     EXACT,
     MAX_ITEMS,
-    WRAPPER,
     fields_of,
     globals_read,
     is_torchs_own,
@@ -57,7 +57,7 @@ class Copy:
             return kind([self.of(item) for item in value])
         if kind is dict and len(value) <= MAX_ITEMS:
             return {key: self.of(item) for key, item in value.items()}
-        if kind is WRAPPER:
+        if kind is MASK_MOD_WRAPPER:
             return self.of(value.fn)
         if id(value) in self._fields and not isinstance(value, (int, float, str, bytes, tuple, list, dict)):
             return self._object(value)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from flashlift.torch._internals import disable_transforms
 from flashlift.torch._mods.copy import Copy
 from flashlift.torch._mods.walk import Walk
 from flashlift.torch._trace import Trace, as_tensor, trace
@@ -129,7 +130,7 @@ def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
 
 def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
     """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
-    with torch._C._DisableFuncTorch():
+    with disable_transforms():
         numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:
         copy = Copy(numbers, walk).of(mod)

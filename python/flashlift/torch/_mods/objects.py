@@ -7,10 +7,8 @@ import types
 from typing import Any
 
 import torch
-from torch.nn.attention import flex_attention as _torch_flex
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
-WRAPPER = getattr(_torch_flex, "_MaskModWrapper", None)  # what PyTorch may put around the mask_mod of a BlockMask
 MAX_ITEMS = 1024  # of one captured list or dictionary
 
 

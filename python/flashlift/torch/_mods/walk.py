@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 
+from flashlift.torch._internals import MASK_MOD_WRAPPER
 from flashlift.torch._mods.objects import (
     EXACT,
     MAX_ITEMS,
-    WRAPPER,
     fields_of,
     globals_read,
     is_librarys,
@@ -99,7 +99,7 @@ class Walk:
             return (kind, *(self.of(item, names) for item in value))
         if kind is dict and len(value) <= MAX_ITEMS:
             return (dict, *((self._fixed(key, names), self.of(item, names)) for key, item in value.items()))
-        if kind is WRAPPER:
+        if kind is MASK_MOD_WRAPPER:
             return self.of(value.fn, names)
         if isinstance(value, enum.Enum):
             return _Identity(value)

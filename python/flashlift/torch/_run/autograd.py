@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from flashlift._errors import UnsupportedError
+from flashlift.torch._internals import RecordFunction
 from flashlift.torch._run.call import FLAT_CAPTURES, Call
 from flashlift.torch._run.kernels import Results, by_capture, differentiate, run_for_backward
 from flashlift.torch._run.modes import are_plain
 from flashlift.torch._run.operators import no_second_derivative, save, wanted_of
 
 # What torch's profilers show of a call that goes past the dispatcher, which shows operators itself.
-Recorded = torch._C._profiler._RecordFunctionFast
+Recorded = RecordFunction
 
 
 def no_forward_mode(ctx: Any, *tangents: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from flashlift.torch._internals import are_transforms_active, forward_mode_level
 from flashlift.torch._run import operators  # noqa: F401 - registers torch.ops.flashlift
 from flashlift.torch._run.autograd import Direct, InTransform, Recorded, no_forward_mode
 from flashlift.torch._run.call import Call
@@ -33,14 +34,14 @@ def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         "f32_out": half and query.device.type == "cpu",
         "want_residual": half and _reads_residual(call),
     }
-    if torch._C._are_functorch_transforms_active():
+    if are_transforms_active():
         results = InTransform.apply(*call._replace(**more).flat())
     elif are_plain(given):
         if not torch.is_grad_enabled() or not any([one.requires_grad for one in given]):  # noqa: C419 - quicker than a generator
             with Recorded("flashlift::attention"):
                 return run(call)[:3]
         results = Direct.apply(*call._replace(**more).flat())
-    elif torch.autograd.forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
+    elif forward_mode_level() >= 0 and any(map(_has_tangent, given)):
         no_forward_mode(None)
     else:
         if not torch.is_grad_enabled() or not any(one.requires_grad for one in given):

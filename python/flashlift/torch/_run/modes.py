@@ -4,16 +4,23 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-_GRAPH_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+from flashlift.torch._internals import (
+    count_of_modes,
+    disable_modes,
+    disable_transforms,
+    forward_mode_level,
+    is_making_graph,
+    is_traced_by_jit,
+    is_wrapped_by_transform,
+)
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if count_of_modes() or is_traced_by_jit():
         return False
-    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or forward_mode_level() >= 0:
         return False
     return all([_is_plain_tensor(one) for one in tensors])  # noqa: C419 - quicker than a generator
 
@@ -24,7 +31,7 @@ def _is_plain_tensor(tensor: torch.Tensor) -> bool:
 
 def makes_graph() -> bool:
     """Whether what is called now becomes part of a graph, that other tensors will be given to."""
-    return torch._C._get_tracing_state() is not None or any(map(torch._C._get_dispatch_mode, _GRAPH_MODES))
+    return is_making_graph()
 
 
 def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -34,7 +41,7 @@ def are_readable(tensors: Sequence[torch.Tensor | None]) -> bool:
     for one in tensors:
         if one is None:
             continue
-        if not _is_plain_tensor(one) or torch._C._functorch.is_functorch_wrapped_tensor(one):
+        if not _is_plain_tensor(one) or is_wrapped_by_transform(one):
             return False
         if one.is_cuda and (one.is_inference() or torch.cuda.is_current_stream_capturing()):
             return False
@@ -46,8 +53,8 @@ def outside_of_modes() -> Iterator[None]:
     """What is computed here is kept for other calls: ordinary tensors, whichever modes and transforms this call runs
     in."""
     with (
-        _disable_current_modes(),
-        torch._C._DisableFuncTorch(),
+        disable_modes(),
+        disable_transforms(),
         torch.inference_mode(False),
         torch.no_grad(),
     ):

@@ -7,6 +7,7 @@ import functools
 import torch
 
 from flashlift._library import Executor, RunOptions, load
+from flashlift.torch._internals import LIBRARY
 
 
 @functools.cache
@@ -20,7 +21,7 @@ def _gomp_parallel() -> int | None:
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
     # Names are bound in this order for torch too: what was preloaded comes first.
-    for library in (ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)):
+    for library in (ctypes.CDLL(None), ctypes.CDLL(LIBRARY)):
         found = getattr(library, "GOMP_parallel", None)
         if found is not None:
             return ctypes.cast(found, ctypes.c_void_p).value

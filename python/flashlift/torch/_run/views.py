@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from flashlift._library import Arguments, DLTensor
+from flashlift.torch._internals import to_dlpack
 from flashlift.torch._run.call import Call
 
 _POINTER = ctypes.POINTER(DLTensor)
@@ -19,7 +20,7 @@ class Views:
         self._capsules: list[object] = []
 
     def of(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
-        capsule = torch._C._to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
+        capsule = to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
         self._capsules.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
+from flashlift.torch._internals import COMPOSITE, TorchDispatchMode, decompositions, tree_map_only, unsafe_index
 from flashlift.torch._trace.lines import TraceError, running_autograd_function, where
 from flashlift.torch._trace.operations import COMPOSITES, translate
 from flashlift.torch._trace.recording import Recording
@@ -54,8 +53,6 @@ class Dispatch(TorchDispatchMode):
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
-        from torch._decomp import decomposition_table  # a large module that few mods need
-
         if func in self._open:  # PyTorch's rules for what is elementary lead back to it
             return NotImplemented
         self._open.add(func)
@@ -65,15 +62,14 @@ class Dispatch(TorchDispatchMode):
                 result = NotImplemented if own is None else own(*args, **kwargs)
                 if result is NotImplemented:
                     result = func.decompose(*args, **kwargs)
-                if result is NotImplemented and func in decomposition_table:
-                    return decomposition_table[func](*args, **kwargs)
-                composite = torch._C.DispatchKey.CompositeExplicitAutograd
+                if result is NotImplemented and func in decompositions():
+                    return decompositions()[func](*args, **kwargs)
                 if (
                     result is NotImplemented
                     and func.namespace != "aten"
-                    and func.has_kernel_for_dispatch_key(composite)
+                    and func.has_kernel_for_dispatch_key(COMPOSITE)
                 ):
-                    return func._op_dk(composite, *args, **kwargs)  # somebody's own operation, written in others
+                    return func._op_dk(COMPOSITE, *args, **kwargs)  # somebody's own operation, written in others
             return result
         finally:
             self._open.discard(func)
@@ -124,7 +120,7 @@ def _without_gradient(func: Callable) -> Callable:
 
 
 def _is_indexing(func: Any) -> bool:
-    return func.overloadpacket in (torch.ops.aten.index, torch.ops.aten._unsafe_index)
+    return func.overloadpacket in (torch.ops.aten.index, unsafe_index)
 
 
 def _flatten(args: tuple, kwargs: dict) -> list[Any]:

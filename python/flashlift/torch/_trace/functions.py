@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
+from flashlift.torch._internals import set_grad_enabled, tree_map_only
 from flashlift.torch._trace.lines import TraceError, where
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.transforms import Unwrapped
@@ -57,7 +57,7 @@ class ModFunctions(IndexByTensors):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self._unwrapped.in_transform:
             args, kwargs = tree_map_only(torch.Tensor, self._unwrapped.of, (args, kwargs))
-        if func is torch._C._set_grad_enabled:
+        if func is set_grad_enabled:
             self._recording.has_gradient = args[0]
         if func is torch.Tensor.item and self._recording.is_number(args[0]):
             return args[0]  # a tensor still, so that it is seen where it goes

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
+from flashlift.torch._internals import count_of_modes, disable_modes, disable_transforms, tree_map_only
 from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program
 
 CPU = torch.device("cpu")
@@ -87,7 +86,7 @@ class Trace:
     ) -> list[torch.Tensor]:
         """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`."""
         slots: list[Any] = [*leaves, *numbers]
-        in_mode = torch._C._len_torch_dispatch_stack() > 0
+        in_mode = count_of_modes() > 0
         for function, args, kwargs, is_number in self.prelude:
             if is_number:
                 args, kwargs = tree_map_only(Slot, lambda slot: as_tensor(slots[slot.number]), (args, kwargs))
@@ -123,7 +122,7 @@ class Trace:
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
     still."""
-    with _disable_current_modes(), torch._C._DisableFuncTorch():
+    with disable_modes(), disable_transforms():
         return torch.tensor(value, dtype=dtype, device=device)
 
 

@@ -5,8 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from flashlift.torch._internals import tree_map_only
 from flashlift.torch._program import Builder, Capture, Node, type_of
 from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
 from flashlift.torch._trace.values import Value

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes
 from flashlift.torch._program import Node
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.functions import ModFunctions
@@ -44,9 +44,9 @@ def trace(
     # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
     unwrapped = Unwrapped()
     with (
-        _disable_current_modes(),
+        disable_modes(),
         unwrapped.without_transforms(),
-        torch._C._AutoDispatchBelowAutograd(),
+        BELOW_AUTOGRAD(),
         torch.enable_grad(),
     ):
         recording = Recording([unwrapped.of(one) for one in (*leaves, *extra)], numbers, unwrapped.wrapped)

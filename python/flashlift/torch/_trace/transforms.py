@@ -3,8 +3,8 @@
 import contextlib
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from flashlift.torch._internals import are_transforms_active, clear_transforms, disable_modes, is_wrapped_by_transform
 from flashlift.torch._trace.record import CPU
 
 
@@ -13,16 +13,16 @@ class Unwrapped:
     shape in its place: operations on it would go to the transform, and give wrappers that nobody has seen."""
 
     def __init__(self) -> None:
-        self.in_transform = torch._C._are_functorch_transforms_active()
+        self.in_transform = are_transforms_active()
         self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of those in their places
         self._in_place: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self.in_transform or not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if not self.in_transform or not is_wrapped_by_transform(tensor):
             return tensor
         found = self._in_place.get(id(tensor))
         if found is None:
-            with _disable_current_modes():  # a transform would wrap this too, but has been left
+            with disable_modes():  # a transform would wrap this too, but has been left
                 found = torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
             self._in_place[id(tensor)] = found
             self.wrapped[id(found)] = tensor
@@ -31,6 +31,4 @@ class Unwrapped:
     def without_transforms(self) -> contextlib.AbstractContextManager:
         if not self.in_transform:
             return contextlib.nullcontext()
-        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-        return temporarily_clear_interpreter_stack()
+        return clear_transforms()

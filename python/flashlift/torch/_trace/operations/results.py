@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from flashlift.torch._internals import tree_map_only
 from flashlift.torch._program import Node, type_of
 from flashlift.torch._trace.recording import Recording, Symbol
 from flashlift.torch._trace.values import Index, Value, broadcast_index

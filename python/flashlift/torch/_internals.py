@@ -1,0 +1,96 @@
+"""What flashlift.torch uses of PyTorch beside its documented interface, and what differs between its versions.
+
+All of it stands here, but for what only Dynamo has, in _attention/dynamo.py: a new version of PyTorch is looked through
+in two files. What is gone from one fails when flashlift.torch is imported, and not in some call.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.attention import flex_attention as _flex_attention
+from torch.nn.attention.flex_attention import _warn_once as warn_once
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from flashlift.torch._version import VERSION
+
+__all__ = [
+    "BELOW_AUTOGRAD",
+    "COMPOSITE",
+    "LIBRARY",
+    "MASK_MOD_WRAPPER",
+    "RecordFunction",
+    "TorchDispatchMode",
+    "are_transforms_active",
+    "clear_transforms",
+    "count_of_modes",
+    "decompositions",
+    "disable_modes",
+    "disable_transforms",
+    "forward_mode_level",
+    "is_making_graph",
+    "is_traced_by_jit",
+    "is_wrapped_by_transform",
+    "set_grad_enabled",
+    "sliced_mask_mod_error",
+    "to_dlpack",
+    "tree_map_only",
+    "unsafe_index",
+    "warn_once",
+]
+
+_C: Any = torch._C
+
+LIBRARY: str = _C.__file__
+COMPOSITE = _C.DispatchKey.CompositeExplicitAutograd
+BELOW_AUTOGRAD = _C._AutoDispatchBelowAutograd
+RecordFunction = _C._profiler._RecordFunctionFast
+
+# Modes, whose stack sees each operation; what makes a graph is one of two, or the older tracer of torch.jit.
+count_of_modes = _C._len_torch_dispatch_stack
+disable_modes = _disable_current_modes
+_get_tracing_state = _C._get_tracing_state
+_get_dispatch_mode = _C._get_dispatch_mode
+_GRAPH_MODES = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FAKE)
+
+# torch.func's transforms, which wrap tensors.
+are_transforms_active = _C._are_functorch_transforms_active
+disable_transforms = _C._DisableFuncTorch
+is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
+
+set_grad_enabled = _C._set_grad_enabled
+to_dlpack = _C._to_dlpack
+unsafe_index = torch.ops.aten._unsafe_index
+
+# What PyTorch puts around the mask_mod of a BlockMask, where it does.
+MASK_MOD_WRAPPER: Any = getattr(_flex_attention, "_MaskModWrapper", None)
+# What BlockMask.__getitem__ puts in the place of the mask_mod that it forgets. PyTorch 2.9 puts one that keeps
+# everything, and does not tell.
+sliced_mask_mod_error: Any = _flex_attention._sliced_mask_mod_error if VERSION >= (2, 10) else None
+
+
+def is_traced_by_jit() -> bool:
+    return _get_tracing_state() is not None
+
+
+def is_making_graph() -> bool:
+    return _get_tracing_state() is not None or any(map(_get_dispatch_mode, _GRAPH_MODES))
+
+
+def forward_mode_level() -> int:
+    """Below 0 outside of forward mode."""
+    return torch.autograd.forward_ad._current_level
+
+
+def decompositions() -> Any:
+    """Of operations into others: a large module, which few mods need."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+def clear_transforms() -> Any:
+    """A context in which none of torch.func's transforms is active."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
