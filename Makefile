@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch-versions test-jax-versions test-jax-users test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -22,6 +22,16 @@ help: ## show this list
 
 demo: build ## find attention in a sentence encoder, run it fused, compare
 	@$(VENV)/bin/python examples/minilm/demo.py
+
+# `client` is the example's, and needs no Python: export.py writes the model and its arguments to files.
+demo-client: build ## run the same encoder from a C++ client of PJRT, without Python, fused beside XLA unfused
+	@mkdir -p $(BUILD)/minilm && c++ -O2 -std=c++17 examples/xla/client.cpp -o $(BUILD)/client -ldl
+	@$(VENV)/bin/python examples/minilm/export.py $(BUILD)/minilm
+	@folder_of() { $(VENV)/bin/python -c "import $$1; print($$1.__path__[0])"; }; \
+	  unfused=$$(folder_of fastatomstruct_xla_cpu)/libpjrt_cpu.so; \
+	  fused=$$(folder_of flashlift)/lib/pjrt_c_api_flashlift-cpu_plugin.so; \
+	  env -i FLASHLIFT_LOG=info FLASHLIFT_PJRT_PLUGIN=$$unfused \
+	  $(BUILD)/client $(BUILD)/minilm/minilm.mlir $$fused $$unfused --inputs $(BUILD)/minilm/minilm.bin --tolerance 1e-5
 
 test: build ## build everything and run all tests
 	@echo "==> C++ tests"

@@ -5,8 +5,12 @@
 //   FLASHLIFT_PJRT_PLUGIN=/path/to/pjrt_c_api_cpu_plugin.so
 //     ./client attention.mlir /path/to/pjrt_c_api_flashlift-cpu_plugin.so /path/to/pjrt_c_api_cpu_plugin.so
 //
-// Options: --runs N (5); --inputs FILE, the arguments' bytes one after the other (otherwise drawn).
+// Options: --runs N (5); --inputs FILE, the arguments' bytes one after the other (otherwise drawn); --tolerance X, the
+// largest difference of the two that is no failure.
 #include <dlfcn.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -336,6 +340,29 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
   return largest;
 }
 
+// A number of kilobytes in /proc/self/status, as megabytes; 0 where there is no such file.
+double process_megabytes(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(name + ":", 0) == 0) {
+      return std::atof(line.c_str() + name.size() + 1) * 1024 / 1e6;
+    }
+  }
+  return 0;
+}
+
+// Runs once more, for the memory that the process takes beyond what it has: temporaries, those of custom calls too, and
+// results.
+double megabytes_of_run(const Program& program, std::vector<Tensor>& results) {
+#ifdef __GLIBC__
+  malloc_trim(0);  // else what earlier runs gave back to the allocator would not count
+#endif
+  const double before = process_megabytes("VmRSS");
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  program.run(results);
+  return std::max(process_megabytes("VmHWM") - before, 0.0);
+}
+
 std::vector<Tensor> compile_and_run(const std::string& plugin, const std::string& module,
                                     const std::vector<Tensor>& inputs, int runs) {
   const Program program(plugin, module, inputs);
@@ -347,8 +374,10 @@ std::vector<Tensor> compile_and_run(const std::string& plugin, const std::string
   }
   std::sort(times.begin(), times.end());
   std::printf("%s\n  %s\n", plugin.c_str(), program.platform().c_str());
-  std::printf("  compile %.1f ms, first run %.2f ms, median of %d runs %.2f ms, temporaries %.1f MB\n",
-              program.compile_ms(), first, runs, times[times.size() / 2], program.temporary_bytes() / 1e6);
+  std::printf("  compile %.1f ms, first run %.2f ms, median of %d runs %.2f ms\n", program.compile_ms(), first, runs,
+              times[times.size() / 2]);
+  std::printf("  temporaries that the plugin plans %.1f MB, memory that a run takes %.1f MB\n",
+              program.temporary_bytes() / 1e6, megabytes_of_run(program, results));
   for (size_t i = 0; i < results.size(); ++i) {
     double sum = 0;
     for (size_t j = 0; j < results[i].count(); ++j) {
@@ -363,10 +392,13 @@ void run(int argc, char** argv) {
   std::vector<std::string> paths;
   std::string input_file;
   int runs = 5;
+  double tolerance = INFINITY;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--runs" && i + 1 < argc) {
       runs = std::max(std::atoi(argv[++i]), 1);
+    } else if (argument == "--tolerance" && i + 1 < argc) {
+      tolerance = std::atof(argv[++i]);
     } else if (argument == "--inputs" && i + 1 < argc) {
       input_file = argv[++i];
     } else {
@@ -374,7 +406,7 @@ void run(int argc, char** argv) {
     }
   }
   if (paths.size() < 2 || paths.size() > 3) {
-    throw std::runtime_error("usage: client MODULE PLUGIN [OTHER_PLUGIN] [--runs N] [--inputs FILE]");
+    throw std::runtime_error("usage: client MODULE PLUGIN [OTHER_PLUGIN] [--runs N] [--inputs FILE] [--tolerance X]");
   }
   const std::string module = read_file(paths[0]);
   std::vector<Tensor> inputs = inputs_of(module);
@@ -394,7 +426,11 @@ void run(int argc, char** argv) {
   const std::vector<Tensor> results = compile_and_run(paths[1], module, inputs, runs);
   if (paths.size() == 3) {
     const std::vector<Tensor> others = compile_and_run(paths[2], module, inputs, runs);
-    std::printf("largest difference: %.3g\n", largest_difference(results, others));
+    const double difference = largest_difference(results, others);
+    std::printf("largest difference: %.3g\n", difference);
+    if (difference > tolerance) {
+      throw std::runtime_error("the results differ by more than " + std::to_string(tolerance));
+    }
   }
 }
 
