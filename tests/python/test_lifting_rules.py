@@ -254,6 +254,48 @@ def test_rows_that_a_bias_makes_nan_are_set_to_zero_by_what_no_nan_fulfils(condi
         assert_left_alone(of_constant, *qkv(), words="compare with ==")
 
 
+COUNTS = jnp.asarray(np.random.default_rng(9).integers(0, 3, (B, 1, S, T)), jnp.int32).at[0, 0, 1].set(0)
+MADE_OF_INTEGERS = {
+    "a quotient": lambda s, n: s + 1 / n.astype(jnp.float32),
+    "divided scores": lambda s, n: s / n.astype(jnp.float32),
+    "a logarithm": lambda s, n: s + jnp.log(n.astype(jnp.float32) - 1),
+}
+
+
+@pytest.mark.parametrize("score", MADE_OF_INTEGERS.values(), ids=MADE_OF_INTEGERS)
+def test_integers_make_scores_infinite_or_nan(score):
+    """No tensor of floats holds such a number, and yet scores are: what clears NaN clears more than empty rows."""
+    cleaned = lambda q, k, v, n: weigh(jnp.nan_to_num(jax.nn.softmax(score(products(q, k), n), -1)), v)
+    assert_left_alone(cleaned, *qkv(), COUNTS, words="NaN among the probabilities")
+    assert_fused(lambda q, k, v, n: weigh(jax.nn.softmax(score(products(q, k), n), -1), v), *qkv(), COUNTS)
+    finite = lambda q, k, v, n: weigh(jnp.nan_to_num(jax.nn.softmax(jnp.where(n > 0, products(q, k), -jnp.inf), -1)), v)
+    assert_fused(finite, *qkv(), COUNTS)
+
+
+@pytest.mark.parametrize("lowest", [1e3, 0.0])
+def test_the_log_sum_exp_of_rows_that_a_condition_on_scores_empties(lowest):
+    """XLA's is -inf there, and the output NaN."""
+
+    def both(q, k, v):
+        s = jnp.where(products(q, k) > lowest, products(q, k), -jnp.inf)
+        return weigh(jax.nn.softmax(s, -1), v), jax.nn.logsumexp(s, -1)
+
+    assert_fused(both, *qkv())
+    assert np.isneginf(np.asarray(flashlift.jax.fuse(both)(*qkv())[1])).any() == (lowest > 0)
+
+
+@pytest.mark.parametrize("low", [LOWEST, -1e9])
+def test_the_lowest_number_added_to_a_score_is_finite(low):
+    """So no row is empty, and dropout by a select clears no NaN."""
+    kept = jnp.asarray(np.random.default_rng(10).random((B, 1, S, T)) > 0.4).at[0, 0, 2].set(False)
+
+    def both(q, k, v, kept, bits):
+        s = products(q, k) + jnp.where(kept, 0.0, low)
+        return weigh(jnp.where(bits, jax.nn.softmax(s, -1) / 0.7, 0.0), v), jax.nn.logsumexp(s, -1)
+
+    assert_fused(both, *qkv(), kept, jnp.asarray(np.random.default_rng(11).random((B, H, S, T)) > 0.3))
+
+
 @pytest.mark.parametrize("bias", BIASES)
 def test_rows_set_to_zero_by_what_nan_fulfils_stay_nan(bias):
     for condition in (lambda z, m: z != 0, lambda z, m: m != -jnp.inf):

@@ -243,6 +243,7 @@ RENORMALISED = {
     "masked": lambda s, keep: renormalised(jax.nn.softmax(s, -1) * keep),
     "masked by a select": lambda s, keep: renormalised(jnp.where(keep, jax.nn.softmax(s, -1), 0)),
     "masked again": lambda s, keep: renormalised(jnp.where(keep, jax.nn.softmax(jnp.where(keep, s, -jnp.inf), -1), 0)),
+    "masked by a number, and again": lambda s, keep: renormalised(jax.nn.softmax(jnp.where(keep, s, -1e9), -1) * keep),
 }
 
 

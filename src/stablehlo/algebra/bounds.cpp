@@ -1,7 +1,9 @@
 #include "stablehlo/algebra/bounds.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -180,6 +182,42 @@ std::optional<float> Bounds::number(SymId id) {
     }
   }
   return std::nullopt;
+}
+
+std::optional<Interval> Bounds::finite(SymId id) {
+  if (const auto found = finite_.find(id); found != finite_.end()) {
+    return found->second;
+  }
+  return finite_[id] = compute_finite(id);
+}
+
+std::optional<Interval> Bounds::compute_finite(SymId id) {
+  if (const Interval& known = of(id);
+      !known.may_be_nan && std::isfinite(known.real_lo) && std::isfinite(known.real_hi)) {
+    return known;
+  }
+  const bool selects = arena_.is_op(id, Op::k_select);
+  const bool subtracts = arena_.is_op(id, Op::k_sub);
+  if (!selects && !subtracts && !arena_.is_op(id, Op::k_add)) {
+    return std::nullopt;
+  }
+  const std::vector<SymId>& args = arena_[id].args;
+  const auto x = finite(args[selects ? 1 : 0]);
+  const auto y = finite(args[selects ? 2 : 1]);
+  if (!x || !y) {
+    return std::nullopt;
+  }
+  if (selects) {
+    return score::hull(Type::kF32, *x, *y);
+  }
+  const double low = x->real_lo + (subtracts ? -y->real_hi : y->real_lo);
+  const double high = x->real_hi + (subtracts ? -y->real_lo : y->real_hi);
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  constexpr double kInfinite = kLargest + 0x1p103;  // rounds to infinity, and what lies below it to kLargest
+  if (!(low > -kInfinite && high < kInfinite)) {
+    return std::nullopt;
+  }
+  return Interval::real(std::max(low, -kLargest), std::min(high, kLargest));
 }
 
 }  // namespace flashlift::stablehlo

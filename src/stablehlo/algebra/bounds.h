@@ -37,8 +37,12 @@ class Bounds {
   // The f32 number that the formula is, whatever its parts are: added to a very negative number, a score of ordinary
   // size is lost. Nothing if it is not one number.
   std::optional<float> number(SymId id);
+  // What an f32 formula lies within if it surely is a finite number. A score of ordinary size does not take the lowest
+  // number to -inf, as intervals that are rounded outward say.
+  std::optional<score::Interval> finite(SymId id);
 
  private:
+  std::optional<score::Interval> compute_finite(SymId id);
   score::Interval compute(SymId id);
   Linear compute_linear(SymId id);
   std::optional<score::Interval> compare(const Sym& sym);
@@ -48,6 +52,7 @@ class Bounds {
   const KnownBounds& given_;
   std::map<SymId, score::Interval> known_;
   std::map<SymId, Linear> linear_;
+  std::map<SymId, std::optional<score::Interval>> finite_;
 };
 
 }  // namespace flashlift::stablehlo

@@ -217,8 +217,12 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
     std::vector<SignedTerm> z_key;
     std::vector<SignedTerm> z_row;
     partition(arena, body.exponent, z_key, z_row);
-    if (found_keys || z_key.empty() ||
-        sorted(where(arena, z_key, softmax.keep)) != sorted(where(arena, of_key, softmax.keep))) {
+    // Where conditions do not hold, both are 0, or the numerator alone is.
+    std::vector<SymId> conditions = softmax.keep;
+    append(conditions, body.guards);
+    const bool are_equal = sorted(z_key) == sorted(of_key) ||
+                           sorted(where(arena, z_key, conditions)) == sorted(where(arena, of_key, conditions));
+    if (found_keys || z_key.empty() || !are_equal) {
       return refuse<Reason::kOtherExponentials>();
     }
     if (sorted(z_row) != sorted(of_row)) {

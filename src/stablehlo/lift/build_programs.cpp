@@ -84,7 +84,7 @@ Outcome<Problem> sizes_of_problem(const Plane& plane, const Forward& forward, co
 EmptiedBy what_empties(Plane& plane, const Softmax& softmax) {
   const bool keeps =
       softmax.guards.empty() || keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
-  return {.conditions = !keeps, .data = data_may_be_infinite(plane, softmax)};
+  return {.conditions = !keeps, .data = scores_may_be_infinite(plane, softmax)};
 }
 
 // A call's log-sum-exp of a row without keys is NaN where the output is, otherwise -inf. The log-sum-exp of jax.nn is
@@ -139,36 +139,13 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
 }  // namespace
 
 bool is_never_empty(Plane& plane, const Softmax& softmax) {
-  const bool data_may_mask =
-      std::any_of(softmax.key_terms.begin(), softmax.key_terms.end(),
-                  [&](const SignedTerm& term) { return !loads_of(plane.arena, term.term).empty(); });
-  return !data_may_mask && keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
+  return !scores_may_be_infinite(plane, softmax) &&
+         keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
 }
 
-bool data_may_be_infinite(const Plane& plane, const Softmax& softmax) {
-  const KnownBounds bounds = known_bounds(plane);
-  std::set<SymId> seen;
-  std::vector<SymId> stack;
-  for (const SignedTerm& term : softmax.key_terms) {
-    stack.push_back(term.term);
-  }
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    const Sym& sym = plane.arena[id];
-    if (sym.type != Type::kF32 || !seen.insert(id).second) {
-      continue;
-    }
-    if (sym.kind == SymKind::kLoad) {
-      const auto range = bounds.leaf(sym.payload);
-      if (!range || !std::isfinite(range->real_lo) || !std::isfinite(range->real_hi)) {
-        return true;
-      }
-      continue;
-    }
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
-  }
-  return false;
+bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax) {
+  const KnownBounds known = known_bounds(plane);
+  return !Bounds(plane.arena, known).finite(softmax.score);
 }
 
 Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,

@@ -102,7 +102,7 @@ Proof check_steps(const Plane& plane, const Softmax& softmax) {
 // nan_to_num of probabilities clears the rows that have no keys, and others that are NaN: those in which a tensor that
 // the score reads is +inf or NaN. A call leaves these NaN. So does a condition on rows that no NaN fulfils.
 Proof check_clean_up(const Plane& plane, const Match& match) {
-  if (!data_may_be_infinite(plane, match.softmax)) {
+  if (!scores_may_be_infinite(plane, match.softmax)) {
     return {};
   }
   if (match.softmax.clears_nan) {

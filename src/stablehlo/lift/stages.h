@@ -121,9 +121,9 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
                                  const Gradient* gradient);
 // Whether each row surely has a key whose score is not -inf.
 bool is_never_empty(Plane& plane, const Softmax& softmax);
-// Whether some tensor whose elements the score is made of may hold infinities or NaN: any floats but those of a
-// constant without them. What conditions and indices read is no part of the score.
-bool data_may_be_infinite(const Plane& plane, const Softmax& softmax);
+// Whether the score of a key that the conditions leave may be infinite or NaN: a tensor of floats may hold such
+// numbers, and a logarithm or a quotient may be one.
+bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax);
 
 // --- 7. side_operands.cpp: what the call reads beside queries, keys, values and captured tensors ---
 
