@@ -378,6 +378,7 @@ void draw_block_lists(Problem& p, Random& random) {
   kinds.kv_block = one_of<int64_t>(random, {1, 16, 40, 128});
   kinds.shape = {one_of<int64_t>(random, {1, p.batch}), one_of<int64_t>(random, {1, p.q_heads}),
                  (p.q_len + kinds.q_block - 1) / kinds.q_block, (p.kv_len + kinds.kv_block - 1) / kinds.kv_block};
+  kinds.kinds.resize(static_cast<size_t>(kinds.shape[0] * kinds.shape[1] * kinds.shape[2] * kinds.shape[3]));
   expect_ok(restrict_to_blocks(kinds, p));
 }
 
