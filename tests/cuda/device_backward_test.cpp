@@ -231,7 +231,8 @@ TEST(DeviceBackward, TakesItsMemoryFromTheCaller) {
   Status status = attention->run_backward(device->views(), lent.options());
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().kind, ErrorKind::kInternal);
-  EXPECT_EQ(static_cast<int64_t>(lent.asked), attention->backward_workspace_bytes(1));
+  EXPECT_GT(lent.asked, 0u);
+  EXPECT_LE(static_cast<int64_t>(lent.asked), attention->backward_workspace_bytes(1));
   lent.memory = reinterpret_cast<void*>(uintptr_t{1000});  // NOLINT: an address that is not a multiple of 256
   status = attention->run_backward(device->views(), lent.options());
   ASSERT_FALSE(status.ok());

@@ -141,6 +141,8 @@ def differentiate(
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
     attention = _compiled_for(call)
     gradients = empty_gradients(call, wanted)
+    if grad_out.is_cuda and not _has_rows_to_copy(grad_out):
+        grad_out = grad_out.contiguous()
     views = Views()
     forward = views.forward(call, out, lse, residual=residual if call.want_residual else None)
     arguments = BackwardArguments(
@@ -161,6 +163,14 @@ def differentiate(
     with workspace(options, call.query.device):
         check(library, library.flashlift_attention_run_backward(attention._handle, arguments, options))
     return gradients
+
+
+def _has_rows_to_copy(tensor: torch.Tensor) -> bool:
+    """Whether a GPU can copy whole rows of it, which the fastest kernels need. A sum's gradient, one number in all its
+    places, has none."""
+    *strides, innermost = tensor.stride()
+    size = tensor.element_size()
+    return innermost == 1 and tensor.data_ptr() % 16 == 0 and all(one and one * size % 16 == 0 for one in strides)
 
 
 def empty_gradients(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
