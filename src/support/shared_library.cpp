@@ -25,9 +25,14 @@ bool read_at(const Descriptor& file, void* into, size_t size, uint64_t offset) {
 Status verify_library_is_whole(const std::filesystem::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat status{};
+  if (!file.is_open() || fstat(file.get(), &status) != 0) {
+    return {};
+  }
+  if (!S_ISREG(status.st_mode)) {
+    return invalid_argument("{} is no file, but a folder, a pipe or a device", path.string());
+  }
   Elf64_Ehdr header{};
-  if (!file.is_open() || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
-      !read_at(file, &header, sizeof(header), 0) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+  if (!read_at(file, &header, sizeof(header), 0) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
       header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr)) {
     return {};
   }

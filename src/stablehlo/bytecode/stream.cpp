@@ -38,6 +38,9 @@ uint64_t ByteReader::varint() {
   }
   const int following = first == 0 ? 8 : std::countr_zero(first);
   const std::string_view more = bytes(static_cast<uint64_t>(following));
+  if (more.empty()) {  // the bytes end before
+    return 0;
+  }
   uint64_t value = 0;
   std::memcpy(&value, more.data(), more.size());
   if (following == 8) {
