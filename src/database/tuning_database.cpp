@@ -45,7 +45,7 @@ constexpr int64_t kFormat = 1;
 constexpr int64_t kMostEntries = 100'000;
 
 // Of all texts that are read: some hundred bytes an entry are usual.
-constexpr size_t kMostTextBytes = size_t{64} << 20;
+constexpr size_t kMostTextBytes = size_t{16} << 20;
 
 constexpr const char* kTable =
     "tuned (version TEXT, device TEXT, backward INTEGER, problem TEXT, batch INTEGER, "
