@@ -42,10 +42,10 @@ namespace {
 // Raised with the table's columns; kept in SQLite's user_version.
 constexpr int64_t kFormat = 1;
 // A machine tunes some hundreds of problems: more is not ours.
-constexpr int64_t kMostEntries = 100'000;
+constexpr int64_t kMostEntries = 20'000;
 
 // Of all texts that are read: some hundred bytes an entry are usual.
-constexpr size_t kMostTextBytes = size_t{16} << 20;
+constexpr size_t kMostTextBytes = size_t{8} << 20;
 
 constexpr const char* kTable =
     "tuned (version TEXT, device TEXT, backward INTEGER, problem TEXT, batch INTEGER, "

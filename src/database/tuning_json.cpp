@@ -10,7 +10,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostTextBytes = size_t{64} << 20;
+constexpr size_t kMostTextBytes = size_t{32} << 20;
+constexpr int kMostDepth = 8;  // three are needed
+
+// Whether lists and objects nest deeper. The JSON library's copies recurse as deep as that.
+bool nests_deeper(std::string_view text, int most) {
+  int depth = 0;
+  bool is_quoted = false;
+  for (size_t i = 0; i < text.size() && depth <= most; ++i) {
+    if (is_quoted) {
+      is_quoted = text[i] != '"';
+      i += text[i] == '\\' ? 1 : 0;
+    } else {
+      is_quoted = text[i] == '"';
+      depth += text[i] == '[' || text[i] == '{' ? 1 : text[i] == ']' || text[i] == '}' ? -1 : 0;
+    }
+  }
+  return depth > most;
+}
 
 Json to_object(const TunedEntry& e) {
   return {{"version", e.version},
@@ -30,7 +47,7 @@ Json to_object(const TunedEntry& e) {
           {"tuned_at", e.tuned_at}};
 }
 
-// For a message. Not what lists and objects hold: printing them recurses as deep as they nest.
+// For a message.
 std::string short_text(const Json& value) {
   constexpr size_t kMost = 60;
   if (value.is_structured()) {
@@ -101,7 +118,7 @@ Result<std::vector<TunedEntry>> from_json(const std::string& text) {
     return invalid_argument("{} bytes came; expected what `flashlift cache export` writes, at most {}", text.size(),
                             kMostTextBytes);
   }
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = nests_deeper(text, kMostDepth) ? Json() : Json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("flashlift_tuned") || !json["flashlift_tuned"].is_array()) {
     return invalid_argument(
         "expected a JSON object with a list \"flashlift_tuned\", as `flashlift cache export` writes");

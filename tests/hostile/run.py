@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import attack
 
-PARTS = ["command_line", "c_interface", "modules"]
+PARTS = ["command_line", "c_interface", "modules", "tuning"]
 
 
 def attacks_of(part: str, short: bool, match: str) -> list:
