@@ -20,6 +20,7 @@ from flashlift._library import (
     c_text,
     check,
     core,
+    whole_number,
 )
 from flashlift._problem import Problem
 from flashlift._tensor import Tensor, numpy_type
@@ -125,11 +126,11 @@ class Attention:
 
     def workspace_bytes(self, threads: int) -> int:
         """Bytes of temporary memory that a call uses besides inputs and outputs, with that many threads."""
-        return self._library.flashlift_attention_workspace_bytes(self._handle, threads)
+        return self._library.flashlift_attention_workspace_bytes(self._handle, _thread_count(threads))
 
     def backward_workspace_bytes(self, threads: int) -> int:
         """The same of a backward call that asks for the gradients of q, k and v."""
-        return self._library.flashlift_attention_backward_workspace_bytes(self._handle, threads)
+        return self._library.flashlift_attention_backward_workspace_bytes(self._handle, _thread_count(threads))
 
     @property
     def captures(self) -> list[str]:
@@ -310,6 +311,10 @@ class Attention:
         return captures
 
 
+def _thread_count(threads: int) -> int:
+    return whole_number(threads, "threads", 1, 2**31 - 1)
+
+
 class BoundAttention:
     """A compiled attention with its arrays. Calling it runs it; the arrays are kept alive."""
 
@@ -337,7 +342,7 @@ class BoundAttention:
             struct_size=ctypes.sizeof(Arguments),
             captures=pointers,
             capture_count=len(captures),
-            dropout_seed=dropout_seed,
+            dropout_seed=whole_number(dropout_seed, "dropout_seed", 0, 2**64 - 1),
             **{name: ctypes.pointer(one.dl) for name, one in self._tensors.items()},
         )
 

@@ -6,6 +6,7 @@ version of Python.
 
 import ctypes
 import functools
+import operator
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -24,6 +25,7 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
+from typing import Any
 
 from flashlift._errors import BY_CODE, InternalError, InvalidArgumentError
 
@@ -296,6 +298,17 @@ def c_text(text: str, name: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{name} is no text that UTF-8 can hold: {error}") from None
+
+
+def whole_number(value: Any, name: str, least: int, most: int) -> int:
+    """A number for C, which would keep its lowest bits only."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is {value!r}; expected a whole number") from None
+    if not least <= number <= most:
+        raise InvalidArgumentError(f"{name} is {number}; expected a whole number from {least} to {most}")
+    return number
 
 
 def check(library: ctypes.CDLL, error: int | None) -> None:

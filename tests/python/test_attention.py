@@ -77,6 +77,9 @@ def test_what_was_compiled_can_be_asked():
     assert any(line.startswith(f"{attention.implementation}: accepted: ") for line in attention.considerations)
     assert any(": accepted: " in line for line in attention.backward_considerations)
     assert attention.workspace_bytes(2) > 0
+    for threads in (0, -1, 2**32 + 2, 1.5):
+        with pytest.raises(flashlift.InvalidArgumentError, match="threads is"):
+            attention.workspace_bytes(threads)
     assert flashlift.compile(attention.problem).problem == attention.problem
     again = flashlift.compile(PROBLEM, implementation=attention.implementation)
     assert again.implementation == attention.implementation

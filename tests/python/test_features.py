@@ -111,6 +111,10 @@ def test_dropout_is_a_function_of_its_seed():
     first = attention(Q, K, V, dropout_seed=3)
     assert np.array_equal(first, attention(Q, K, V, dropout_seed=3))
     assert not np.array_equal(first, attention(Q, K, V, dropout_seed=4))
+    assert attention(Q, K, V, dropout_seed=2**64 - 1).shape == first.shape
+    for seed in (-1, 2**64, 1.5, None):
+        with pytest.raises(flashlift.InvalidArgumentError, match=f"dropout_seed is {seed}; expected a whole"):
+            attention(Q, K, V, dropout_seed=seed)
 
 
 @pytest.mark.parametrize(
