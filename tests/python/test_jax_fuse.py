@@ -203,3 +203,8 @@ def test_analyze_runs_nothing():
     shape = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)
     report = flashlift.jax.fuse(lambda q: attention(q, q, q)).analyze(shape)
     assert report.fused_count == 1 and "s4096" in report.problems[0].replace("sq", "s")
+
+
+def test_arguments_in_place_of_the_function():
+    with pytest.raises(flashlift.InvalidArgumentError, match=r"an object of type ArrayImpl; expected a function"):
+        flashlift.jax.fuse(jnp.ones(3))

@@ -21,7 +21,7 @@ from jax.extend import source_info_util
 from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 
 from flashlift import stablehlo
-from flashlift._errors import FlashliftError, UnsupportedError
+from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
 from flashlift.jax._register import register
 
 # Locations in reports are to be the user's lines, not ours.
@@ -183,6 +183,10 @@ def fuse(
     too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it
     would be unfused, several times. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
     """
+    if not callable(function):
+        raise InvalidArgumentError(
+            f"fuse came with an object of type {type(function).__name__}; expected a function: fuse(model)(arguments)"
+        )
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     return FusedFunction(function, numbers, names, strict)
