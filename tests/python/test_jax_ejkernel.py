@@ -156,8 +156,11 @@ def test_the_choice(tmp_path):
     chain.cache.clear()
     run()
     assert events == ["heuristics", "cache_hit", "override", "overlay_hit", "autotune", "persistent_hit"]
-    (tmp_path / "folder" / "configs.json").write_text("{")
-    assert disk.get(*key) is None
+    for text in ("{", "[" * 100_000, "[]"):
+        (tmp_path / "folder" / "configs.json").write_text(text)
+        assert disk.get(*key) is None
+    with pytest.raises(TypeError):
+        fj.PersistentCache(tmp_path / "folder" / "configs.json", dumper=lambda _: object()).put(*key, None)
     disk.put(*key, FlashAttentionConfig(fwd_params={"q_blocksize": 32}))
     assert disk.get(*key).fwd_params.q_blocksize == 32
     assert sorted(os.listdir(tmp_path / "folder")) == ["configs.json", "configs.lock"]

@@ -120,14 +120,15 @@ class PersistentCache:
         with open(self._path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = self._read() | {_joined(device, op_id, call_key): self._dump(cfg)}
+            text = json.dumps(entries)  # before a file is made, which an error would leave behind
             with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as new:
-                json.dump(entries, new)
+                new.write(text)
             os.replace(new.name, self._path)
 
     def _read(self) -> dict[str, Any]:
         try:
             entries = json.loads(self._path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):  # the last of lists in lists in lists
             return {}
         return entries if isinstance(entries, dict) else {}
 
