@@ -76,12 +76,13 @@ def with_gradients(function, floats):
     return both
 
 
-def compile_and_run(text, arguments):
+def compile_and_run(text, arguments, overrides=()):
     """Results of a module's text on XLA:CPU; compiled fast, for it runs a few times only."""
     device = jax.devices("cpu")[0]
     options = xla_client.CompileOptions()
     options.executable_build_options.debug_options.xla_backend_optimization_level = 1
     options.executable_build_options.debug_options.xla_llvm_disable_expensive_passes = True
+    options.env_option_overrides = list(overrides)
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(text)
         executable = device.client.compile_and_load(
@@ -184,12 +185,22 @@ def check(batch, form, summary):
                 wrong.append((place, message))
                 break
     summary.better += better
-    summary.failures += len(wrong)
     return wrong
 
 
 def draw_number(draw, seed, number):
     return draw(np.random.default_rng([seed, number]))
+
+
+def is_as_written(drawn, form):
+    """Whether the fused module's results are those of the original as it is written. XLA's simplifier changes that: it
+    makes a select of a product with 0 or 1, which clears NaN, and one constant of two, which may overflow."""
+    arguments = [jnp.asarray(x) for x in drawn.arguments]
+    text = lowered(drawn.function, arguments)
+    want, _ = compile_and_run(text, arguments, [("xla_disable_hlo_passes", "algsimp")])
+    got, _ = compile_and_run(fused(text, form).module, arguments)
+    pairs = [disagreement(one, other) for one, other in zip(want, got, strict=True)]
+    return all(error <= drawn.tolerance and (not gained or drawn.may_overflow) for error, gained in pairs)
 
 
 def compare(batch, report, summary):
@@ -207,10 +218,12 @@ def compare(batch, report, summary):
                 try:
                     wrong += [(place, words) for _, words in check([drawn], form, summary)]
                 except Exception as error:
-                    summary.failures += 1
                     wrong.append((place, f"{type(error).__name__}: {str(error)[:300]}"))
         for place, words in wrong:
-            report(some[place][0], some[place][1], words)
+            number, drawn = some[place]
+            if "Error" in words or not is_as_written(drawn, form):
+                summary.failures += 1
+                report(number, drawn, words)
 
 
 def check_numbers(draw, seed, numbers, report):
