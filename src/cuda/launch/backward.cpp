@@ -36,6 +36,7 @@ void fill_backward_params(const BackwardArguments& arguments, BackwardParams& pa
     params.d_lse_strides[d] = arguments.d_lse ? arguments.d_lse->strides[d] : 0;
   }
   fill_gradient(arguments.d_q, params.d_q, params.d_q_strides, params.paired_d_q);
+  params.vector_d_q = arguments.d_q && has_vector_rows(*arguments.d_q);
   fill_gradient(arguments.d_k, params.d_k, params.d_k_strides, params.paired_d_k);
   fill_gradient(arguments.d_v, params.d_v, params.d_v_strides, params.paired_d_v);
   params.d_sinks = arguments.d_sinks ? static_cast<float*>(arguments.d_sinks->data) : nullptr;

@@ -26,7 +26,7 @@ struct RowTiles {
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
   // Of Hopper's fused kernel, null for others. The preprocess clears the integers.
-  int* next_block;      // blocks that have started
+  int* next_block;      // key tiles that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
   float* d_q_sums;      // [batch * q_heads][tiles][parts][64 * 64]
@@ -69,7 +69,8 @@ struct BackwardParams {
   int paired_d_q;
   int paired_d_k;
   int paired_d_v;
-  int kv_tiles;  // of the kernel that works on keys
+  int vector_d_q;  // its rows are contiguous and begin at multiples of 16 bytes
+  int kv_tiles;    // of the kernel that works on keys
 
 #if FL_CAPTURE_COUNT > 0
   // f32 sums with the logical sizes of the captured tensors; data is null where no gradient is wanted.

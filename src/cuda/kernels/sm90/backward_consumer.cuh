@@ -96,8 +96,8 @@ struct Consumer {
   const ForwardParams& params;
   const SharedLayout& shared;
   const int warpgroup;
-  const int b;
-  const int first_row;  // of the block
+  int b;
+  int first_row;  // of the block
   ColumnRings rings;
   bool careful = false;  // K or V of masked keys are not finite
 

@@ -4,9 +4,13 @@
 // Two warpgroups have 64 keys each, and give d_s of each tile of queries to each other. Each multiplies its part of d_q
 // with all 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order
 // of the key tiles, so that the sums have the same bits in every run: RowTiles::last_adders says which key tile has
-// added to a part last. Blocks wait only for blocks of lower numbers, which have started before them, and walk from the
-// last queries to the first: under a causal mask the first keys, which most queries see, need most time and come first,
-// and blocks that begin together follow one another through the same queries.
+// added to a part last.
+//
+// There is a block for each multiprocessor, which takes one key tile after the other, by RowTiles::next_block: while
+// consumers write the gradients of a key tile, the next one's keys, values and first queries come. Key tiles wait only
+// for those of lower numbers, which have been taken before them, and walk from the last queries to the first: under a
+// causal mask the first keys, which most queries see, need most time and come first, and blocks that begin together
+// follow one another through the same queries.
 //
 // A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_keys.cuh"
@@ -22,6 +26,7 @@ constexpr int kPartFloats = kPartBytes / sizeof(float);
 // probabilities that were never rounded. That takes all registers there are: see wgmma_qk_first
 // (emit/wgmma_emitter.cpp), and what waits for d_k before d_p begins.
 struct FusedConsumer : Consumer {
+  u32 round = 0;  // how many column tiles there were
   float d_p[kScores];
 
   // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves
@@ -38,7 +43,6 @@ struct FusedConsumer : Consumer {
     }
     u64 rows_qk = descriptor_k_major(shared.rows_qk + warpgroup * kRowQkBytes);
     pin(rows_qk);
-    int round = 0;
     int flags;
 #pragma unroll 1
     do {
@@ -52,7 +56,7 @@ struct FusedConsumer : Consumer {
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
       flags = load_shared_once(fields + 4 * kFieldFlags);
       wgmma_wait<1>();
-      finish_d_k(round > 0, stage);
+      finish_d_k((flags & kFirst) == 0, stage);
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
       // (Of as many columns as rows_qk, these lie at a distance that is known: no registers.)
       const u64 rows_v = kRowVBytes == kRowQkBytes ? rows_qk + kConsumers * kRowQkBytes / 16
@@ -81,8 +85,8 @@ struct FusedConsumer : Consumer {
         multiply_slopes<false>(undropped, statistics + 4 * FL_BLOCK_N);
       }
       float part[kPartSums];
-      issue_part(part, round - 1);
-      give_gradients(round);
+      issue_part(part, (flags & kFirst) == 0);
+      give_gradients();
       pin(ds);
       pin(second);
       wgmma_fence();
@@ -92,18 +96,30 @@ struct FusedConsumer : Consumer {
       pin(p);
       pin(part);
       release(shared.v_empty + 8 * rings.v_stage());
-      if (round > 0) {
-        give_part(part, round - 1);
+      if ((flags & kFirst) == 0) {
+        give_part(part);
       }
       ++round;
       rings.advance();
     } while ((flags & kLast) == 0);
     float part[kPartSums];
-    issue_part(part, round - 1);
+    issue_part(part, true);
     wgmma_wait<0>();
     finish_d_k(true, rings.qk.stage());
     pin(part);
-    give_part(part, round - 1);
+    release(shared.rows_empty);
+    give_part(part);
+  }
+
+  __device__ __forceinline__ void take(const KeyTile& keys) {
+    b = keys.b;
+    first_row = keys.first;
+  }
+
+  // Tells the threads that add parts up that there are no more.
+  __device__ __forceinline__ void end() const {
+    barrier_wait(shared.parts_empty + 8 * warpgroup, round % 2 ^ 1);
+    release(shared.parts_full + 8 * warpgroup);
   }
 
  private:
@@ -205,8 +221,8 @@ struct FusedConsumer : Consumer {
     }
   }
 
-  // d_s of a round to all warpgroups.
-  __device__ __forceinline__ void give_gradients(int round) {
+  // d_s of this round to all warpgroups.
+  __device__ __forceinline__ void give_gradients() {
     const u32 stage = round % kGradientStages;
     barrier_wait(shared.gradients_empty + 8 * stage, round / kGradientStages % 2 ^ 1);
     const u32 lane = threadIdx.x % 32;
@@ -221,11 +237,11 @@ struct FusedConsumer : Consumer {
     release(shared.gradients_full + 8 * stage);
   }
 
-  // This warpgroup's part of d_q, of all keys. (Round -1 has none: of anything.)
-  __device__ __forceinline__ void issue_part(float (&part)[kPartSums], int round) {
-    const u32 stage = round % kGradientStages & 1;
-    if (round >= 0) {
-      barrier_wait(shared.gradients_full + 8 * stage, round / kGradientStages % 2);
+  // This warpgroup's part of the last round's d_q, of all keys. (If there is none: of anything.)
+  __device__ __forceinline__ void issue_part(float (&part)[kPartSums], bool exists) {
+    const u32 stage = (round - 1) & 1;
+    if (exists) {
+      barrier_wait(shared.gradients_full + 8 * stage, (round - 1) / kGradientStages % 2);
     }
     // A box of columns, half of the only one, or 64 of the queries.
     const u32 columns = kPartsOfQueries ? 0 : warpgroup * (kQkBoxes > 1 ? kRowBoxBytes : kPartColumns * 2);
@@ -242,10 +258,10 @@ struct FusedConsumer : Consumer {
     wgmma_commit();
   }
 
-  // The part to the warp that adds it up.
-  __device__ __forceinline__ void give_part(const float (&part)[kPartSums], int round) {
-    release(shared.gradients_empty + 8 * (round % kGradientStages));
-    barrier_wait(shared.parts_empty + 8 * warpgroup, round % 2 ^ 1);
+  // That part to the warp that adds it up.
+  __device__ __forceinline__ void give_part(const float (&part)[kPartSums]) {
+    release(shared.gradients_empty + 8 * ((round - 1) % kGradientStages));
+    barrier_wait(shared.parts_empty + 8 * warpgroup, (round - 1) % 2 ^ 1);
     const u32 address = shared.parts + warpgroup * kPartBytes + 16 * (threadIdx.x % 128);
 #pragma unroll
     for (int i = 0; i < kPartSums / 4; ++i) {
@@ -267,16 +283,23 @@ __device__ __forceinline__ bool has_nonfinite_half(u32 pair) {
 // to the kernel for queries, which knows how to deal with it.
 __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shared, const RowTiles& tiles) {
   bool found = false;
-  barrier_wait(shared.rows_full, 0);
 #pragma unroll 1
-  for (u32 at = 16 * (threadIdx.x % 32); at < kConsumers * kRowQkBytes; at += 16 * 32) {
-    u32 x[4];
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(shared.rows_qk + at)
-                 : "memory");
-    found |=
-        has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
+  for (u32 turn = 0;; ++turn) {
+    barrier_wait(shared.rows_full, turn % 2);
+    if (load_shared_once(shared.key_tile) == kNoKeys) {
+      break;
+    }
+#pragma unroll 1
+    for (u32 at = 16 * (threadIdx.x % 32); at < kConsumers * kRowQkBytes; at += 16 * 32) {
+      u32 x[4];
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                   : "r"(shared.rows_qk + at)
+                   : "memory");
+      found |=
+          has_nonfinite_half(x[0]) || has_nonfinite_half(x[1]) || has_nonfinite_half(x[2]) || has_nonfinite_half(x[3]);
+    }
+    release(shared.rows_empty);
   }
   if (found) {
     *tiles.nonfinite_keys = 1;
@@ -290,20 +313,22 @@ __device__ __forceinline__ void wait_for_adder(const int* last_adder, int expect
   } while (last != expected);
 }
 
-// One thread: adds a consumer's parts to the sums in memory whenever it is this key tile's turn.
-__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int key_tile, int part) {
+// One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn.
+__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part) {
   const u32 staged = shared.parts + part * kPartBytes;
-  int flags;
-  int visit = 0;
 #pragma unroll 1
-  do {
+  for (u32 visit = 0;; ++visit) {
     barrier_wait(shared.parts_full + 8 * part, visit % 2);
     const u32 fields = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
     const int place = load_shared(fields + 4 * kVisitTile) * kParts + part;
     const int before = load_shared(fields + 4 * kVisitBefore);
-    flags = load_shared(fields + 4 * kVisitFlags);
-    if ((flags & kNothing) != 0) {
+    const int keys = load_shared(fields + 4 * kVisitKeys);
+    if (keys == kNoKeys) {
       return;
+    }
+    if ((load_shared(fields + 4 * kVisitFlags) & kNothing) != 0) {
+      barrier_arrive(shared.parts_empty + 8 * part);
+      continue;
     }
     float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
     if (before >= 0) {
@@ -320,9 +345,53 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
     barrier_arrive(shared.parts_empty + 8 * part);
     asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
-    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(key_tile + 1) : "memory");
-    ++visit;
-  } while ((flags & kLast) == 0);
+    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+  }
+}
+
+// The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them.
+__device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
+                                        const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
+  Producer producer{params, tiles, d_out_map, shared, 0, 0};
+#pragma unroll 1
+  for (u32 turn = 0;; ++turn) {
+    int index = 0;
+    if (producer.leads()) {
+      index = atomicAdd(tiles.next_block, 1);
+    }
+    index = __shfl_sync(0xffffffff, index, 0);
+    barrier_wait(shared.rows_empty, turn % 2 ^ 1);
+    if (index >= backward.kv_tiles * params.batch * params.kv_heads) {
+      producer.end();
+      return;
+    }
+    const KeyTile keys = key_tile(params, backward, index);
+    if (producer.leads()) {
+      store_shared(shared.key_tile, index);
+    }
+    producer.b = keys.b;
+    producer.kv_head = keys.kv_head;
+    producer.load_rows(0, keys.first);
+    const int first_head = keys.kv_head * params.group;
+    // The tile for no rows.
+    const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
+    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
+  }
+}
+
+// Eight neighbours of a row of d_q, in pairs, from `column` on.
+__device__ __forceinline__ void store_eight(InputElement* row, long long stride, bool vector, int column,
+                                            const u32 (&pairs)[4]) {
+  if (vector && column + 8 <= FL_HEAD_DIM) {
+    *reinterpret_cast<uint4*>(row + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < FL_HEAD_DIM) {
+      row[(column + i) * stride] = static_cast<InputElement>(pairs[i / 2] >> (i % 2 * 16));
+    }
+  }
 }
 
 }  // namespace
@@ -342,26 +411,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(params.k_map);
     prefetch_map(params.v_map);
     prefetch_map(d_out_map);
-    // Blocks count in the order in which they start.
-    store_shared(shared.fields, atomicAdd(tiles.next_block, 1));
   }
-  __syncthreads();
-  const KeyTile keys = key_tile(params, backward, load_shared(shared.fields));
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     if (warp == 0) {
-      Producer producer{params, tiles, d_out_map, shared, keys.b, keys.kv_head};
-      producer.load_rows(0, keys.first);
-      const int first_head = keys.kv_head * params.group;
-      // The tile for no rows.
-      const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
-      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
+      produce(params, backward, tiles, d_out_map, shared);
     } else if (warp <= kParts) {
       if (threadIdx.x % 32 == 0) {
-        add_parts(shared, tiles, keys.index, warp - 1);
+        add_parts(shared, tiles, warp - 1);
       }
 #if FL_HAS_MASK_MOD
     } else {
@@ -370,18 +430,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
-    FusedConsumer consumer{{params, shared, warpgroup - 1, keys.b, keys.first}};
-    barrier_wait(shared.rows_full, 0);
-    consumer.sweep();
-    finish_keys(consumer, params, backward, tiles, keys);
+    FusedConsumer consumer{{params, shared, warpgroup - 1, 0, 0}};
+#pragma unroll 1
+    for (u32 turn = 0;; ++turn) {
+      barrier_wait(shared.rows_full, turn % 2);
+      int index = load_shared_once(shared.key_tile);
+      if (index == kNoKeys) {
+        break;
+      }
+      consumer.take(key_tile(params, backward, index));
+      consumer.sweep();
+      asm volatile("" : "+r"(index));  // found again, not kept: registers are short
+      const KeyTile keys = key_tile(params, backward, index);
+      consumer.take(keys);
+      finish_keys(consumer, params, backward, tiles, keys);
+    }
+    consumer.end();
   }
 }
 
-// A block for each part: d_q from its sums, or zeros where no key has been seen.
+// A block for each part: d_q from its sums, or zeros where no key has been seen. The last parts come first: their sums
+// are the ones that the L2 cache may still have.
 extern "C" __global__ void __launch_bounds__(128)
     flashlift_backward_round(const __grid_constant__ ForwardParams params,
                              const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {
-  const int place = blockIdx.x;
+  const int place = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int tile = place / kParts;
   const int head = tile / tiles.tiles;
   const int first = tile % tiles.tiles * tiles.rows;
@@ -390,27 +463,39 @@ extern "C" __global__ void __launch_bounds__(128)
   }
   const bool seen = tiles.last_adders[place] != 0;
   const float4* const sums =
-      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats) + threadIdx.x;
-  float x[kPartSums];
+      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
+  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
+  // neighbours write 64 bytes of a row.
+  constexpr int kPieces = kPartSums / 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  float4 x[kPieces][4];
 #pragma unroll
-  for (int i = 0; i < kPartSums / 4; ++i) {
-    const float4 four = seen ? sums[i * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    x[4 * i] = four.x;
-    x[4 * i + 1] = four.y;
-    x[4 * i + 2] = four.z;
-    x[4 * i + 3] = four.w;
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[piece][i] = seen ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
   }
   const int part = place % kParts;
   const Strides& strides = backward.d_q_strides;
   InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
                              head % params.q_heads * strides.head;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int q = first + (kPartsOfQueries ? 64 * part : 0) + static_cast<int>(threadIdx.x) / 32 * 16 +
-                  static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
-    if (q < params.q_len) {
-      store_gradient_row(x, r, params.scale, rows + q * strides.row, strides.column, backward.paired_d_q,
-                         kPartsOfQueries ? 0 : kPartColumns * part, FL_HEAD_DIM);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      if (q < params.q_len) {
+        u32 packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 four = x[piece][i];
+          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
+        }
+        store_eight(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
+      }
     }
   }
 }

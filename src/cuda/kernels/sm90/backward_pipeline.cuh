@@ -43,6 +43,7 @@ enum ColumnField { kFieldFirst, kFieldHead, kFieldFlags, kFieldCount };
 constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
 constexpr int kNothing = 4;  // it stands for no columns at all
+constexpr int kFirst = 8;    // no column tile comes before it
 
 // Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a
 // part of d_q for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after
@@ -51,6 +52,7 @@ constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
+constexpr int kRowReaders = 4 * kConsumers + (FL_HAS_MASK_MOD ? 1 : 0);  // warps
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
 constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
@@ -60,7 +62,8 @@ static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && k
 // are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
 static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
-enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitFieldCount };
+enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitFieldCount };
+constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 
 struct SharedLayout {
   u32 rows_qk;
@@ -75,7 +78,9 @@ struct SharedLayout {
   // Of the fused kernel.
   u32 gradients, gradients_full, gradients_empty;
   u32 parts, parts_full, parts_empty;
-  u32 visits;  // kVisitFieldCount ints each
+  u32 visits;      // kVisitFieldCount ints each
+  u32 rows_empty;  // a barrier
+  u32 key_tile;    // an int: the number of the block's key tile, or kNoKeys
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
@@ -97,15 +102,17 @@ __device__ __forceinline__ SharedLayout shared_layout(u32 base) {
   layout.gradients_empty = layout.gradients_full + 8 * kGradientStages;
   layout.parts_full = layout.gradients_empty + 8 * kGradientStages;
   layout.parts_empty = layout.parts_full + 8 * kPartStages;
-  layout.visits = layout.parts_empty + 8 * kPartStages;
-  layout.fields = layout.visits + 4 * kVisitFieldCount * kVisitStages;
+  layout.rows_empty = layout.parts_empty + 8 * kPartStages;
+  layout.visits = layout.rows_empty + 8;
+  layout.key_tile = layout.visits + 4 * kVisitFieldCount * kVisitStages;
+  layout.fields = layout.key_tile + 4;
   return layout;
 }
 
 constexpr u32 kSharedBytes = kConsumers * kRowQkBytes + kBlockVBytes +
                              kQkStages * (kColumnQkBytes + kStatisticsBytes + 16 + 4 * kFieldCount) +
                              kVStages * (kColumnVBytes + 16) + 24 + kGradientStages * (kGradientBytes + 16) +
-                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages;
+                             kPartStages * (kPartBytes + 16) + 4 * kVisitFieldCount * kVisitStages + 12;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
 // Position in a ring of stages: the stage and, above it, the phase. One register.
@@ -154,6 +161,7 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
     barrier_init(shared.parts_full + 8 * stage, 4);
     barrier_init(shared.parts_empty + 8 * stage, 1);
   }
+  barrier_init(shared.rows_empty, kRowReaders);
   barrier_init_fence();
 }
 

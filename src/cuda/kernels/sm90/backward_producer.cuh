@@ -149,8 +149,8 @@ struct Producer {
   const RowTiles& tiles;
   const TensorMap& d_out_map;
   const SharedLayout& shared;
-  const int b;
-  const int kv_head;
+  int b;
+  int kv_head;
   ColumnRings rings;
   int visit = 0;
 
@@ -223,8 +223,18 @@ struct Producer {
       store_shared(address + 4 * kVisitTile, head * tiles.tiles + tile.first / tiles.rows);
       store_shared(address + 4 * kVisitBefore, before);
       store_shared(address + 4 * kVisitFlags, flags);
+      store_shared(address + 4 * kVisitKeys, key_tile);
     }
     ++visit;
+  }
+
+  // No key tile is left.
+  __device__ __forceinline__ void end() const {
+    if (leads()) {
+      store_shared(shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages) + 4 * kVisitKeys, kNoKeys);
+      store_shared(shared.key_tile, kNoKeys);
+      barrier_arrive(shared.rows_full);
+    }
   }
 #endif
 
@@ -264,14 +274,16 @@ struct Producer {
     ColumnTile tile = columns.next();
     const int key_tile = rows.first / FL_BLOCK_M;
     if (!tile.exists) {
-      load_columns(nothing, key_tile, kPartial | kLast | kNothing);
+      load_columns(nothing, key_tile, kPartial | kFirst | kLast | kNothing);
       return;
     }
+    int first = kFirst;
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
-      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | (next.exists ? 0 : kLast));
+      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | first | (next.exists ? 0 : kLast));
       tile = next;
+      first = 0;
     }
   }
 };

@@ -80,17 +80,16 @@ class MainSm90 : public BackwardMain {
     };
     const auto run = [&](const Kernel& kernel, int64_t blocks, const ForwardConfig& with) {
       void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, &maps.d_out};
-      const Grid grid{
-          .x = static_cast<unsigned>(groups * blocks), .threads = with.threads, .shared_bytes = with.shared_bytes};
+      const Grid grid{.x = static_cast<unsigned>(blocks), .threads = with.threads, .shared_bytes = with.shared_bytes};
       return cuda::launch(call, kernel.kernel, grid, parameters);
     };
     const auto run_queries = [&] {
       params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
-      return run(queries_, query_tiles(params) * params.group, config);
+      return run(queries_, groups * query_tiles(params) * params.group, config);
     };
     const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
       params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
-      return run(kernel, key_tiles(params), with);
+      return run(kernel, groups * key_tiles(params), with);
     };
     CuPointer rest = workspace;
     if (config_.fused) {
@@ -98,7 +97,9 @@ class MainSm90 : public BackwardMain {
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
       params.heads_per_section = kHeadsOfAChain * params.group;
-      FLASHLIFT_RETURN_IF_ERROR(run(fused_, key_tiles(params), config_.fused->config));
+      // A block takes one key tile after the other.
+      const int64_t resident = std::min(groups * key_tiles(params), int64_t{device_.multiprocessors});
+      FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident, config_.fused->config));
       if (call.arguments.d_q) {
         const Grid grid{.x = static_cast<unsigned>(heads * call.row_tiles.tiles * kFusedParts), .threads = 128};
         void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
