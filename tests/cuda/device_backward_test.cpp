@@ -115,6 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
         "attn h2 sq70 skv90 d64 f32 empty_rows=uniform dropout=0.2 mask_mod() { %0 = lt q, 40; return %0 }",
         "attn h2 sq64 skv0 d64 bf16 lse", "attn b0 h2 s20 d64 bf16", "attn h2 sq1 skv1 d64 f32",
+        "attn h2 sq0 skv70 d64 f32 lse bias=f32", "attn h2 sq0 skv70 d64 bf16 lse bias=f32",
         "attn h2 s300 d64 bf16 cu_seqlens causal alibi", "attn h1 s1500 d64 bf16 causal window=100 lse",
         "attn b2 h2 s150 d64 bf16 mask_mod(ids: i32[?]) { %0 = load ids[q]; %1 = load ids[kv]; %2 = eq %0, %1; return "
         "%2 }",

@@ -12,7 +12,7 @@ namespace flashlift::cuda {
 namespace {
 
 Status fill_captures(const std::vector<TensorView>& views, ForwardParams& params) {
-  const int least = params.kv_len > 0 ? 1 : 0;  // without keys no program is run
+  const int least = params.q_len > 0 && params.kv_len > 0 ? 1 : 0;  // without scores no program is run
   for (size_t i = 0; i < views.size(); ++i) {
     CaptureArgument& capture = params.captures[i];
     capture.data = views[i].data;
