@@ -1,6 +1,7 @@
 // One attention problem: shapes, types, programs and everything else that a kernel is compiled for.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -88,6 +89,12 @@ struct AttentionArguments {
   // those of masked keys may hold anything.
   std::optional<TensorView> page_table;
   uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask
+  // The batch and the query head that dropout takes the call's first ones for. A call that is a part of a larger one,
+  // such as a device's share, keeps the keys that the whole does.
+  std::array<int64_t, 2> dropout_origin{};
+  // In place of both, where only the device knows them: u32 [2], the seed's low half and its high one, or [4], with the
+  // origin behind. Dense. Read when the call runs.
+  std::optional<TensorView> dropout_words;
   // bool [batch, q_heads, q_len, kv_len], where each size may be 1 instead, if Problem::keep_mask: the keys that stay.
   std::optional<TensorView> keep_mask;
 };

@@ -27,6 +27,18 @@ std::array<int64_t, 4> keep_mask_strides(const TensorView& mask) {
   return strides;
 }
 
+DropoutCounter dropout_counter(const AttentionArguments& arguments) {
+  if (!arguments.dropout_words) {
+    return {arguments.dropout_seed, arguments.dropout_origin};
+  }
+  const auto* const words = static_cast<const uint32_t*>(arguments.dropout_words->data);
+  DropoutCounter counter{uint64_t{words[1]} << 32 | words[0], {}};
+  if (arguments.dropout_words->sizes[0] == 4) {
+    counter.origin = {words[2], words[3]};
+  }
+  return counter;
+}
+
 double dropout_factor(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t h, int64_t q,
                       int64_t kv) {
   const double factor = 1.0 / (1.0 - static_cast<double>(problem.dropout));
@@ -38,10 +50,11 @@ double dropout_factor(const Problem& problem, const AttentionArguments& argument
   if (problem.dropout == 0) {
     return 1.0;
   }
-  const uint64_t seed = arguments.dropout_seed;
-  const std::array<uint32_t, 4> words = philox({static_cast<uint32_t>(kv / 64 * 16 + kv % 16), static_cast<uint32_t>(q),
-                                                static_cast<uint32_t>(h), static_cast<uint32_t>(b)},
-                                               {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto [seed, origin] = dropout_counter(arguments);
+  const std::array<uint32_t, 4> words =
+      philox({static_cast<uint32_t>(kv / 64 * 16 + kv % 16), static_cast<uint32_t>(q),
+              static_cast<uint32_t>(origin[1] + h), static_cast<uint32_t>(origin[0] + b)},
+             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const double threshold = std::round(std::ldexp(static_cast<double>(problem.dropout), 32));
   return words[static_cast<size_t>(kv / 16 % 4)] >= threshold ? factor : 0.0;
 }

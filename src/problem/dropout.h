@@ -11,6 +11,13 @@ namespace flashlift::problem {
 // Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
+struct DropoutCounter {
+  uint64_t seed = 0;
+  std::array<int64_t, 2> origin{};  // of batches and query heads
+};
+// By value, or from dropout_words, which must lie in the host's memory.
+DropoutCounter dropout_counter(const AttentionArguments& arguments);
+
 // What the probability of this key is multiplied by: 0 or 1 / (1 - dropout); 1 for problems without dropout.
 double dropout_factor(const Problem& problem, const AttentionArguments& arguments, int64_t b, int64_t h, int64_t q,
                       int64_t kv);

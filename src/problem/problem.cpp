@@ -191,8 +191,16 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
   if (p.page_size == 0) {
     const std::array<int64_t, 4> k_shape = {batch, p.kv_heads, -1, p.head_dim};
     const std::array<int64_t, 4> v_shape = {batch, p.kv_heads, rows, p.value_dim};
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k", arguments.k, p.dtype, k_shape}));
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v", arguments.v, p.dtype, v_shape}));
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({.name = "k",
+                                                      .view = arguments.k,
+                                                      .dtype = p.dtype,
+                                                      .shape = k_shape,
+                                                      .dimensions = "[batch,kv_heads,kv_len,head_dim]"}));
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({.name = "v",
+                                                      .view = arguments.v,
+                                                      .dtype = p.dtype,
+                                                      .shape = v_shape,
+                                                      .dimensions = "[batch,kv_heads,kv_len,value_dim]"}));
     if (arguments.page_table) {
       return invalid_argument("the call gives a page table, but the problem has no page_size");
     }
@@ -220,6 +228,17 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
 }
 
 // An output that comes exactly if the problem wants it: f32 [batch, q_heads, q_len].
+Status verify_dropout_words(const Problem& p, const TensorView& words) {
+  if (p.dropout == 0 || p.keep_mask) {
+    return invalid_argument("dropout_words is given, but the problem {}",
+                            p.keep_mask ? "has a keep_mask in place of a seed" : "has no dropout");
+  }
+  const std::array<int64_t, 1> shape = {words.rank == 1 && words.sizes[0] == 4 ? 4 : 2};
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"dropout_words", words, DType::kU32, shape}));
+  return words.strides[0] == 1 ? Status()
+                               : invalid_argument("dropout_words has stride {}, expected 1", words.strides[0]);
+}
+
 Status verify_row_output(const char* name, const std::optional<TensorView>& view, bool wanted,
                          std::span<const int64_t> shape) {
   if (view.has_value() != wanted) {
@@ -256,9 +275,17 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
   const int64_t q_len = arguments.q.rank > 2 ? arguments.q.sizes[2] : -1;
   const std::array<int64_t, 4> q_shape = {-1, p.q_heads, -1, p.head_dim};
   const std::array<int64_t, 4> out_shape = {batch, p.q_heads, q_len, p.value_dim};
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"q", arguments.q, p.dtype, q_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({.name = "q",
+                                                    .view = arguments.q,
+                                                    .dtype = p.dtype,
+                                                    .shape = q_shape,
+                                                    .dimensions = "[batch,q_heads,q_len,head_dim]"}));
   FLASHLIFT_RETURN_IF_ERROR(verify_keys(p, arguments, batch));
-  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({"out", arguments.out, p.out_dtype, out_shape}));
+  FLASHLIFT_RETURN_IF_ERROR(problem::verify_output({.name = "out",
+                                                    .view = arguments.out,
+                                                    .dtype = p.out_dtype,
+                                                    .shape = out_shape,
+                                                    .dimensions = "[batch,q_heads,q_len,value_dim]"}));
   const int64_t kv_len = kv_length(problem, arguments);
   if (q_len > kMaxLength || kv_len > kMaxLength) {
     return invalid_argument("sequences have at most {} tokens, got {} queries and {} keys", kMaxLength, q_len, kv_len);
@@ -286,6 +313,9 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
       shape[d] = arguments.keep_mask->sizes[d] == 1 ? 1 : shape[d];
     }
     FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"keep_mask", *arguments.keep_mask, DType::kBool, shape}));
+  }
+  if (arguments.dropout_words) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_dropout_words(p, *arguments.dropout_words));
   }
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));

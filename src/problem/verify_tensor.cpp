@@ -74,9 +74,11 @@ Status verify_tensor(const WantedTensor& wanted) {
   if (view.dtype != wanted.dtype || !shape_fits) {
     const bool has_names =
         std::any_of(wanted.declared.begin(), wanted.declared.end(), [](int64_t size) { return size < kAnySize; });
+    const std::string being = has_names     ? sizes_text(wanted.declared)
+                              : !shape_fits ? std::string(wanted.dimensions)
+                                            : std::string();
     return invalid_argument("{}: expected {}{}{}, got {}", title(wanted), to_string(wanted.dtype),
-                            sizes_text(wanted.shape), has_names ? ", being " + sizes_text(wanted.declared) : "",
-                            describe(view));
+                            sizes_text(wanted.shape), being.empty() ? "" : ", being " + being, describe(view));
   }
   if (view.data == nullptr && view.element_count() > 0) {
     return invalid_argument("{}: the data pointer of a {} tensor is null", title(wanted), describe(view));
@@ -130,6 +132,9 @@ void add_inputs(const AttentionArguments& arguments, const Problem& problem, Cal
   }
   if (arguments.keep_mask) {
     tensors.add_input("keep_mask", *arguments.keep_mask);
+  }
+  if (arguments.dropout_words) {
+    tensors.add_input("dropout_words", *arguments.dropout_words);
   }
 }
 

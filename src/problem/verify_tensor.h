@@ -21,6 +21,7 @@ struct WantedTensor {
   std::span<const int64_t> shape;          // -1: any
   std::string_view role = {};              // what goes before the name of a captured tensor
   std::span<const int64_t> declared = {};  // the captured tensor's shape in the program, where that may have names
+  std::string_view dimensions = {};        // what they are, for those who bring them in another order
 };
 
 Status verify_tensor(const WantedTensor& wanted);

@@ -292,14 +292,14 @@ TEST_P(Tile, DropsOutWhatTheDefinitionDropsOut) {
   // The oracle's generator is checked against published numbers, and shares no code with this one.
   const Problem problem = *parse_problem("attn h1 s1 d1 dropout=0.3");
   constexpr uint64_t kSeed = 0xfedcba9876543210;
-  const Dropout dropout = dropout_of(problem, {.dropout_seed = kSeed});
+  const AttentionArguments arguments{.dropout_seed = kSeed, .dropout_origin = {3, 40}};
+  const Dropout dropout = dropout_of(problem, arguments);
   for (const int64_t columns : {1, 8, 17, 64, 100, 128, 200}) {
     const DropoutRow row{columns, 1, 70000 + columns};
     std::vector<float> s(256, 2.0f);
     kernels_.drop_out(s.data(), columns, dropout, row, 1 << 20);
     for (int64_t c = 0; c < columns; ++c) {
-      const bool kept =
-          problem::dropout_factor(problem, {.dropout_seed = kSeed}, row.b, row.h, row.q, (1 << 20) + c) != 0;
+      const bool kept = problem::dropout_factor(problem, arguments, row.b, row.h, row.q, (1 << 20) + c) != 0;
       EXPECT_EQ(s[static_cast<size_t>(c)], kept ? 2.0f : 0.0f) << c << " of " << columns;
       EXPECT_EQ(keeps(dropout, row, (1 << 20) + c), kept);
     }

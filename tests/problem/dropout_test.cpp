@@ -40,6 +40,14 @@ TEST(Dropout, LeavesOutTheGivenShareAndNoneTwiceAlike) {
   EXPECT_NEAR(static_cast<double>(same_as_other_row), 0.625 * kKeys, deviation);
 }
 
+TEST(Dropout, KeepsInAPartWhatItKeepsInTheWhole) {
+  const Problem problem = *parse_problem("attn h2 s4 d1 dropout=0.25");
+  for (int64_t kv = 0; kv < 1000; ++kv) {
+    EXPECT_EQ(dropout_factor(problem, {.dropout_seed = 5, .dropout_origin = {2, 4}}, 1, 2, 3, kv),
+              dropout_factor(problem, {.dropout_seed = 5}, 3, 6, 3, kv));
+  }
+}
+
 TEST(Dropout, IsAProbability) {
   for (const char* text : {"attn h1 s1 d1 dropout=1", "attn h1 s1 d1 dropout=-0.1",
                            "attn h1 s1 d1 dropout=", "attn h1 s1 d1 dropout=nan"}) {

@@ -42,13 +42,13 @@ TEST(VerifyArguments, TakesOtherLengthsAndBatches) {
 TEST(VerifyArguments, NamesWhatDoesNotFit) {
   Call wrong_heads;
   wrong_heads.arguments.k = wrong_heads.tensor({2, 4, 5, 8});
-  EXPECT_EQ(wrong_heads.error(), "k: expected f32[2,2,?,8], got f32[2,4,5,8]");
+  EXPECT_EQ(wrong_heads.error(), "k: expected f32[2,2,?,8], being [batch,kv_heads,kv_len,head_dim], got f32[2,4,5,8]");
   Call wrong_dtype;
   wrong_dtype.arguments.v = wrong_dtype.tensor({2, 2, 5, 8}, DType::kBF16);
   EXPECT_EQ(wrong_dtype.error(), "v: expected f32[2,2,5,8], got bf16[2,2,5,8]");
   Call wrong_rank;
   wrong_rank.arguments.q = wrong_rank.tensor({3, 8});
-  EXPECT_EQ(wrong_rank.error(), "q: expected f32[?,4,?,8], got f32[3,8]");
+  EXPECT_EQ(wrong_rank.error(), "q: expected f32[?,4,?,8], being [batch,q_heads,q_len,head_dim], got f32[3,8]");
   Call null_data;
   null_data.arguments.v.data = nullptr;
   EXPECT_EQ(null_data.error(), "v: the data pointer of a f32[2,2,5,8] tensor is null");

@@ -257,6 +257,16 @@ def test_dropout_is_a_function_of_the_seed():
     np.testing.assert_allclose(lse, np.log(np.exp(scores).sum(-1)), rtol=1e-5)
 
 
+def test_dropout_leaves_out_the_keys_that_the_document_says():
+    seed = 0x0123456789ABCDEF
+    attention = flashlift.compile("attn b2 h3 sq5 skv150 dqk8 dv150 dropout=0.3")
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 3, 5, 8), np.float32), rng.standard_normal((2, 3, 150, 8), np.float32)
+    values = np.broadcast_to(np.eye(150, dtype=np.float32), (2, 3, 150, 150))
+    probabilities = attention(q, k, values, dropout_seed=seed)
+    assert np.array_equal(probabilities > 0, reference.dropout_keeps(0.3, seed, 2, 3, 5, 150))
+
+
 def test_pages_are_read_through_the_table():
     problem = "attn b2 hq4 hkv2 sq3 skv48 d16"
     lengths = "mask_mod(length: i32[2]) { %0 = load length[b]; %1 = lt kv, %0; return %1 }"

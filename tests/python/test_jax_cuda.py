@@ -97,6 +97,35 @@ def test_gradients(dtype, tolerance):
         )  # fmt: skip
 
 
+def test_dropout_with_a_seed_on_the_device():
+    """The kernels read it there: a traced seed, another one in each replay."""
+    q, k, v = draw(jnp.float32), draw(jnp.float32, KV_HEADS), draw(jnp.float32, KV_HEADS)
+
+    @jax.jit
+    def step(q, k, v, seed):
+        def loss(v):
+            out = flashlift.jax.flash_attention(q, k, v, causal=True, dropout_prob=0.25, dropout_seed=seed + 1)
+            return jnp.sum(out * jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)), out
+
+        d_v, out = jax.grad(loss, has_aux=True)(v)
+        return out, d_v
+
+    scores = np.einsum("bqhd,bkhd->bhqk", np.float64(q), np.repeat(np.float64(k), HEADS // KV_HEADS, 2)) / DEPTH**0.5
+    scores = np.where(CAUSAL, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    for seed in range(4):
+        kept = reference.dropout_keeps(0.25, seed + 1, BATCH, HEADS, LENGTH, LENGTH)
+        dropped = np.where(kept, weights / 0.75, 0)
+        expected = np.einsum("bhqk,bkhd->bqhd", dropped, np.repeat(np.float64(v), HEADS // KV_HEADS, 2))
+        out, d_v = step(q, k, v, jnp.uint32(seed))
+        np.testing.assert_allclose(np.asarray(out), expected, atol=1e-5)
+        d_out = np.cos(np.arange(expected.size)).reshape(expected.shape)
+        by_head = np.einsum("bhqk,bqhd->bkhd", dropped, d_out)
+        want = by_head.reshape(BATCH, LENGTH, KV_HEADS, -1, DEPTH).sum(3)
+        np.testing.assert_allclose(np.asarray(d_v), want, atol=1e-4)
+
+
 def test_the_gradient_of_a_fused_function():
     def loss(q, k, v):
         return jnp.sum(jax.nn.dot_product_attention(q, k, v, is_causal=True) ** 2)

@@ -166,6 +166,13 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
     views.keep_mask = make(DType::kBool, shape, true);
   }
   views.dropout_seed = 0x0123456789abcdef;
+  if (p.dropout > 0 && !p.keep_mask) {
+    views.dropout_origin = {draw(random, 0, 1) * 3, draw(random, 0, 1) * 70000};
+    const TensorView words = make(DType::kU32, {random() % 2 == 0 ? 2 : 4}, true);
+    if (words.strides[0] == 1 && random() % 2 == 0) {
+      views.dropout_words = words;
+    }
+  }
 }
 
 }  // namespace

@@ -159,9 +159,35 @@ TEST(AttentionCall, ReadsTheSeedOfDropout) {
   const Status wrong = run({7, 1}, DType::kI32, other);
   ASSERT_FALSE(wrong.ok());
   EXPECT_EQ(wrong.error().message, "dropout's seed has element type i32, but the problem says u32");
-  const auto on_gpu = AttentionCall::create(attributes("attn h1 s4 d1 f32 dropout=0.5"), {.device = DeviceKind::kCuda});
-  ASSERT_FALSE(on_gpu.ok());
-  EXPECT_NE(on_gpu.error().message.find("dropout in the custom call runs on the host only"), std::string::npos);
+}
+
+TEST(AttentionCall, DropsInAPartWhatItDropsInTheWhole) {
+  // Two batches of two heads, and the last head of the last batch by itself.
+  const auto whole = AttentionCall::create(attributes("attn b2 h2 s64 d1 f32 dropout=0.5"), {});
+  const auto part = AttentionCall::create(attributes("attn h1 s64 d1 f32 dropout=0.5"), {});
+  ASSERT_TRUE(whole.ok() && part.ok());
+  std::vector<float> zero(256, 0.0f);
+  std::vector<float> one(256, 1.0f);
+  const std::vector<int64_t> whole_dims = {2, 64, 2, 1};
+  const std::vector<int64_t> part_dims = {1, 64, 1, 1};
+  const auto run = [&](const AttentionCall& call, const std::vector<int64_t>& dims, std::vector<uint32_t> seed,
+                       std::vector<float>& out) {
+    const Buffer plane{zero.data(), DType::kF32, dims};
+    const std::vector<int64_t> seed_dims = {static_cast<int64_t>(seed.size())};
+    const std::vector<Buffer> operands = {
+        plane, plane, {one.data(), DType::kF32, dims}, {seed.data(), DType::kU32, seed_dims}};
+    return call.run(operands, {{{out.data(), DType::kF32, dims}}}, {});
+  };
+  std::vector<float> all(256);
+  std::vector<float> own(64);
+  ASSERT_TRUE(run(*whole, whole_dims, {7, 1}, all).ok());
+  ASSERT_TRUE(run(*part, part_dims, {7, 1, 1, 1}, own).ok());
+  for (size_t q = 0; q < 64; ++q) {
+    EXPECT_EQ(own[q], all[128 + 2 * q + 1]) << q;
+  }
+  const Status wrong = run(*part, part_dims, {7, 1, 1}, own);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.error().message.find("dropout's seed has shape [3], expected [2]"), std::string::npos);
 }
 
 // One head, two queries and keys of depth one, all of them 0 but the values: each probability is 1/2.

@@ -50,8 +50,8 @@ void drop_out(float* s, int64_t columns, const Dropout& dropout, const DropoutRo
     for (int64_t lane = 0; lane < 16 && block + lane < columns; lane += kLanes) {
       Vector::Integer words[4] = {Vector::steps(static_cast<uint32_t>((kv_begin + block) / 4 + lane)),
                                   Vector::set_integer(static_cast<uint32_t>(row.q)),
-                                  Vector::set_integer(static_cast<uint32_t>(row.h)),
-                                  Vector::set_integer(static_cast<uint32_t>(row.b))};
+                                  Vector::set_integer(static_cast<uint32_t>(dropout.origin_h + row.h)),
+                                  Vector::set_integer(static_cast<uint32_t>(dropout.origin_b + row.b))};
       philox(words, dropout.seed);
       for (int64_t i = 0; i < 4 && block + 16 * i + lane < columns; ++i) {
         float* at = s + block + 16 * i + lane;

@@ -88,6 +88,8 @@ struct Dropout {
   uint32_t threshold = 0;  // a probability stays if its random word is not below
   float factor = 1;        // 1 / (1 - rate), which those that stay are multiplied by
   uint64_t seed = 0;
+  int64_t origin_b = 0;  // what the call's first batch and head count as
+  int64_t origin_h = 0;
   const uint8_t* keep = nullptr;  // the caller's mask instead, where the problem has one
   std::array<int64_t, 4> keep_strides{};
 

@@ -58,7 +58,9 @@ Result<DeviceTensors> DeviceTensors::copy_of(const AttentionArguments& host, int
     FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.page_table, tensors.upload(*host.page_table));
   }
   FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.keep_mask, tensors.upload(host.keep_mask));
+  FLASHLIFT_ASSIGN_OR_RETURN(tensors.views_.dropout_words, tensors.upload(host.dropout_words));
   tensors.views_.dropout_seed = host.dropout_seed;
+  tensors.views_.dropout_origin = host.dropout_origin;
   return tensors;
 }
 

@@ -78,8 +78,18 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.zero = 0;
   params.pages = static_cast<int>(arguments.k.sizes[0]);
   const double rate = problem.dropout;
-  params.dropout_seed[0] = static_cast<uint32_t>(arguments.dropout_seed);
-  params.dropout_seed[1] = static_cast<uint32_t>(arguments.dropout_seed >> 32);
+  const auto& [origin_b, origin_h] = arguments.dropout_origin;
+  params.dropout_words[0] = static_cast<uint32_t>(arguments.dropout_seed);
+  params.dropout_words[1] = static_cast<uint32_t>(arguments.dropout_seed >> 32);
+  params.dropout_words[2] = static_cast<uint32_t>(origin_b);
+  params.dropout_words[3] = static_cast<uint32_t>(origin_h);
+  params.device_dropout_words = nullptr;
+  params.device_dropout_count = 0;
+  if (arguments.dropout_words) {
+    std::ranges::fill(params.dropout_words, 0);  // two words are no origin
+    params.device_dropout_words = static_cast<const unsigned*>(arguments.dropout_words->data);
+    params.device_dropout_count = static_cast<int>(arguments.dropout_words->sizes[0]);
+  }
   params.dropout_threshold = static_cast<uint32_t>(std::llround(std::ldexp(rate, 32)));
   params.dropout_factor = static_cast<float>(1.0 / (1.0 - rate));
   params.keep = nullptr;

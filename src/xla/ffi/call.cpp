@@ -8,9 +8,6 @@ namespace flashlift::xla {
 namespace {
 
 Result<Attention> compile(const Signature& signature, CompileOptions options) {
-  if (signature.has_seed() && options.device == DeviceKind::kCuda) {
-    return unsupported("dropout in the custom call runs on the host only: on a GPU its seed would be out of reach");
-  }
   options.implementation = signature.implementation();
   options.lengths_known = signature.lengths_known();
   return Attention::compile(signature.problem(), options);

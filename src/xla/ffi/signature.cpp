@@ -66,15 +66,16 @@ Result<TensorView> bind_keep_mask(const Buffer& buffer) {
   return dense(buffer, "the keep mask");
 }
 
-// The two halves of 64 bits, low first.
-Result<uint64_t> read_seed(const Buffer& buffer) {
+// The two halves of 64 bits, low first; then, in a call that is a part of a larger one, dropout's origin.
+Result<TensorView> bind_seed(const Buffer& buffer) {
   FLASHLIFT_RETURN_IF_ERROR(check_dtype(buffer, DType::kU32, "dropout's seed"));
-  if (buffer.dims.size() != 1 || buffer.dims[0] != 2) {
-    return invalid_argument("dropout's seed has shape [{}], expected [2]: the low half of 64 bits and the high one",
-                            fmt::join(buffer.dims, ","));
+  if (buffer.dims.size() != 1 || (buffer.dims[0] != 2 && buffer.dims[0] != 4)) {
+    return invalid_argument(
+        "dropout's seed has shape [{}], expected [2]: the low half of 64 bits and the high one, or [4]: these, and "
+        "which batch and query head of a larger call this one begins with",
+        fmt::join(buffer.dims, ","));
   }
-  const auto* const halves = static_cast<const uint32_t*>(buffer.data);
-  return uint64_t{halves[1]} << 32 | halves[0];
+  return dense(buffer, "dropout's seed");
 }
 
 // The problem's captured tensors in the order of a list of names, or in their own.
@@ -199,7 +200,7 @@ Result<AttentionArguments> Signature::bind(std::span<const Buffer> inputs, std::
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.keep_mask, bind_keep_mask(inputs.back()));
   }
   if (has_seed()) {
-    FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_seed, read_seed(inputs.back()));
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_words, bind_seed(inputs.back()));
   }
   if (problem_.want_lse) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.lse,

@@ -49,8 +49,8 @@ class Signature {
   // Which of the problem's captured tensors an input is, from the fourth on; beyond their number, none is.
   size_t capture_of(size_t input) const { return input - 3 < captures_.size() ? captures_[input - 3] : input - 3; }
 
-  // `inputs`: q, k, v, captured tensors, sinks, the keep mask or dropout's seed, which must be in the host's memory;
-  // `outputs`: out, lse; as many as counted above.
+  // `inputs`: q, k, v, captured tensors, sinks, the keep mask or dropout's seed; `outputs`: out, lse; as many as
+  // counted above.
   Result<AttentionArguments> bind(std::span<const Buffer> inputs, std::span<const Buffer> outputs) const;
 
   // The gradient by out (0) or lse (1).

@@ -10,10 +10,14 @@ struct PhiloxWords {
   u32 x[4];
 };
 
+__device__ __forceinline__ u32 given_word(int i, const ForwardParams& params) {
+  return i < params.device_dropout_count ? __ldg(params.device_dropout_words + i) : params.dropout_words[i];
+}
+
 // Philox4x32 (Salmon et al., 2011) with seven rounds.
 __device__ __forceinline__ PhiloxWords philox(u32 x, u32 y, u32 z, u32 w, const ForwardParams& params) {
-  u32 key0 = params.dropout_seed[0];
-  u32 key1 = params.dropout_seed[1];
+  u32 key0 = given_word(0, params);
+  u32 key1 = given_word(1, params);
 #pragma unroll
   for (int round = 0; round < 7; ++round) {
     const u64 first = u64{0xd2511f53u} * x;
@@ -29,8 +33,8 @@ __device__ __forceinline__ PhiloxWords philox(u32 x, u32 y, u32 z, u32 w, const 
 }
 
 __device__ __forceinline__ PhiloxWords dropout_words(int b, int h, int q, int kv, const ForwardParams& params) {
-  return philox(static_cast<u32>(kv / 64 * 16 + kv % 16), static_cast<u32>(q), static_cast<u32>(h),
-                static_cast<u32>(b), params);
+  return philox(static_cast<u32>(kv / 64 * 16 + kv % 16), static_cast<u32>(q),
+                static_cast<u32>(h) + given_word(3, params), static_cast<u32>(b) + given_word(2, params), params);
 }
 
 __device__ __forceinline__ bool keeps_key(int b, int h, int q, int kv, const ForwardParams& params) {

@@ -78,8 +78,12 @@ struct ForwardParams {
   int vector_out;         // the residual's, too
   int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
 
+  // The seed's low half and its high one, and the batch and the query head that count as the first; the first ones of
+  // them from the device's memory instead, if there are any.
+  unsigned dropout_words[4];
+  const unsigned* device_dropout_words;
+  int device_dropout_count;
   // A key stays in a row if its random word is at least the threshold.
-  unsigned dropout_seed[2];  // low, high
   unsigned dropout_threshold;
   float dropout_factor;  // 1 without dropout
   // Which keys stay instead, where the problem has a keep mask. A stride is 0 along a dimension of size 1.
