@@ -327,7 +327,6 @@ std::vector<std::string> preprocess_definitions(const Problem& problem, bool row
   list.push_back(fmt::format("-DFL_OUT_BF16={:d}", problem.out_dtype == DType::kBF16));
   list.push_back(fmt::format("-DFL_VALUE_DIM={}", problem.value_dim));
   list.push_back(fmt::format("-DFL_ROW_THREADS={}", row_threads(problem)));
-  list.push_back(fmt::format("-DFL_ROWS_AT_ONCE={}", kRowsAtOnce));
   list.push_back(fmt::format("-DFL_D_OUT_F32={:d}", problem.d_out_dtype() == DType::kF32));
   list.push_back(fmt::format("-DFL_D_OUT_BF16={:d}", problem.d_out_dtype() == DType::kBF16));
   define_d_out(problem.dtype, problem.d_out_dtype(), list);

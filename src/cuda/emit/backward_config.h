@@ -64,9 +64,8 @@ std::string describe(const BackwardConfig& config);
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
-// How many threads share a row of the output where the preprocess multiplies it, and how many rows they take at once.
+// How many threads share a row of the output where the preprocess multiplies it.
 int row_threads(const Problem& problem);
-inline constexpr int kRowsAtOnce = 4;
 // Of the kernels before and behind the main part. row_tiles: are rows' statistics in tiles (kernels/common/
 // backward_params.h).
 std::vector<std::string> preprocess_definitions(const Problem& problem, bool row_tiles);

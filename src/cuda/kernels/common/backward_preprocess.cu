@@ -118,97 +118,73 @@ __device__ __forceinline__ Piece<Bits> load_piece(const Bits* row, long long str
   return piece;
 }
 
-// `sum`, and what the pieces' product adds to it.
-__device__ __forceinline__ float add_products(const Piece<OutElement::Bits>& x, const Piece<DOutElement::Bits>& y,
-                                              float sum) {
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    sum = fmaf(OutElement::scalar(x.elements[i]), DOutElement::scalar(y.elements[i]), sum);
-  }
-  return sum;
-}
-
 template <typename Element>
 __device__ __forceinline__ const typename Element::Bits* row_of(const void* tensor, const Strides& strides, int b,
                                                                 int h, int q) {
   return static_cast<const typename Element::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
 }
 
-}  // namespace
-
-// Fills RowTiles::statistics. A block has FL_ROWS_AT_ONCE times as many rows of one head as rows share its threads, and
-// a thread its share of several, so that many loads are on their way at a time.
-extern "C" __global__ void __launch_bounds__(256)
-    flashlift_row_tiles(const __grid_constant__ ForwardParams params, const __grid_constant__ BackwardParams backward,
-                        const __grid_constant__ RowTiles tiles) {
-  const int groups = static_cast<int>(blockDim.x) / FL_ROW_THREADS;
-  const int head_rows = tiles.tiles * tiles.rows;
-  const int head_blocks = (head_rows + groups * FL_ROWS_AT_ONCE - 1) / (groups * FL_ROWS_AT_ONCE);
-  const int head = static_cast<int>(blockIdx.x) / head_blocks;
-  const int b = head / params.q_heads;
-  const int h = head % params.q_heads;
-  const int first = (static_cast<int>(blockIdx.x) - head * head_blocks) * groups * FL_ROWS_AT_ONCE +
-                    static_cast<int>(threadIdx.x) / FL_ROW_THREADS;
-  float given[FL_ROWS_AT_ONCE];
-  float delta[FL_ROWS_AT_ONCE];  // <d_out, out>
-#pragma unroll
-  for (int i = 0; i < FL_ROWS_AT_ONCE; ++i) {
-    const int q = first + i * groups;
-    delta[i] = 0.0f;
-    given[i] = q < params.q_len
-                   ? params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]]
-                   : -FL_INFINITY;
-  }
+// This thread's share of <d_out, out>.
+__device__ __forceinline__ float row_product(const ForwardParams& params, const BackwardParams& backward,
+                                             const RowTiles& tiles, int b, int h, int q) {
+  const OutElement::Bits* const out = row_of<OutElement>(params.out, params.out_strides, b, h, q);
+  const OutElement::Bits* const residual = row_of<OutElement>(tiles.out_residual, params.out_strides, b, h, q);
+  const DOutElement::Bits* const d_out =
+      row_of<DOutElement>(backward.given_d_out, backward.given_d_out_strides, b, h, q);
+  float sum = 0.0f;
 #pragma unroll
   for (int column = static_cast<int>(threadIdx.x) % FL_ROW_THREADS * kPiece; column < FL_VALUE_DIM;
        column += FL_ROW_THREADS * kPiece) {
-    Piece<OutElement::Bits> out[FL_ROWS_AT_ONCE];
-    Piece<OutElement::Bits> rest[FL_ROWS_AT_ONCE];
-    Piece<DOutElement::Bits> d_out[FL_ROWS_AT_ONCE];
+    const Piece<OutElement::Bits> x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
+    const Piece<DOutElement::Bits> y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
 #pragma unroll
-    for (int i = 0; i < FL_ROWS_AT_ONCE; ++i) {
-      const int q = first + i * groups;
-      if (q < params.q_len) {
-        out[i] = load_piece(row_of<OutElement>(params.out, params.out_strides, b, h, q), params.out_strides.column,
-                            column, tiles.vector_out);
-        d_out[i] = load_piece(row_of<DOutElement>(backward.given_d_out, backward.given_d_out_strides, b, h, q),
-                              backward.given_d_out_strides.column, column, tiles.vector_out);
-        if (tiles.out_residual != nullptr) {
-          rest[i] = load_piece(row_of<OutElement>(tiles.out_residual, params.out_strides, b, h, q),
-                               params.out_strides.column, column, tiles.vector_out);
-        }
-      }
+    for (int i = 0; i < kPiece; ++i) {
+      sum = fmaf(OutElement::scalar(x.elements[i]), DOutElement::scalar(y.elements[i]), sum);
     }
+    if (tiles.out_residual != nullptr) {
+      const Piece<OutElement::Bits> rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
 #pragma unroll
-    for (int i = 0; i < FL_ROWS_AT_ONCE; ++i) {
-      if (first + i * groups < params.q_len) {
-        delta[i] = add_products(out[i], d_out[i], delta[i]);
-        if (tiles.out_residual != nullptr) {
-          delta[i] = add_products(rest[i], d_out[i], delta[i]);
-        }
+      for (int i = 0; i < kPiece; ++i) {
+        sum = fmaf(OutElement::scalar(rest.elements[i]), DOutElement::scalar(y.elements[i]), sum);
       }
     }
   }
-#pragma unroll
-  for (int i = 0; i < FL_ROWS_AT_ONCE; ++i) {
-#pragma unroll
-    for (int step = FL_ROW_THREADS / 2; step > 0; step /= 2) {
-      delta[i] += __shfl_xor_sync(0xffffffff, delta[i], step, FL_ROW_THREADS);
-    }
-    const int q = first + i * groups;
-    if (q >= head_rows || threadIdx.x % FL_ROW_THREADS != 0) {
-      continue;
-    }
-    const bool empty = given[i] == -FL_INFINITY;
-    if (empty && q < params.q_len) {
+  return sum;
+}
+
+}  // namespace
+
+// Fills RowTiles::statistics.
+extern "C" __global__ void __launch_bounds__(256)
+    flashlift_row_tiles(const __grid_constant__ ForwardParams params, const __grid_constant__ BackwardParams backward,
+                        const __grid_constant__ RowTiles tiles) {
+  const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / FL_ROW_THREADS;
+  const long long head_rows = static_cast<long long>(tiles.tiles) * tiles.rows;
+  const int q = static_cast<int>(index % head_rows);
+  const int head = static_cast<int>(index / head_rows);
+  const bool exists = head < params.batch * params.q_heads;
+  const int b = head / params.q_heads;
+  const int h = head % params.q_heads;
+  float lse = FL_INFINITY;
+  float delta = 0.0f;
+  if (exists && q < params.q_len) {
+    const float given = params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]];
+    if (given != -FL_INFINITY) {
+      lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
+      delta = row_product(params, backward, tiles, b, h, q);
+    } else {
       *tiles.any_empty = 1;
     }
-    // An infinite score makes its row NaN.
-    const float lse = empty ? FL_INFINITY : given[i] == FL_INFINITY ? FL_NAN : given[i] * kExponentUnit;
+  }
+#pragma unroll
+  for (int step = FL_ROW_THREADS / 2; step > 0; step /= 2) {
+    delta += __shfl_xor_sync(0xffffffff, delta, step, FL_ROW_THREADS);
+  }
+  if (exists && threadIdx.x % FL_ROW_THREADS == 0) {
     float* const tile =
         tiles.statistics + (static_cast<long long>(head) * tiles.tiles + q / tiles.rows) * 2 * tiles.rows;
     tile[q % tiles.rows] = lse;
-    tile[tiles.rows + q % tiles.rows] = lse < FL_INFINITY ? delta[i] - d_lse_at(backward, b, h, q) : 0.0f;
+    tile[tiles.rows + q % tiles.rows] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
     if (lse < FL_INFINITY && fabsf(lse) > kLargestOffset) {
       *tiles.any_large = 1;
     }

@@ -135,12 +135,10 @@ Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& 
 Status Preprocess::fill_row_tiles(BackwardCall& call) const {
   FLASHLIFT_RETURN_IF_ERROR(clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
                                   static_cast<size_t>(flag_count(call.forward)) * sizeof(int), call.stream));
-  const int64_t head_rows = int64_t{call.row_tiles.tiles} * call.row_tiles.rows;
-  const int64_t block_rows = kElementThreads / row_threads(problem_) * kRowsAtOnce;
-  const int64_t blocks = divide_up(head_rows, block_rows) * call.forward.batch * call.forward.q_heads;
-  if (head_rows > INT32_MAX - block_rows || blocks > INT32_MAX) {
-    return unsupported("{} heads of {} rows are more than one launch numbers; split the batch",
-                       int64_t{call.forward.batch} * call.forward.q_heads, head_rows);
+  const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
+  const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
+  if (blocks > INT32_MAX) {
+    return unsupported("{} rows are more than one launch numbers; split the batch", rows);
   }
   void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
   return cuda::launch(call, row_tiles_, {.x = static_cast<unsigned>(blocks), .threads = kElementThreads}, parameters);
