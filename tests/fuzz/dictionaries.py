@@ -42,7 +42,11 @@ def program_words() -> list[str]:
 def module_words() -> list[str]:
     return [
         *found("src/stablehlo/reader/ops.def", r'"(?:stablehlo|chlo)\.(\w+)"', r'"(sdy\.\w+)"'),
-        *found("src/stablehlo/rewrite/cudnn.cpp", r'"((?:cudnn|fmha|bmm1|mask|max|is|rhs)_\w+)"', r'mask != "(\w+)"'),
+        *found(
+            "src/stablehlo/rewrite/cudnn.cpp",
+            r'"((?:cudnn|fmha|bmm1|mask|max|is|rhs|dropout|sliding)_\w+)"',
+            r'mask != "(\w+)"',
+        ),
     ]
 
 

@@ -1,5 +1,7 @@
 """Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU once they are fused."""
 
+import re
+
 import flashlift.jax
 import jax
 import jax.numpy as jnp
@@ -123,11 +125,47 @@ def test_layouts_lengths_and_shared_biases(layout, queries, keys, kv_heads, bias
         np.testing.assert_allclose(got, expected, atol=4e-3 * max(1, float(jnp.max(jnp.abs(expected)))))
 
 
-def test_says_why_a_call_stays():
-    q = draw(BATCH, LENGTH, HEADS, DEPTH)
-    text = lowered(lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"), q)
-    dropout = text.replace("dropout_rate\\22: 0.0", "dropout_rate\\22: 0.5")
-    assert dropout != text
-    result = flashlift.stablehlo.fuse(dropout)
-    assert result.module == dropout
-    assert "its dropout leaves out other keys than Flashlift's would" in result.candidates[0].reason
+@pytest.fixture(scope="module")
+def causal_text():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn, "check_cudnn_version", lambda *_, **__: 91900)
+        patch.setattr(cudnn, "check_compute_capability", lambda *_, **__: True)
+        q = draw(BATCH, LENGTH, HEADS, DEPTH)
+        return lowered(lambda q: jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn"), q)
+
+
+def changed(text, old, new):
+    old, new = (one.replace('"', "\\22") for one in (old, new))
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+STAYS = {
+    ('"dropout_rate": 0.0', '"dropout_rate": 0.5'): "its dropout leaves out other keys than Flashlift's would",
+    ('"dropout_rate": 0.0', '"dropout_rate": "0.5"'): "its dropout leaves out other keys than Flashlift's would",
+    ('"dropout_rate": 0.0', '"dropout_rate": [0.5]'): "a dropout_rate that is not a number",
+    ('"dropout_rate"', '"dropoutRate"'): "a field dropoutRate: only names in lower case are read",
+    ('"fmha_scale"', '"scale"'): "lacks fmha_scale",
+    ('"mask_type": "CAUSAL"', '"mask_type": 2'): "a mask_type that is not a text",
+    ('"mask_type": "CAUSAL"', '"mask_type": "ALIBI"'): "its mask_type is ALIBI",
+    ('"is_paged_attention": false', '"is_paged_attention": 1'): "an is_paged_attention that is not true or false",
+    (
+        '"sliding_window_length": 0',
+        '"sliding_window_length": 1.5',
+    ): "a sliding_window_length that is not a whole number",
+    ('"sliding_window_length": 0', '"sliding_window_length": 18446744073709551615'): "that is not a whole number",
+}
+
+
+@pytest.mark.parametrize("change", STAYS)
+def test_says_why_a_call_stays(change, causal_text):
+    text = changed(causal_text, *change)
+    result = flashlift.stablehlo.fuse(text)
+    assert result.module == text
+    assert STAYS[change].removeprefix("an ").removeprefix("a ") in result.candidates[0].reason
+
+
+@pytest.mark.parametrize("scale", ["0.5", '"0.5"', '"5e-1"'])
+def test_reads_numbers_that_are_texts(scale, causal_text):
+    text = re.sub(r"fmha_scale\\22: [^,]*", lambda _: f"fmha_scale\\22: {scale}".replace('"', "\\22"), causal_text)
+    assert "scale=0.5 " in flashlift.stablehlo.fuse(text).candidates[0].problem

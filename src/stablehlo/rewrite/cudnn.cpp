@@ -1,7 +1,12 @@
 #include "stablehlo/rewrite/cudnn.h"
 
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/BuiltinTypes.h"
@@ -18,7 +23,7 @@ constexpr std::string_view kPrefix = "__cudnn$fmha";
 
 // The part of backend_config that says what is computed.
 struct Config {
-  double scale = 1;
+  double scale = 0;
   std::string mask = "NO_MASK";
   double dropout = 0;
   int64_t window = 0;  // keys that a query sees, itself included; 0: all
@@ -27,26 +32,100 @@ struct Config {
   bool heads_first = false;  // q, k and v are [batch, heads, length, depth] instead of [batch, length, heads, depth]
 };
 
-// Protocol buffers write 64-bit integers as text.
-std::optional<int64_t> integer(const Json& json) {
-  if (json.is_number_integer()) {
-    return json.get<int64_t>();
-  }
-  if (json.is_string()) {
-    const auto& text = json.get_ref<const std::string&>();
-    char* end = nullptr;
-    const int64_t value = std::strtoll(text.c_str(), &end, 10);
-    return !text.empty() && *end == '\0' ? std::optional(value) : std::nullopt;
-  }
-  return std::nullopt;
-}
+// Fields of a protocol buffer's message as JSON, where numbers may be texts and null is a field that is not there. A
+// field of another type is a mistake to remember, and not one that is missing.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
 
-std::vector<int64_t> integers(const Json& json) {
-  std::vector<int64_t> list;
-  for (const Json& each : json) {
-    list.push_back(integer(each).value_or(-1));
+  double number(const char* name, double otherwise) {
+    const Json* field = find(name);
+    if (field != nullptr && field->is_number()) {
+      return field->get<double>();
+    }
+    const auto value = field == nullptr ? std::optional(otherwise) : read<double>(*field);
+    return take(name, value, "a number");
   }
-  return list;
+  int64_t whole_number(const char* name, int64_t otherwise) {
+    const Json* field = find(name);
+    return take(name, field == nullptr ? std::optional(otherwise) : integer(*field), "a whole number");
+  }
+  bool flag(const char* name) {
+    const Json* field = find(name);
+    return take(name,
+                field == nullptr      ? std::optional(false)
+                : field->is_boolean() ? std::optional(field->get<bool>())
+                                      : std::nullopt,
+                "true or false");
+  }
+  std::string text(const char* name, const char* otherwise) {
+    const Json* field = find(name);
+    return take(name,
+                field == nullptr     ? std::optional<std::string>(otherwise)
+                : field->is_string() ? std::optional(field->get<std::string>())
+                                     : std::nullopt,
+                "a text");
+  }
+  std::vector<int64_t> whole_numbers(const char* name) {
+    const Json* field = find(name);
+    std::optional<std::vector<int64_t>> list(std::in_place);
+    if (field != nullptr && !field->is_array()) {
+      list.reset();
+    } else if (field != nullptr) {
+      for (const Json& each : *field) {
+        list->push_back(integer(each).value_or(-1));
+      }
+    }
+    return take(name, list, "a list of whole numbers");
+  }
+
+  Status status() const { return status_; }
+
+ private:
+  const Json* find(const char* name) const {
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  template <typename T>
+  T take(const char* name, const std::optional<T>& value, const char* expected) {
+    if (!value && status_.ok()) {
+      status_ = unsupported("its backend_config has a {} that is not {}", name, expected);
+    }
+    return value.value_or(T());
+  }
+
+  template <typename T>
+  static std::optional<T> read(const Json& json) {
+    if (!json.is_string()) {
+      return std::nullopt;
+    }
+    const auto& text = json.get_ref<const std::string&>();
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+  }
+
+  static std::optional<int64_t> integer(const Json& json) {
+    if (json.is_number_integer()) {
+      const bool fits = !json.is_number_unsigned() || json.get<uint64_t>() <= INT64_MAX;
+      return fits ? std::optional(json.get<int64_t>()) : std::nullopt;
+    }
+    return read<int64_t>(json);
+  }
+
+  const Json& object_;
+  Status status_;
+};
+
+// Names may be in another spelling, as fmhaScale, which XLA reads too: they must not count as missing.
+Status check_spelling(const Json& object) {
+  for (const auto& [name, value] : object.items()) {
+    if (std::ranges::any_of(name, [](char c) { return c >= 'A' && c <= 'Z'; })) {
+      return unsupported("its backend_config has a field {}: only names in lower case are read", name);
+    }
+  }
+  return {};
 }
 
 Result<Config> read_config(std::string_view text, bool is_backward) {
@@ -56,32 +135,29 @@ Result<Config> read_config(std::string_view text, bool is_backward) {
     return unsupported("its backend_config is no JSON text with a cudnn_fmha_backend_config");
   }
   const Json& json = *found;
-  Config config;
-  const auto number = [&](const char* name, double otherwise) {
-    return json.contains(name) && json[name].is_number() ? json[name].get<double>() : otherwise;
-  };
-  const auto whole_number = [&](const char* name, int64_t otherwise) {
-    return json.contains(name) ? integer(json[name]).value_or(-1) : otherwise;
-  };
-  config.scale = number("fmha_scale", 1);
-  config.dropout = number("dropout_rate", 0);
-  config.window = whole_number("sliding_window_length", 0);
-  config.segments = whole_number("max_seg_per_batch", 1);
-  config.is_paged = json.contains("is_paged_attention") && json["is_paged_attention"] == true;
-  if (json.contains("mask_type") && json["mask_type"].is_string()) {
-    config.mask = json["mask_type"].get<std::string>();
+  FLASHLIFT_RETURN_IF_ERROR(check_spelling(json));
+  if (!json.contains("fmha_scale")) {  // which XLA takes for 0
+    return unsupported("its backend_config lacks fmha_scale");
   }
+  Fields fields(json);
+  Config config;
+  config.scale = fields.number("fmha_scale", 0);
+  config.dropout = fields.number("dropout_rate", config.dropout);
+  config.window = fields.whole_number("sliding_window_length", config.window);
+  config.segments = fields.whole_number("max_seg_per_batch", config.segments);
+  config.is_paged = fields.flag("is_paged_attention");
+  config.mask = fields.text("mask_type", config.mask.c_str());
+  FLASHLIFT_RETURN_IF_ERROR(fields.status());
   // k of the first product, or q of the first product's gradient
   const char* product = is_backward ? "bmm1_grad_gemm1_dot_dimension_numbers" : "bmm1_dot_dimension_numbers";
   if (!json.contains(product) || !json[product].is_object()) {
     return unsupported("its backend_config lacks {}", product);
   }
-  const Json& dims = json[product];
-  const auto list = [&](const char* name) {
-    return dims.contains(name) && dims[name].is_array() ? integers(dims[name]) : std::vector<int64_t>();
-  };
-  const std::vector<int64_t> batch = list("rhs_batch_dimensions");
-  const std::vector<int64_t> contracting = list("rhs_contracting_dimensions");
+  FLASHLIFT_RETURN_IF_ERROR(check_spelling(json[product]));
+  Fields dims(json[product]);
+  const std::vector<int64_t> batch = dims.whole_numbers("rhs_batch_dimensions");
+  const std::vector<int64_t> contracting = dims.whole_numbers("rhs_contracting_dimensions");
+  FLASHLIFT_RETURN_IF_ERROR(dims.status());
   config.heads_first = batch == std::vector<int64_t>{0, 1};
   const int64_t length = config.heads_first ? 2 : 1;
   if ((!config.heads_first && batch != std::vector<int64_t>{0, 2}) ||
