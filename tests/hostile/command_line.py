@@ -57,8 +57,14 @@ def environments() -> list[Attack]:
         "FLASHLIFT_THREADS": ["0", "-1", "4097", "99999999999999999999", "two", "1.5", " 1", "nan"],
         "FLASHLIFT_LOG": ["loud", "DEBUG", "0", "\x1b[31m"],
         "FLASHLIFT_ISA": ["mmx", "AVX2", "avx", "0"],
+        "FLASHLIFT_TUNING": ["on", "OFF", " read", "1"],
     }
-    right = {"FLASHLIFT_THREADS": ["1", "4096"], "FLASHLIFT_LOG": ["error", "off"], "FLASHLIFT_ISA": ["avx2", "amx"]}
+    right = {
+        "FLASHLIFT_THREADS": ["1", "4096"],
+        "FLASHLIFT_LOG": ["error", "off"],
+        "FLASHLIFT_ISA": ["avx2", "amx"],
+        "FLASHLIFT_TUNING": ["off", "read", "write"],
+    }
     return [
         command(
             f"{variable}={value!r}",
@@ -137,5 +143,35 @@ def limits() -> list[Attack]:
     ]
 
 
+def options() -> list[Attack]:
+    """Values that the options of the newer subcommands do not have, and places where no file can be."""
+    module = "func.func @f() {\n  return\n}\n"
+    forms = [
+        "vhlo=", "vhlo=1", "vhlo=1.9", "vhlo=1.9.0.0", "vhlo=-1.9.0", "vhlo=1.9.x", "vhlo=1.9.0 ", "vhlo=999.0.0",
+        "vhlo=0.8.0", "vhlo=99999999999999999999.9.0", "VHLO", "bytecode=1", " text", "x" * 100_000, "%s", "\x1b[31m",
+    ]  # fmt: skip
+    architectures = [
+        "", "0", "-1", "9x", "90 ", "1e2", "99999999999999999999", "90;rm", "sm_", "1", "x" * 10_000, "nan", "٩٠",
+    ]  # fmt: skip
+    lengths = ["0", "-1", "x", "9223372036854775808", "1.5"]
+    places = [".", "no/folder", "m.mlir/x", "x" * 300, "/proc/self/mem", "/dev/full"]
+    cache = ["relative", "/dev/null", "/proc/nothing", "x" * 5000, "/" + "x" * 300]
+    wide = "attn h1 s64 d64 bf16 bias=f32"
+    return [
+        *[command(f"--emit={form[:20]!r}", "fuse", "m.mlir", "-o", "out", f"--emit={form}", files={"m.mlir": module}) for form in forms],
+        *[command(f"--architecture={one[:20]!r}", "compile", wide, f"--architecture={one}") for one in architectures],
+        *[command(f"--q-len={one}", "compile", wide, "--architecture=90", f"--q-len={one}") for one in lengths],
+        *[command(f"--gradients={one}", "compile", wide, "--architecture=90", "--backward", f"--gradients={one}") for one in ("nothing", "bias,q", "%s")],
+        *[command(f"--plot={place[:20]}", "bench", PROBLEM, "--seconds=0", f"--plot={place}", files={"m.mlir": module}) for place in places],
+        *[command(f"export to {place[:20]}", "cache", "export", place, files={"m.mlir": module}) for place in places],
+        *[command(f"import from {place[:20]}", "cache", "import", place, files={"m.mlir": module}) for place in (*places[:4], "/dev/zero", "/proc/self/mem")],
+        *[command(f"a shell named {shell!r}", "completion", shell) for shell in ("", "fish", "bash;ls", "BASH", "x" * 100_000)],
+        *[command(f"tune --seconds={number[:30]!r}", "tune", PROBLEM, f"--seconds={number}", codes=REFUSED) for number in ("nan", "-1", "inf", "x", "", "1e999")],
+        *[command(f"the cache in {folder[:20]}", "tune", PROBLEM, "--seconds=0", environment={"FLASHLIFT_CACHE_DIR": folder}) for folder in cache],
+        *[command(f"run, the cache in {folder[:20]}", "run", PROBLEM, "--seconds=0", environment={"FLASHLIFT_CACHE_DIR": folder}, codes=SUCCESS) for folder in cache],
+        *[command(f"NVRTC is {name}", "compile", wide, "--architecture=90", environment={"FLASHLIFT_NVRTC": name}) for name in ("x", "/dev/zero", "/dev/null", "/", "/proc/self/mem", "/etc/passwd")],
+    ]  # fmt: skip
+
+
 def attacks() -> list[Attack]:
-    return numbers() + environments() + problems() + limits()
+    return numbers() + environments() + problems() + limits() + options()
