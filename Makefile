@@ -110,10 +110,11 @@ test-dist: dist ## build the source distribution in a bare environment and use w
 	@scripts/setup_system.sh scripts/debian-packages-package.txt
 	@$(VENV)/bin/python scripts/test_dist.py $(BUILD) dist/flashlift-*.tar.gz
 
+# LLVM's headers poison memory that LLVM's shared library, which is built without the sanitizers, then uses.
 asan: setup ## run the C++ tests under AddressSanitizer and UBSan
 	@scripts/configure.sh asan build-asan $(VENV)
 	@cmake --build build-asan -- $(NINJA_FLAGS)
-	@ctest --test-dir build-asan --output-on-failure --no-tests=error -j$(JOBS)
+	@ASAN_OPTIONS=allow_user_poisoning=0 ctest --test-dir build-asan --output-on-failure --no-tests=error -j$(JOBS)
 
 # oneTBB is not instrumented, and its waits look like races: these tests bring threads of their own.
 tsan: setup ## run the tests of threads, caches and determinism under ThreadSanitizer

@@ -23,6 +23,9 @@ watch() {
   [[ ! -t 1 ]] || printf '\r\033[K'
 }
 
+# LLVM's headers poison memory that LLVM's shared library, which is built without the sanitizers, then uses.
+export ASAN_OPTIONS="allow_user_poisoning=0:${ASAN_OPTIONS:-}"
+
 failed=()
 count=0
 for program in "$build"/bin/*_fuzzer; do
