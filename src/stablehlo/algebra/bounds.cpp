@@ -212,12 +212,12 @@ std::optional<Interval> Bounds::compute_finite(SymId id) {
   }
   const double low = x->real_lo + (subtracts ? -y->real_hi : y->real_lo);
   const double high = x->real_hi + (subtracts ? -y->real_lo : y->real_hi);
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  constexpr double kInfinite = kLargest + 0x1p103;  // rounds to infinity, and what lies below it to kLargest
+  constexpr double kLargestFloat = std::numeric_limits<float>::max();
+  constexpr double kInfinite = kLargestFloat + 0x1p103;  // rounds to infinity, and what lies below it to kLargestFloat
   if (!(low > -kInfinite && high < kInfinite)) {
     return std::nullopt;
   }
-  return Interval::real(std::max(low, -kLargest), std::min(high, kLargest));
+  return Interval::real(std::max(low, -kLargestFloat), std::min(high, kLargestFloat));
 }
 
 }  // namespace flashlift::stablehlo
