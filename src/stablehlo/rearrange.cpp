@@ -150,7 +150,7 @@ class Joiner {
   mlir::Value add_products(mlir::Operation* x, mlir::Operation* y);
   mlir::Value join(mlir::Value x, mlir::Value y, int64_t dim);
   mlir::Value join_uncached(mlir::Value x, mlir::Value y, int64_t dim);
-  mlir::Value join_select(mlir::Operation* select, mlir::Value x, mlir::Value y, int64_t dim);
+  mlir::Value join_select(mlir::Operation* select, unsigned masked_at, mlir::Value x, mlir::Value y, int64_t dim);
   mlir::Value join_reductions(mlir::Operation* op);
   bool is_limited() { return --left_ < 0; }
 
@@ -221,6 +221,14 @@ std::optional<Part> part_of(mlir::Value value, int64_t dim) {
   return part;
 }
 
+// Which operand of a select is one number, if one is: with it, the select masks the other.
+std::optional<unsigned> masked_operand(mlir::Operation* op) {
+  if (kind(op) != OpKind::kSelect) {
+    return std::nullopt;
+  }
+  return splat(op->getOperand(2)) ? std::optional(2U) : splat(op->getOperand(1)) ? std::optional(1U) : std::nullopt;
+}
+
 mlir::Value Joiner::join_uncached(mlir::Value x, mlir::Value y, int64_t dim) {
   mlir::Operation* const of_x = x.getDefiningOp();
   mlir::Operation* const of_y = y.getDefiningOp();
@@ -246,11 +254,13 @@ mlir::Value Joiner::join_uncached(mlir::Value x, mlir::Value y, int64_t dim) {
       elements_x.getSplatValue<mlir::Attribute>() == elements_y.getSplatValue<mlir::Attribute>()) {
     return builder_.constant(location, elements_x.resizeSplat(with_size(x, dim, size)));
   }
-  if (kind(of_x) == OpKind::kSelect && kind(of_y) != OpKind::kSelect) {
-    return join_select(of_x, x, y, dim);
+  const auto masked_x = masked_operand(of_x);
+  const auto masked_y = masked_operand(of_y);
+  if (masked_x && masked_x != masked_y) {
+    return join_select(of_x, *masked_x, x, y, dim);
   }
-  if (kind(of_y) == OpKind::kSelect && kind(of_x) != OpKind::kSelect) {
-    return join_select(of_y, x, y, dim);
+  if (masked_y && masked_x != masked_y) {
+    return join_select(of_y, *masked_y, x, y, dim);
   }
   if (!have_equal_attributes(of_x, of_y) && kind(of_x) != OpKind::kBroadcastInDim) {
     return side_by_side();
@@ -324,8 +334,10 @@ mlir::Value Joiner::join_uncached(mlir::Value x, mlir::Value y, int64_t dim) {
   }
 }
 
-// One part alone is masked: the other one is as by a mask that keeps all.
-mlir::Value Joiner::join_select(mlir::Operation* select, mlir::Value x, mlir::Value y, int64_t dim) {
+// One part alone is masked, or by a select the other way round: the other one is as by a mask that keeps all.
+// `masked_at`: which operand of the select is the number that masks.
+mlir::Value Joiner::join_select(mlir::Operation* select, unsigned masked_at, mlir::Value x, mlir::Value y,
+                                int64_t dim) {
   const bool is_first = select->getResult(0) == x;
   const mlir::Value other = is_first ? y : x;
   const mlir::Location location = select->getLoc();
@@ -333,19 +345,21 @@ mlir::Value Joiner::join_select(mlir::Operation* select, mlir::Value x, mlir::Va
     return is_first ? builder_.concatenate(location, own, others, dim)
                     : builder_.concatenate(location, others, own, dim);
   };
-  const auto masked = splat(select->getOperand(2));
+  const double masked = *splat(select->getOperand(masked_at));
+  const mlir::Value inner = select->getOperand(3 - masked_at);
   const auto element = mlir::dyn_cast<mlir::FloatType>(static_tensor(other).getElementType());
-  if (!is_elementwise(select) || !masked || !element) {
+  if (!is_elementwise(select) || !element) {
     return side_by_side(select->getResult(0), other);
   }
   auto boolean = static_tensor(select->getOperand(0)).clone(shape(other));
-  const mlir::Value all = builder_.constant(location, mlir::DenseElementsAttr::get(boolean, true));
-  const mlir::Value keep = side_by_side(select->getOperand(0), all);
-  const mlir::Value kept = is_first ? join(select->getOperand(1), y, dim) : join(x, select->getOperand(1), dim);
+  const mlir::Value all = builder_.constant(location, mlir::DenseElementsAttr::get(boolean, masked_at == 2));
+  const mlir::Value condition = side_by_side(select->getOperand(0), all);
+  const mlir::Value kept = is_first ? join(inner, y, dim) : join(x, inner, dim);
   auto type = mlir::cast<mlir::RankedTensorType>(kept.getType());
-  const mlir::Value low = builder_.constant(
-      location, mlir::DenseElementsAttr::get(type, mlir::FloatAttr::get(element, *masked).getValue()));
-  return builder_.like(select, {keep, kept, low}, type);
+  const mlir::Value low =
+      builder_.constant(location, mlir::DenseElementsAttr::get(type, mlir::FloatAttr::get(element, masked).getValue()));
+  return masked_at == 2 ? builder_.like(select, {condition, kept, low}, type)
+                        : builder_.like(select, {condition, low, kept}, type);
 }
 
 // Of a reduction over the keys, in whatever shape its result was brought.

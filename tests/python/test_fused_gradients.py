@@ -284,7 +284,9 @@ def test_gradient_by_the_bias_alone():
     assert report.fused_count == 1, report
 
 
-@pytest.mark.parametrize("name", ["alibi", "t5", "two", "gated", "twice", "mlp", "temperature", "capped", "masked"])
+@pytest.mark.parametrize(
+    "name", ["alibi", "t5", "taken", "two", "gated", "twice", "mlp", "temperature", "capped", "masked"]
+)
 def test_ways_to_a_bias(name):
     S = 24
     q, k, v = operands(S, S)
@@ -292,6 +294,8 @@ def test_ways_to_a_bias(name):
     change, learned = {
         "alibi": (lambda s, slopes: s + slopes[:, None, None] * distance, [normal(3)]),
         "t5": (lambda s, table: s + table[jnp.clip(distance + 8, 0, 15)].transpose(2, 0, 1), [normal(16, 3)]),
+        # NaN for indices outside of the table, which are compared one by one.
+        "taken": (lambda s, table: s + jnp.take(table, jnp.abs(distance), axis=0).transpose(2, 0, 1), [normal(32, 3)]),
         "two": (lambda s, row, column: s + row[:, :, None] + column[:, None, :], [normal(3, S), normal(3, S)]),
         "gated": (lambda s, gate, bias: s + gate[:, None, None] * bias, [normal(3), normal(S, S)]),
         "twice": (lambda s, bias: s + bias + bias.swapaxes(1, 2), [normal(3, S, S)]),

@@ -118,6 +118,25 @@ def test_an_activation_between_products_is_no_candidate(activation):
     assert not flashlift.stablehlo.fuse(exported(lambda a, b, c: activation(a @ b) @ c, x, x, x)).candidates
 
 
+@pytest.mark.parametrize("activation", [lambda x: jax.nn.gelu(x, approximate=False), jax.scipy.special.erf])
+def test_the_slope_of_an_activation_is_no_candidate(activation):
+    """It is e^(-x²), which the gradient by a bias sums; a softmax of such scores divides by its sum."""
+
+    def loss(weights, x):
+        a, bias, b = weights
+        return (activation(x @ a + bias) @ b).sum()
+
+    x = jnp.ones((16, 16))
+    text = jax.jit(jax.grad(loss)).lower((x, x[0], x), x).as_text()
+    assert not flashlift.stablehlo.fuse(text, gradients=True).candidates
+
+    def gaussian(q, k, v):
+        e = jnp.exp(-jnp.square(q @ k.mT))
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    assert len(flashlift.stablehlo.fuse(exported(gaussian, x, x, x)).candidates) == 1
+
+
 def test_a_module_without_attention_costs_no_more_than_reading_it():
     """All layers stand behind each other without a product between: each product's own way back is the whole module."""
 

@@ -138,3 +138,23 @@ def test_values_that_are_computed_differently_are_not_the_same():
 
     attend.defvjp(lambda q, k, v: (attend(q, k, v), (q, k, v)), backward)
     fused(lambda q, k, v: jax.grad(lambda *x: jnp.sum(jnp.sin(attend(*x))), (0, 1, 2))(q, k, v), *qkv())
+
+
+def test_barriers_around_many_values_join_none_of_them():
+    """Each layer's barrier holds all that was saved. What stands behind one of its results is that value alone."""
+    layers = 3
+
+    def block(x, weights):
+        q, k, v, wide, narrow = weights
+        x = x + weigh(jax.nn.softmax(products(x @ q, x @ k) / 4, -1), x @ v)
+        return x + jnp.tanh(x @ wide) @ narrow
+
+    def loss(weights, x):
+        for each in weights:
+            x = jax.checkpoint(block, policy=POLICIES.dots_with_no_batch_dims_saveable)(x, each)
+        return jnp.sum(jnp.sin(x))
+
+    square = jnp.eye(8) / 2 + 0.05
+    weights = [(square, square, square, jnp.ones((8, 16)) / 16, jnp.ones((16, 8)) / 16)] * layers
+    report = assert_fused(jax.grad(loss), weights, qkv(0.25)[0])
+    assert "not looked for" not in report

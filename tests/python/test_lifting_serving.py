@@ -212,6 +212,24 @@ def test_other_statistics_of_two_parts(name):
     fused(attention, *parts())
 
 
+MASKED = jnp.asarray(RNG.random((B, 1, 16, T + N)) > 0.5).at[:, :, 3].set(True)
+ONE_SIDED = {
+    "the first": lambda x, y: (jnp.where(MASKED[..., :T], -jnp.inf, x), y),
+    "the second": lambda x, y: (x, jnp.where(MASKED[..., T:], -jnp.inf, y)),
+    "the other way round": lambda x, y: (
+        jnp.where(MASKED[..., :T], -jnp.inf, x),
+        jnp.where(MASKED[..., T:], y, -jnp.inf),
+    ),
+    "by other numbers": lambda x, y: (jnp.where(MASKED[..., :T], -1e9, x), jnp.where(MASKED[..., T:], y, -1e4)),
+}
+
+
+@pytest.mark.parametrize("function", [of_concatenated, of_statistics])
+@pytest.mark.parametrize("mask", ONE_SIDED.values(), ids=ONE_SIDED)
+def test_parts_masked_by_selects_either_way_round(mask, function):
+    assert_fused(lambda *x: function(*x, mask=mask), *parts())
+
+
 def test_other_scores_in_the_second_part():
     def attention(q, k, v, new_k, new_v):
         return of_concatenated(q, k, v, new_k, new_v, mask=lambda x, y: (x, 2 * y))

@@ -325,7 +325,11 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
     return leaf(value, indices);
   }
   const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
-  if (!depends_on_score_(op) && !(is_logical && opens_reductions_)) {
+  // Of one element, as jnp.take has it over the coordinates of an index that may lie outside of the table.
+  const bool is_of_one = is_logical && llvm::all_of(how->dims, [&](int64_t dim) {
+                           return shape(how->inputs[0])[static_cast<size_t>(dim)] == 1;
+                         });
+  if (!depends_on_score_(op) && !(is_logical && opens_reductions_) && !is_of_one) {
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
   SymId reduced = evaluate_reduce_from_neutral(*kind, *how, indices);

@@ -48,9 +48,56 @@ bool sums(mlir::Operation* op) {
   }
 }
 
+// Whether a sum divides something, or its logarithm is taken, in whatever shape and with whatever guard.
+bool divides(mlir::Operation* sum) {
+  constexpr size_t kFarthest = 50;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{sum};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second) {
+      continue;
+    }
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      switch (kind(user)) {
+        case OpKind::kDivide:
+          if (use.getOperandNumber() == 1) {
+            return true;
+          }
+          break;
+        case OpKind::kLog:
+          return true;
+        case OpKind::kAdd:
+        case OpKind::kMaximum:
+        case OpKind::kSelect:
+        case OpKind::kConvert:
+        case OpKind::kReshape:
+        case OpKind::kTranspose:
+        case OpKind::kBroadcastInDim:
+          stack.push_back(user);
+          break;
+        default:
+          break;
+      }
+    }
+  }
+  return false;
+}
+
+// e^(-x²): the slope of erf, which the gradients of biases sum.
+bool is_bell(mlir::Operation* exponential) {
+  mlir::Operation* const negative = defining(exponential->getOperand(0), OpKind::kNegate);
+  mlir::Operation* const square = negative != nullptr ? negative->getOperand(0).getDefiningOp() : nullptr;
+  return square != nullptr && (kind(square) == OpKind::kChloSquare ||
+                               (kind(square) == OpKind::kMultiply && square->getOperand(0) == square->getOperand(1)));
+}
+
 // Whether the exponential is summed somewhere before the next product: a softmax does, an activation (erf, softplus)
 // does not, and is no candidate that anybody wants to read of.
 bool is_summed(mlir::Operation* exponential) {
+  const bool must_divide = is_bell(exponential);
   constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
   llvm::DenseSet<mlir::Operation*> seen;
   std::vector<mlir::Operation*> stack{exponential};
@@ -60,7 +107,7 @@ bool is_summed(mlir::Operation* exponential) {
     if (!seen.insert(op).second) {
       continue;
     }
-    if (sums(op)) {
+    if (sums(op) && (!must_divide || divides(op))) {
       return true;
     }
     if (!is_of_products(op)) {
@@ -140,6 +187,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
   constexpr int64_t kOperationsAStep = 8;
   Chain chain;
   llvm::DenseSet<mlir::Operation*> seen;
+  llvm::DenseSet<mlir::Value> barriers;
   std::vector<mlir::Value> stack{value};
   while (!stack.empty() && seen.size() < kLongestChain) {
     const auto result = llvm::dyn_cast<mlir::OpResult>(stack.back());
@@ -148,6 +196,12 @@ Chain chain_behind(mlir::Value value, Work& work) {
       continue;
     }
     mlir::Operation* op = result.getOwner();
+    if (kind(op) == OpKind::kOptimizationBarrier) {  // its results have nothing to do with each other
+      if (barriers.insert(result).second) {
+        stack.push_back(op->getOperand(result.getResultNumber()));
+      }
+      continue;
+    }
     const bool has_branches = kind(op) == OpKind::kCase || kind(op) == OpKind::kIf;
     for (unsigned i = 0; i < op->getNumRegions() && (has_branches || kind(op) == OpKind::kWhile); ++i) {
       mlir::Block& body = block(op, i);
@@ -241,8 +295,9 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     if (again.ok()) {
       return again;
     }
-    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput &&
-        again.error().reason == Reason::kNotByGradient) {
+    const bool tells_more =
+        again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
+    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput && tells_more) {
       return again.error();
     }
   }
