@@ -199,6 +199,11 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
+        if exported.nr_devices > 1:  # JAX calls such an export in a context of as many devices alone
+            raise UnsupportedError(
+                f"the function constrains arrays to {exported.nr_devices} devices; call flash_attention in it, or run "
+                "it on Flashlift's PJRT plugin (JAX_PLATFORMS=flashlift), which fuses split modules"
+            )
         original = exported.mlir_module()
         fused = stablehlo.fuse(original, name=flat.__name__, gradients=True)
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
