@@ -373,7 +373,9 @@ with jax.set_mesh(mesh):
     refused("split alike", placed[0], k, v)
     by_length = [jax.device_put(x, NamedSharding(mesh, P(None, "data"))) for x in (q, k, v)]
     refused("length and depth not at all", *by_length)
-    refused("within jax.shard_map", *placed[:3], dropout_prob=0.1, dropout_seed=1)
+    dropped = functools.partial(flash_attention, causal=True, dropout_prob=0.5, dropout_seed=1)
+    both = lambda *given: (dropped(*given), jax.grad(functools.partial(loss, dropped), argnums=range(3))(*given))
+    assert_close(both(*placed[:3]), both(q, k, v))
 print("agree")
 """
 

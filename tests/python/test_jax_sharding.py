@@ -41,6 +41,14 @@ check(attend, (normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8), no
 # One key-value head for all devices; a program that reads a table by its head, and one that computes with it.
 one_head = normal(4, 24, 1, 8)
 check(lambda q, k: flash_attention(q, k, k), (normal(4, 24, 8, 8), one_head), [split, P("data")])
+# Dropout leaves out on each device what it leaves out on one.
+def drop(q, k, v, seed):
+    return flash_attention(q, k, v, dropout_prob=0.5, dropout_seed=seed, causal=True)
+
+qkv, seed = (normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8)), jax.random.key_data(jax.random.key(5))
+check(drop, (*qkv, seed), [split, split, split, P()])
+check(drop, (*[normal(8, 24, 2, 8)] * 3, seed), [P(("data", "model"))] * 3 + [P()])
+check(lambda q, k, seed: drop(q, k, k, seed), (qkv[0], one_head, seed), [split, P("data"), P()])
 slopes = normal(8)
 check(lambda q, slopes: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j)),
       (normal(4, 24, 8, 8), slopes), [split, P("model")])

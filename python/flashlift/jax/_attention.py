@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flashlift._errors import InvalidArgumentError
 from flashlift._problem import Problem
 from flashlift.jax._arguments import as_array, check_operands, check_sinks, seed_words
+from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import DTYPES, Call, captured_names, sizes_of
 from flashlift.jax._mods import trace_mods
 from flashlift.jax._primitive import attend
@@ -25,7 +26,7 @@ def attention(
     *,
     captures: Sequence[jax.Array] | Mapping[str, jax.Array] = (),
     sinks: jax.Array | None = None,
-    dropout_seed: jax.Array | int | None = None,
+    dropout_seed: SeedOfPart | jax.Array | int | None = None,
     layout: str = "bshd",
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,

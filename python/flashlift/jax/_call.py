@@ -47,6 +47,11 @@ class Call:
         """Their position among the operands."""
         return 3 + len(self.capture_names) if "sinks" in self.problem.words else None
 
+    @property
+    def seed(self) -> int | None:
+        """Its position among the operands."""
+        return 3 + len(self.capture_names) + (self.sinks is not None) if "dropout" in self.problem.words else None
+
     def for_gradient(self) -> "Call":
         """The same with what makes its backward pass fast: lse, and an output that is not rounded to 16 bits.
 

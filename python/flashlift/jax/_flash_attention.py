@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax import _arguments as arguments
+from flashlift.jax._arguments.seeds import SeedOfPart, seed_of_part
 from flashlift.jax._attention import attention
 from flashlift.jax._config import check_config
 from flashlift.jax._mask_info import MaskInfo, both, masks_of
@@ -18,6 +19,7 @@ from flashlift.jax._sharding import is_split, over_batches_and_heads
 # The dimensions of operands: b and h are those that may be split over devices.
 _LETTERS = dict.fromkeys(("query", "key", "value"), "bshd") | dict.fromkeys(("bias", "mask"), "bhqk")
 _LETTERS |= dict.fromkeys(("q_segments", "kv_segments"), "bs") | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), "n")
+_LETTERS |= {"dropout_seed": "n"}
 
 
 def flash_attention(
@@ -94,7 +96,7 @@ def flash_attention(
         an implementation.
     mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as ejkernel's,
         those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split as
-        the query is, and dropout differs between devices.
+        the query is, and dropout leaves out what it does on one device.
     empty_rows: what a query without keys gives, "zero", "uniform" (the mean of value) or "nan".
     return_lse: also returns float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
 
@@ -174,6 +176,7 @@ def flash_attention(
         key: jax.Array,
         value: jax.Array,
         softmax_aux: jax.Array | None = None,
+        dropout_seed: SeedOfPart | jax.Array | int | None = seed,
         **captures: jax.Array,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         return attention(
@@ -183,7 +186,7 @@ def flash_attention(
             features,
             captures=captures,
             sinks=softmax_aux,
-            dropout_seed=seed,
+            dropout_seed=dropout_seed,
             score_mod=score_mod,
             mask_mod=mask_mod,
             implementation=implementation,
@@ -191,11 +194,7 @@ def flash_attention(
 
     if not is_split(list(operands.values())):
         return run(**operands)
-    if rate > 0:
-        raise UnsupportedError(
-            f"dropout_prob is {rate} and query is {jax.typeof(query)}; expected no dropout where an explicit mesh "
-            "splits arrays: call it within jax.shard_map, with a seed for each device"
-        )
+    operands |= {} if seed is None else {"dropout_seed": arguments.seed_words(seed)}
     letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
     return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"])
 
@@ -246,7 +245,6 @@ def _within_shard_map(
         operands["seed"] = arguments.seed_words(_dropout_seed(given["dropout_seed"], given["dropout_rng"]))
         specs["seed"] = PartitionSpec()
         given = given | {"dropout_prob": rate, "dropout_rng": None, "dropout_rate": 0.0}
-    split_axes = jax.tree.leaves([axes["b"], axes["h"]])
     rest = {name: one for name, one in given.items() if name not in operands and name != "mask_info"}
 
     def run(parts: dict[str, Any]) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -254,9 +252,7 @@ def _within_shard_map(
         rules = own.pop("rules", ())
         words = own.pop("seed", None)
         if words is not None:
-            for axis in split_axes:
-                words = words * jnp.uint32(0x9E3779B1) + jax.lax.axis_index(axis).astype(jnp.uint32)
-            own["dropout_seed"] = words
+            own["dropout_seed"] = seed_of_part(words, axes, dict(zip("bshd", own["query"].shape, strict=True)))
         mask_mod = MaskInfo(rules=rules).mask_mod
         return flash_attention(**(rest | own | {"mask_mod": mask_mod}))
 
@@ -287,7 +283,9 @@ def _dropout_rate(prob: float, flax_rate: float, deterministic: bool) -> float:
     return 0.0 if deterministic is not None and arguments.check_flag("deterministic", deterministic) else max(rates)
 
 
-def _dropout_seed(seed: jax.Array | int | None, flax_key: jax.Array | None) -> jax.Array | int:
+def _dropout_seed(
+    seed: SeedOfPart | jax.Array | int | None, flax_key: jax.Array | None
+) -> SeedOfPart | jax.Array | int:
     given = flax_key if seed is None else seed
     if given is None or (seed is not None and flax_key is not None):
         came = "neither" if given is None else "both"

@@ -35,7 +35,6 @@ def _letters_of(call: Call, shapes: Shapes) -> Letters:
         rest.append("h." if len(shapes[call.sinks]) == 2 else ".")
     if "dropout" in call.problem.words:
         rest.append(".")
-        fixed |= {"b", "h"}
     results = (of_q, "bh.") if call.with_lse else (of_q,)
     return Letters((of_q, of_k, of_k, *captures, *rest), results, frozenset(fixed))
 

@@ -12,6 +12,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import Call
 from flashlift.jax._letters import letters_of
 
@@ -94,7 +95,7 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
     plan = _plan(kind, mesh, operands)
 
     def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        results = kind.run(*parts)
+        results = kind.run(*_with_origin(kind.call, parts, plan))
         if kind.wanted is None:
             return tuple(results)
         # What several devices read, each of them has a share of the gradient of.
@@ -102,6 +103,14 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
 
     results = tuple(_sharding(mesh, letters, plan) for letters in of_results)
     return mesh, run, results, tuple(_sharding(mesh, letters, plan) for letters in of_operands)
+
+
+def _with_origin(call: Call, parts: Sequence[jax.Array], plan: dict[str, Axes]) -> list[jax.Array]:
+    """Dropout leaves out in each device's part what it leaves out in the whole."""
+    own = list(parts)
+    if call.seed is not None:
+        own[call.seed] = seed_of_part(own[call.seed], plan, call.axes(own[0])).words
+    return own
 
 
 def _summed(gradient: jax.Array, letters: str, plan: dict[str, Axes]) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flashlift._errors import UnsupportedError
+from flashlift.jax._arguments.seeds import seed_of_part
 
 
 def vary_together(operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -71,6 +72,7 @@ def over_batches_and_heads(
     """run(**operands) by each device for the batches and heads that it has, as the query's type splits them.
 
     letters: of each operand's dimensions, of which b and h are split unless their size is 1; results: those of results.
+    An operand dropout_seed comes as the seed of the device's part.
     """
     query = operands["query"]
     b_axes, _, h_axes, _ = _axes(query)
@@ -93,8 +95,15 @@ def over_batches_and_heads(
     }
     placed = {name: jax.reshard(array, NamedSharding(mesh, specs[name])) for name, array in operands.items()}
     out_specs = tuple(PartitionSpec(*(axes.get(one) for one in result)) for result in results)
+
+    def run_part(named: dict[str, Any]) -> Any:
+        if "dropout_seed" in named:
+            sizes = dict(zip("bshd", named["query"].shape, strict=True))
+            named = named | {"dropout_seed": seed_of_part(named["dropout_seed"], axes, sizes)}
+        return run(**named)
+
     split = jax.shard_map(
-        lambda named: run(**named),
+        run_part,
         mesh=mesh,
         in_specs=(specs,),
         out_specs=out_specs if len(out_specs) > 1 else out_specs[0],

@@ -1,5 +1,9 @@
 """Seeds of dropout."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +12,25 @@ from flashlift._errors import InvalidArgumentError
 from flashlift.jax._arguments.values import as_array, described
 
 
-def seed_words(seed: jax.Array | int) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class SeedOfPart:
+    """The seed of a call that is a part of a larger one: uint32 [4], which end in its first batch and head there."""
+
+    words: jax.Array
+
+
+def seed_of_part(words: jax.Array, axes: Mapping[str, Any], sizes: Mapping[str, int]) -> SeedOfPart:
+    """Within a mesh: the seed of this device's part. By "b" and "h": the mesh's axes that split them, and the part's
+    sizes. words: those of the whole, which may be a part itself."""
+    origin = jnp.zeros(2, jnp.uint32) if words.shape == (2,) else words[2:]
+    offsets = [jax.lax.axis_index(axes[one]) * sizes[one] if axes[one] else jnp.int32(0) for one in "bh"]
+    return SeedOfPart(jnp.concatenate([words[:2], origin + jnp.stack(offsets).astype(jnp.uint32)]))
+
+
+def seed_words(seed: jax.Array | int | SeedOfPart) -> jax.Array:
     """The 64 bits of a seed, low half first. An integer is the same seed in Python, numpy and JAX, traced or not."""
+    if isinstance(seed, SeedOfPart):
+        return seed.words
     if isinstance(seed, (int, np.integer)):
         number = int(seed)
         if not -(1 << 63) <= number < 1 << 64:
