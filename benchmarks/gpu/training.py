@@ -66,9 +66,7 @@ def contenders(mask, length):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     found = {
-        "flashlift": lambda q, k, v: flashlift.torch.flex_attention(
-            q, k, v, score_mod=score_mod, mask_mod=mask_mod
-        ),
+        "flashlift": lambda q, k, v: flashlift.torch.flex_attention(q, k, v, score_mod=score_mod, mask_mod=mask_mod),
         "flex": lambda q, k, v: flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask),
     }
     if mask == "causal":
