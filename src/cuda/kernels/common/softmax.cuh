@@ -17,14 +17,16 @@ constexpr float kRescaleThreshold = FL_MAXIMUM_LAG;
 //
 // kLargestOffset: up to which size of the maximum, in that unit, scores are scaled and shifted by one multiply-add. Its
 // offset is rounded, to 2^-12 at the limit, which cancels within a tile only: tiles of one row may have different ones.
-// f32 scores are not scaled, and their difference from the maximum is exact.
+// Nor does it cancel where the largest probability is rounded to 16 bits for a product and not for the sum: a row of one
+// key with an f32 output shows it. The kernels for few queries (FL_SPLIT), which wait for memory anyway, always subtract
+// first. f32 scores are not scaled, and their difference from the maximum is exact.
 #if FL_INPUT_F32
 constexpr float kExponentUnit = 1.0f;
 constexpr float kLargestOffset = 3.4028235e38f;
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 #else
 constexpr float kExponentUnit = kLog2e;
-constexpr float kLargestOffset = 4096.0f;
+constexpr float kLargestOffset = FL_SPLIT ? 0.0f : 4096.0f;
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 #endif
 
