@@ -192,6 +192,70 @@ INSTANTIATE_TEST_SUITE_P(
                       "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
                       "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
 
+// The fused kernel: every tile that an architecture chooses, within its shared memory. Spills are of what stays the
+// same through the loop (docs/lessons).
+constexpr int64_t kFusedSpills = 200;
+
+void expect_fused(const std::string& text, std::initializer_list<int> architectures) {
+  const Result<const Nvrtc*> nvrtc = Nvrtc::get();
+  ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
+  const Problem problem = problem_of(text);
+  for (const int architecture : architectures) {
+    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, false);
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    const auto& family = std::get<Sm80Backward>(*config);
+    ASSERT_TRUE(family.fused) << text << " sm_" << architecture;
+    const Result<CompiledKernel> kernel = (*nvrtc)->compile(backward_source(problem, *family.fused));
+    ASSERT_TRUE(kernel.ok()) << kernel.error().message;
+    expect_spills_at_most(kFusedSpills, *kernel, describe(*config));
+  }
+}
+
+class FusedBackwardCompiles : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FusedBackwardCompiles, ForTheNewestArchitecture) {
+  expect_fused("attn h2 s512 lse residual " + GetParam(), {100});
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
+                         ::testing::Values("d128 bf16", "d64 f16 softcap=30 causal", "d96 bf16 alibi causal",
+                                           "d128 bf16 cu_seqlens causal", "d128 bf16 dropout=0.1 causal",
+                                           "dqk192 dv128 bf16 causal", "d256 f16 softcap=30"));
+
+TEST(FusedBackward, CompilesForEveryArchitecture) {
+  expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
+  expect_fused("attn h2 s512 d64 bf16 lse residual causal", {80, 86});
+}
+
+// The tiles of docs/lessons/cuda_backward.md.
+TEST(FusedBackward, TilesFitTheSharedMemory) {
+  struct Row {
+    const char* dims;
+    const char* tiles[3];  // of 80, 86, 90: queries x keys, stages, blocks; empty where the kernels apart run
+  };
+  for (const Row& row :
+       {Row{"d64", {"128x128 2 1", "64x64 1 2", "128x128 2 1"}}, Row{"d96", {"64x64 1 2", "64x64 1 1", "64x64 2 2"}},
+        Row{"d128", {"64x128 2 1", "64x64 1 1", "64x128 2 1"}}, Row{"d192", {"64x64 2 1", "64x32 1 1", "64x64 2 1"}},
+        Row{"d256", {"64x64 1 1", "", "64x64 2 1"}}}) {
+    const Problem problem = problem_of(std::string("attn h2 s512 bf16 lse residual ") + row.dims);
+    constexpr int kArchitectures[3][2] = {{80, 164}, {86, 100}, {90, 228}};
+    for (int i = 0; i < 3; ++i) {
+      const auto [architecture, kibibytes] = kArchitectures[i];
+      const Result<BackwardConfig> config =
+          choose_backward_config(problem, BackwardKind::kPortable, architecture, false);
+      ASSERT_TRUE(config.ok()) << row.dims << ": " << config.error().message;
+      const auto& fused = std::get<Sm80Backward>(*config).fused;
+      std::string tiles;
+      if (fused) {
+        const ForwardConfig& with = fused->config;
+        tiles = fmt::format("{}x{} {} {}", with.q_tile, with.kv_tile, with.stages, with.blocks);
+        EXPECT_LE(with.blocks * (with.shared_bytes + 1024), kibibytes * 1024) << row.dims << " sm_" << architecture;
+      }
+      EXPECT_EQ(tiles, row.tiles[i]) << row.dims << " sm_" << architecture;
+    }
+  }
+}
+
 class HopperBackwardCompiles : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {

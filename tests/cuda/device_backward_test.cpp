@@ -92,10 +92,13 @@ TEST_P(DeviceBackwardOf, AgreesWithTheOracle) {
   for (const bool strided : {false, true}) {
     expect_right(GetParam(), 1, strided);
     expect_right(GetParam(), 1, strided, "cuda_sm90");
+    expect_right(GetParam(), 1, strided, "cuda_sm80");
     const std::string text = GetParam();
     if (const Result<Problem> problem = parse_problem(text); problem.ok() && problem->out_dtype != DType::kF32) {
       // Programs stand at the end.
-      expect_right(std::string(text).insert(4, " residual"), 1, strided);
+      const std::string exact = std::string(text).insert(4, " residual");
+      expect_right(exact, 1, strided);
+      expect_right(exact, 1, strided, "cuda_sm80");
     }
   }
 }
@@ -173,12 +176,13 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
         i % 3 == 0 ? testing::strided_arguments(problem, random) : testing::dense_arguments(problem, random);
     expect_right(problem, forward, random, "");
     expect_right(problem, forward, random, "cuda_sm90");
+    expect_right(problem, forward, random, "cuda_sm80");
   }
 }
 
 // What a masked key holds is not looked at, even if it is infinite or NaN.
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
-  for (const char* dtype : {"bf16", "f32"}) {
+  for (const char* dtype : {"bf16", "bf16 residual", "f32"}) {
     const Result<Problem> problem =
         parse_problem(std::string("attn h2 sq90 skv150 d64 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + dtype);
     ASSERT_TRUE(problem.ok()) << problem.error().message;
@@ -197,6 +201,7 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
     }
     expect_right(*problem, forward, random, "");
     expect_right(*problem, forward, random, "cuda_sm90");
+    expect_right(*problem, forward, random, "cuda_sm80");
   }
 }
 

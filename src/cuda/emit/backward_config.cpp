@@ -97,7 +97,77 @@ std::vector<std::string> with(std::vector<std::string> list, const ForwardConfig
   return list;
 }
 
-Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architecture) {
+// The fused kernel's tiles, in the order of preference (measured on an H100: docs/lessons). Each has as many warps as
+// keep the sums of its keys in registers; two stages save a barrier a tile.
+struct FusedTiles {
+  int queries, keys, warps, stages, blocks;
+  int narrowest, widest;  // rows that it is for
+};
+constexpr FusedTiles kFusedTiles[] = {
+    {128, 128, 8, 2, 1, 1, 64},  {64, 64, 4, 1, 2, 1, 64},    {64, 128, 8, 2, 1, 97, 128},
+    {64, 64, 4, 2, 2, 1, 96},    {64, 64, 4, 1, 2, 1, 96},    {64, 64, 4, 1, 1, 1, 128},
+    {64, 64, 8, 2, 1, 129, 256}, {64, 64, 8, 1, 1, 129, 256}, {64, 32, 4, 1, 1, 129, 256}};
+
+int64_t fused_shared_bytes(const ForwardConfig& config) {
+  constexpr int64_t kVisitBytes = 256;
+  const int64_t row = int64_t{2} * (config.head_dim_padded + config.value_dim_padded);
+  return (config.kv_tile + config.stages * config.q_tile) * row + int64_t{2} * 2 * config.q_tile * config.kv_tile +
+         kVisitBytes;
+}
+
+// Why the fused kernel does not take the problem, or the gradients that are wanted.
+Status refuse_fused(const Problem& problem, bool wants_captures) {
+  if (problem.dtype == DType::kF32) {
+    return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
+  }
+  if (!problem.want_lse || !(problem.want_residual || problem.out_dtype == DType::kF32)) {
+    return unsupported("it takes the rows' sums from lse and an exact output, which the problem does not ask for");
+  }
+  if (wants_captures) {
+    return unsupported("it does not sum gradients of captured tensors");
+  }
+  if (problem.page_size > 0) {
+    return unsupported("it does not read pages");
+  }
+  if (problem.empty_rows == EmptyRows::kUniform) {
+    return unsupported("it does not spread the gradients of rows without keys over all values");
+  }
+  return {};
+}
+
+Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architecture, bool wants_captures) {
+  FLASHLIFT_RETURN_IF_ERROR(refuse_fused(problem, wants_captures));
+  Sm80FusedKernel kernel;
+  ForwardConfig& config = kernel.config;
+  config = common_config(problem);
+  config.kind = KernelKind::kPortable;
+  config.architecture = architecture;
+  config.fragments = 2;
+  for (const FusedTiles& tiles : kFusedTiles) {
+    // Each warp has whole pairs of 8 columns of each sum.
+    constexpr int kWarpRows = 32;
+    const int column_warps = std::max(tiles.warps * kWarpRows / tiles.keys, tiles.warps * kWarpRows / tiles.queries);
+    config.head_dim_padded = static_cast<int>(round_up(problem.head_dim, int64_t{16} * column_warps));
+    config.value_dim_padded = static_cast<int>(round_up(problem.value_dim, int64_t{16} * column_warps));
+    config.q_tile = tiles.queries;
+    config.kv_tile = tiles.keys;
+    config.threads = 32 * tiles.warps;
+    config.stages = tiles.stages;
+    config.blocks = tiles.blocks;
+    config.shared_bytes = fused_shared_bytes(config);
+    const int widest = std::max(config.head_dim, config.value_dim);
+    if (widest >= tiles.narrowest && widest <= tiles.widest &&
+        tiles.blocks * (config.shared_bytes + kReservedBytes) <= shared_memory(architecture)) {
+      kernel.has_fallback =
+          problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod));
+      return kernel;
+    }
+  }
+  return unsupported("rows of {} and {} columns fit neither registers nor {} bytes of shared memory", problem.head_dim,
+                     problem.value_dim, shared_memory(architecture) - kReservedBytes);
+}
+
+Result<Sm80Backward> choose_sm80_apart(const Problem& problem, int architecture) {
   Sm80Backward config;
   config.queries = common_config(problem);
   config.queries.kind = KernelKind::kPortable;
@@ -117,6 +187,14 @@ Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architectu
   const Choices key_tiles = wide ? Choices(kWideTiles) : widest <= 64 ? Choices(kNarrowKeyTiles) : Choices(kKeyTiles);
   FLASHLIFT_RETURN_IF_ERROR(choose_tiles(query_tiles, available, config.queries));
   FLASHLIFT_RETURN_IF_ERROR(choose_tiles(key_tiles, available, config.keys));
+  return config;
+}
+
+Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architecture, bool wants_captures) {
+  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_apart(problem, architecture));
+  if (const Result<Sm80FusedKernel> fused = choose_sm80_fused(problem, architecture, wants_captures); fused.ok()) {
+    config.fused = *fused;
+  }
   return config;
 }
 
@@ -221,7 +299,7 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_cap
     config.values = sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = true});
   }
   if (problem.d_out_dtype() != problem.dtype || (problem.score_mod && may_add_much(*problem.score_mod))) {
-    FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_backward(problem, kHopper));
+    FLASHLIFT_ASSIGN_OR_RETURN(config.fallback, choose_sm80_apart(problem, kHopper));
     config.queries.has_fallback = config.keys.has_fallback = true;
     if (config.fused) {
       config.fused->has_fallback = true;
@@ -248,6 +326,9 @@ std::string describe_family(const Sm90Backward& config) {
 }
 
 std::string describe_family(const Sm80Backward& config) {
+  if (config.fused) {
+    return "fused " + describe(config.fused->config);
+  }
   return fmt::format("queries {}; keys {}, columns in {} parts", describe(config.queries), describe(config.keys),
                      config.chunks);
 }
@@ -258,6 +339,12 @@ int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
   const int64_t tiles = divide_up(q_len, config.kv_tile) + 1;  // with the one for no rows
   return tiles * config.kv_tile * round_up(config.head_dim_padded, 64) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len) {
+  const ForwardConfig& config = fused.config;
+  const int64_t tiles = divide_up(q_len, config.q_tile) + 1;  // with the one for no rows
+  return tiles * config.q_tile * config.head_dim_padded * static_cast<int64_t>(sizeof(float));
 }
 
 const char* to_string(BackwardKind kind) {
@@ -280,12 +367,19 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
     case BackwardKind::kPortable:
       break;
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture));
+  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture, wants_captures));
   return BackwardConfig(config);
 }
 
 std::string describe(const BackwardConfig& config) {
   return std::visit([](const auto& family) { return describe_family(family); }, config);
+}
+
+std::vector<std::string> definitions(const Sm80FusedKernel& kernel) {
+  std::vector<std::string> list = definitions(kernel.config);
+  list.push_back(fmt::format("-DFL_WARPS={}", kernel.config.threads / 32));
+  list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", kernel.has_fallback));
+  return list;
 }
 
 std::vector<std::string> query_definitions(const Sm80Backward& config) {

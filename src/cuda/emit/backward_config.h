@@ -13,8 +13,17 @@ enum class BackwardKind : uint8_t { kHopper, kPortable };
 inline constexpr size_t kBackwardKinds = 2;
 const char* to_string(BackwardKind kind);  // "cuda_sm90", "cuda_sm80": the name of the forward kernel that it goes with
 
-// The portable kernels: one works on queries, the other on keys, and each multiplies the scores.
+// The portable kernel that makes all gradients (kernels/sm80/backward_fused.cu): q_tile queries and kv_tile keys.
+struct Sm80FusedKernel {
+  ForwardConfig config;
+  bool has_fallback = false;
+};
+
+// The portable kernels. Apart, one works on queries, the other on keys, and each multiplies the scores.
 struct Sm80Backward {
+  std::optional<Sm80FusedKernel> fused;
+  // Those apart run alone, or where only the preprocess can tell that a call is not for the fused one.
+  bool runs_apart() const { return !fused || fused->has_fallback; }
   ForwardConfig queries;
   ForwardConfig keys;  // it has q_tile keys a block, and kv_tile queries at a time
   int chunks = 1;      // blocks among which the columns of d_k and d_v are divided
@@ -50,6 +59,7 @@ struct Sm90Backward {
 // Parts in which the fused kernel adds to a tile's d_q, and the bytes of a head's sums.
 inline constexpr int kFusedParts = 2;
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
+int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
 
 using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
 
@@ -61,6 +71,7 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
 std::string describe(const BackwardConfig& config);
 
 // Preprocessor definitions, one -D option each.
+std::vector<std::string> definitions(const Sm80FusedKernel& kernel);
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);

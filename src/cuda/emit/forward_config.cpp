@@ -296,22 +296,6 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
 }
 
-// Shared memory of a multiprocessor, in bytes. A block may have all of it but what the driver reserves for each.
-int64_t shared_memory(int architecture) {
-  constexpr int64_t kKiB = 1024;
-  switch (architecture) {
-    case 80:
-    case 87:
-      return 164 * kKiB;
-    case 86:
-    case 89:
-    case 120:
-    case 121:
-      return 100 * kKiB;
-    default:
-      return 228 * kKiB;
-  }
-}
 constexpr int64_t kReservedShared = 1024;
 
 // The portable kernel's tiles for 16-bit inputs, in the order of preference (measured on an H100: docs/lessons). Two
@@ -375,6 +359,22 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     }
   }
   return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available - kReservedShared);
+}
+
+int64_t shared_memory(int architecture) {
+  constexpr int64_t kKiB = 1024;
+  switch (architecture) {
+    case 80:
+    case 87:
+      return 164 * kKiB;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+      return 100 * kKiB;
+    default:
+      return 228 * kKiB;
+  }
 }
 
 Result<ForwardConfig> choose_forward_config(const Problem& problem, KernelKind kind, LengthClass length,

@@ -74,6 +74,8 @@ struct ForwardConfig {
 // Shared memory that a block may have on sm_86, 89 and 120; sm_80, 90 and 100 have more.
 inline constexpr int64_t kPortableSharedBytes = 101376;
 inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
+// Of a multiprocessor. A block may have all of it but 1 KiB, which the driver reserves for each.
+int64_t shared_memory(int architecture);
 
 // What follows from the problem alone, whatever the kernel: no tiles, no memory.
 ForwardConfig common_config(const Problem& problem);

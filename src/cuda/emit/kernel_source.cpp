@@ -53,9 +53,14 @@ KernelSource source_of(std::string name, Headers generated, std::vector<std::str
 // Those of a family's main part. One overload for each.
 void add_main_sources(const Problem& problem, const Sm80Backward& config, const std::vector<bool>& wants_gradient,
                       std::vector<KernelSource>& sources) {
-  Sm80BackwardSources both = backward_sources(problem, config, wants_gradient);
-  sources.push_back(std::move(both.queries));
-  sources.push_back(std::move(both.keys));
+  if (config.fused) {
+    sources.push_back(backward_source(problem, *config.fused));
+  }
+  if (config.runs_apart()) {
+    Sm80BackwardSources both = backward_sources(problem, config, wants_gradient);
+    sources.push_back(std::move(both.queries));
+    sources.push_back(std::move(both.keys));
+  }
 }
 
 void add_main_sources(const Problem& problem, const Sm90Backward& config, const std::vector<bool>& /*wants_gradient*/,
@@ -75,6 +80,10 @@ void add_main_sources(const Problem& problem, const Sm90Backward& config, const 
     add_main_sources(problem, *config.fallback, {}, sources);
   }
 }
+
+// Are rows' statistics in tiles?
+bool has_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
+bool has_row_tiles(const Sm90Backward& /*config*/) { return true; }
 
 int architecture_of(const Sm80Backward& config) { return config.queries.architecture; }
 int architecture_of(const Sm90Backward& config) { return config.queries.config.architecture; }
@@ -116,6 +125,12 @@ Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward&
           .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config), {})};
 }
 
+KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel) {
+  Headers generated = {{"program.cuh", emit_programs(problem)}, {"gradient.cuh", emit_gradient(problem, {})}};
+  return source_of("cuda/kernels/sm80/backward_fused.cu", std::move(generated), definitions(kernel),
+                   kernel.config.architecture);
+}
+
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel) {
   const char* name = kernel.fused           ? "cuda/kernels/sm90/backward_fused.cu"
                      : kernel.rows_are_keys ? "cuda/kernels/sm90/backward_keys.cu"
@@ -140,7 +155,7 @@ KernelSource postprocess_source(const Problem& problem, int architecture, bool r
 
 std::vector<KernelSource> all_backward_sources(const Problem& problem, const BackwardConfig& config,
                                                const std::vector<bool>& wants_gradient) {
-  const bool row_tiles = std::holds_alternative<Sm90Backward>(config);
+  const bool row_tiles = std::visit([](const auto& family) { return has_row_tiles(family); }, config);
   const int architecture = std::visit([](const auto& family) { return architecture_of(family); }, config);
   std::vector<KernelSource> sources = {preprocess_source(problem, architecture, row_tiles)};
   std::visit([&](const auto& family) { add_main_sources(problem, family, wants_gradient, sources); }, config);

@@ -24,7 +24,7 @@ struct KernelSource {
 // `problem` is verified and simplified, and is what `config` was chosen for.
 KernelSource forward_source(const Problem& problem, const ForwardConfig& config);
 
-// Of the portable backward kernels: two files, since their tiles differ.
+// Of the portable backward kernels that run apart: two files, since their tiles differ.
 struct Sm80BackwardSources {
   KernelSource queries;
   KernelSource keys;
@@ -32,6 +32,7 @@ struct Sm80BackwardSources {
 // wants_gradient: of which captured tensors (in the order of problem.captures).
 Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
                                      const std::vector<bool>& wants_gradient);
+KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel);
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel);
 
 // What runs before and behind a main part, for any that wants rows' statistics in tiles, or does not.

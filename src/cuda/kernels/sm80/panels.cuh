@@ -27,8 +27,10 @@ __device__ __forceinline__ u32 chunk_offset(u32 row, u32 chunk) {
 }
 
 // kRows rows, a multiple of 8, of kColumns columns, a multiple of 16. The first byte is at a multiple of 128.
-template <int kRows, int kColumns>
+template <int kTileRows, int kTileColumns>
 struct PanelTile {
+  static constexpr int kRows = kTileRows;
+  static constexpr int kColumns = kTileColumns;
   static constexpr int kBytes = kRows * kColumns * 2;
   static constexpr int kWide = kColumns / 64;        // panels of 64 columns
   static constexpr int kHalf = kColumns % 64 / 32;   // of 32

@@ -7,7 +7,10 @@ namespace flashlift::cuda {
 namespace {
 
 // One overload of each for a family.
-RowStatistics statistics_of(const Sm80Backward& /*config*/) {
+RowStatistics statistics_of(const Sm80Backward& config) {
+  if (config.fused) {
+    return {.tile = config.fused->config.q_tile, .from_output = true, .parts = 1};
+  }
   return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
 }
 
@@ -16,13 +19,21 @@ RowStatistics statistics_of(const Sm90Backward& config) {
   return {.tile = kernel.config.kv_tile, .from_output = true, .parts = config.fused ? kFusedParts : 0};
 }
 
-int64_t bytes_of(const Sm80Backward& /*config*/, const Device& /*device*/, const ForwardParams& /*params*/) {
-  return 0;  // all sums stay in registers
+int64_t row_gradient_bytes(const ForwardParams& params) {
+  return int64_t{params.batch} * params.q_heads * params.q_len * static_cast<int64_t>(sizeof(RowGradient));
+}
+
+int64_t bytes_of(const Sm80Backward& config, const Device& /*device*/, const ForwardParams& params) {
+  if (!config.fused) {
+    return 0;  // all sums stay in registers
+  }
+  return int64_t{params.batch} * params.q_heads * fused_sum_bytes(*config.fused, params.q_len) +
+         (config.fused->has_fallback ? row_gradient_bytes(params) : 0);
 }
 
 int64_t bytes_of(const Sm90Backward& config, const Device& /*device*/, const ForwardParams& params) {
   const int64_t heads = int64_t{params.batch} * params.q_heads;
-  const int64_t rows = config.fallback ? heads * params.q_len * static_cast<int64_t>(sizeof(RowGradient)) : 0;
+  const int64_t rows = config.fallback ? row_gradient_bytes(params) : 0;
   return rows + (config.fused ? heads * fused_sum_bytes(*config.fused, params.q_len) : 0);
 }
 

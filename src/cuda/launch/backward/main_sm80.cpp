@@ -10,12 +10,92 @@
 namespace flashlift::cuda {
 namespace {
 
+// Key-value heads whose blocks take turns, so that few blocks of one head wait for each other.
+constexpr int kHeadsOfAChain = 16;
+
+// All gradients from one kernel.
+class Fused {
+ public:
+  Status compile(const Problem& problem, const Device& device, const Sm80FusedKernel& config,
+                 const KernelCompiler& compile_kernel) {
+    config_ = config;
+    FLASHLIFT_ASSIGN_OR_RETURN(library_, LoadedLibrary::compile(backward_source(problem, config), compile_kernel));
+    FLASHLIFT_ASSIGN_OR_RETURN(fused_,
+                               library_->kernel("flashlift_backward_fused", device.handle, config.config.shared_bytes));
+    FLASHLIFT_ASSIGN_OR_RETURN(round_, library_->kernel("flashlift_backward_round", device.handle, 0));
+    return {};
+  }
+
+  int64_t blocks(const ForwardParams& params) const {
+    return divide_up(params.kv_len, config_.config.kv_tile) * params.batch * params.kv_heads;
+  }
+
+  // What is left of the workspace, in `workspace`.
+  Status launch(BackwardCall& call, CuPointer& workspace) const {
+    ForwardParams& params = call.forward;
+    const int64_t heads = int64_t{params.batch} * params.q_heads;
+    call.row_tiles.d_q_sums = reinterpret_cast<float*>(workspace);
+    workspace += static_cast<CuPointer>(heads * fused_sum_bytes(config_, params.q_len));
+    params.heads_per_section = kHeadsOfAChain * params.group;
+    call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.config.kv_tile));
+    void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+    const Grid grid{.x = static_cast<unsigned>(blocks(params)),
+                    .threads = config_.config.threads,
+                    .shared_bytes = config_.config.shared_bytes};
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, fused_, grid, parameters));
+    const Grid tiles{.x = static_cast<unsigned>(heads * call.row_tiles.tiles), .threads = config_.config.threads};
+    return call.arguments.d_q ? cuda::launch(call, round_, tiles, parameters) : Status();
+  }
+
+ private:
+  Sm80FusedKernel config_;
+  std::shared_ptr<const LoadedLibrary> library_;
+  CuKernel fused_ = nullptr;
+  CuKernel round_ = nullptr;
+};
+
 class MainSm80 : public BackwardMain {
  public:
   explicit MainSm80(const Sm80Backward& config) : config_(config) {}
 
   Status compile(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
                  const KernelCompiler& compile_kernel) {
+    std::future<Status> fused;
+    if (config_.fused) {
+      fused = std::async([&] { return fused_.compile(problem, device, *config_.fused, compile_kernel); });
+    }
+    const Status apart =
+        config_.runs_apart() ? compile_apart(problem, device, wants_gradient, compile_kernel) : Status();
+    const Status compiled_fused = fused.valid() ? fused.get() : Status();
+    FLASHLIFT_RETURN_IF_ERROR(apart);
+    return compiled_fused;
+  }
+
+  Status accepts(const BackwardCall& call) const override {
+    int64_t blocks = std::max(query_blocks(call.forward), key_blocks(call.forward));
+    if (config_.fused) {
+      blocks = std::max(blocks, fused_.blocks(call.forward));
+    }
+    return blocks > INT32_MAX / 2 ? unsupported("{} tiles are more than one launch numbers; split the batch", blocks)
+                                  : Status();
+  }
+
+  Status launch(BackwardCall& call, CuPointer workspace) const override {
+    if (config_.fused) {
+      FLASHLIFT_RETURN_IF_ERROR(fused_.launch(call, workspace));
+      if (!config_.fused->has_fallback) {
+        return {};
+      }
+      call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
+      call.backward.only_if[0] = call.row_tiles.any_large;
+      call.backward.only_if[1] = call.backward.d_out_has_low;
+    }
+    return launch_apart(call);
+  }
+
+ private:
+  Status compile_apart(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
+                       const KernelCompiler& compile_kernel) {
     captures_ = std::ranges::find(wants_gradient, true) != wants_gradient.end();
     const Sm80BackwardSources sources = backward_sources(problem, config_, wants_gradient);
     auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
@@ -30,13 +110,7 @@ class MainSm80 : public BackwardMain {
     return {};
   }
 
-  Status accepts(const BackwardCall& call) const override {
-    const int64_t blocks = std::max(query_blocks(call.forward), key_blocks(call.forward));
-    return blocks > INT32_MAX / 2 ? unsupported("{} tiles are more than one launch numbers; split the batch", blocks)
-                                  : Status();
-  }
-
-  Status launch(BackwardCall& call, CuPointer /*workspace*/) const override {
+  Status launch_apart(BackwardCall& call) const {
     ForwardParams& params = call.forward;
     params.q_tiles = static_cast<int>(divide_up(params.q_len, config_.queries.q_tile));
     params.total_tiles = static_cast<int>(query_blocks(params));
@@ -58,7 +132,6 @@ class MainSm80 : public BackwardMain {
     return wants_keys ? cuda::launch(call, keys_, keys, parameters) : Status();
   }
 
- private:
   int64_t query_blocks(const ForwardParams& params) const {
     return divide_up(params.q_len, config_.queries.q_tile) * params.batch * params.q_heads;
   }
@@ -67,6 +140,7 @@ class MainSm80 : public BackwardMain {
   }
 
   Sm80Backward config_;
+  Fused fused_;
   bool captures_ = false;  // are gradients of captured tensors wanted
   std::shared_ptr<const LoadedLibrary> query_library_;
   std::shared_ptr<const LoadedLibrary> key_library_;
