@@ -120,8 +120,8 @@ Status refuse_fused(const Problem& problem, bool wants_captures) {
   if (problem.dtype == DType::kF32) {
     return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
   }
-  if (!problem.want_lse || !(problem.want_residual || problem.out_dtype == DType::kF32)) {
-    return unsupported("it takes the rows' sums from lse and an exact output, which the problem does not ask for");
+  if (!problem.want_lse || !problem.want_residual) {
+    return unsupported("it takes what it knows of rows from lse and residual, which the problem does not ask for");
   }
   if (wants_captures) {
     return unsupported("it does not sum gradients of captured tensors");
