@@ -113,6 +113,12 @@ __device__ __forceinline__ void multiply_values(Output& output, const Scores& p,
 struct WarpRows {
   RowState of[kFragments];
   bool large = true;  // as RowState::large, of all rows
+#if FL_WANT_RESIDUAL
+  // Sums of the probabilities as the product with values has them, rounded. The backward pass takes <d_out, out> from
+  // the output and its residual: weights of values that do not add up to 1 would be an error in it that all keys of the
+  // row share, and that does not become small where all values are alike and d_s is.
+  float rounded[kFragments][2] = {};
+#endif
 };
 
 // Brings maxima up to date, and sums and output in line with them. Many tiles change none of a warp's maxima: to see
@@ -150,6 +156,9 @@ __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, O
         alpha[r] = exponential((state.maximum[r] - maximum) * factor);
         state.maximum[r] = maximum;
         state.sum[r] *= alpha[r];
+#if FL_WANT_RESIDUAL
+        rows.rounded[f][r] *= alpha[r];
+#endif
       }
       large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
     }
@@ -180,6 +189,11 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
           x = exponential(fmaf(x, factor, offset));
           sum += x;
         }
+#if FL_WANT_RESIDUAL
+        const u32 pair = pack_half(s[f][4 * j + 2 * r], s[f][4 * j + 2 * r + 1]);
+        rows.rounded[f][r] += to_float(static_cast<unsigned short>(pair));
+        rows.rounded[f][r] += to_float(static_cast<unsigned short>(pair >> 16));
+#endif
       }
       rows.of[f].sum[r] += sum;
     }
@@ -278,6 +292,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   copy_wait<0>();  // of a block that visits no tile
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
+#if FL_WANT_RESIDUAL
+    float ratio[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rounded = quad_sum(state.rounded[f][r]);
+      ratio[r] = rounded > 0.0f ? quad_sum(state.of[f].sum[r]) / rounded : 1.0f;
+    }
+    rescale_rows(output[f], ratio);
+#endif
     write_output(output[f], state.of[f], params, rows_of(f));
   }
 }
