@@ -60,7 +60,7 @@ constexpr Option kOptions[] = {
      .value_in = [](const Problem& p) { return flag(p.want_row_max); }},
     {.word = {.name = "residual",
               .doc = "also return what rounding to 16 bits took from the output, in its dtype and shape: with it, the "
-                     "backward pass on Hopper needs fewer products"},
+                     "backward pass on GPUs needs fewer products"},
      .set = [](Problem& p, const Given&) { p.want_residual = true; },
      .value_in = [](const Problem& p) { return flag(p.want_residual); }},
     {.word = {.name = "unnormalized", .doc = "do not divide the output by the row's sum of exponentials"},
