@@ -25,11 +25,11 @@ struct RowTiles {
   int* any_empty;  // becomes 1 if some row has no keys
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
-  // Of Hopper's fused kernel, null for others. The preprocess clears the integers.
+  // Of the fused kernels, null for others. The preprocess clears the integers.
   int* next_block;      // key tiles that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
   int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
-  float* d_q_sums;      // [batch * q_heads][tiles][parts][64 * 64]
+  float* d_q_sums;      // [batch * q_heads][tiles], and of each what the kernel makes of it
   int rows;             // of a tile
   int tiles;            // of a query head, the one for no rows included
   int vector_out;       // rows of out and d_out are contiguous and begin at multiples of 16 bytes
