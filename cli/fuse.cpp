@@ -57,11 +57,12 @@ Outcome run_fuse(const Options& options) {
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Outputs outputs, find_outputs(options));
   std::optional<Elapsed> elapsed(std::in_place, "fusing " + options.module);
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(options.module));
+  FLASHLIFT_ASSIGN_OR_RETURN(std::string text, read_file(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
   FLASHLIFT_ASSIGN_OR_RETURN(
       const stablehlo::FuseResult fused,
-      stablehlo::fuse(text, {.as = as, .name = options.module, .gradients = options.gradients, .emit = options.emit}));
+      stablehlo::fuse_and_free(
+          std::move(text), {.as = as, .name = options.module, .gradients = options.gradients, .emit = options.emit}));
   elapsed.reset();
   const Json candidates = Json::parse(stablehlo::report_json(fused));
   Json report = {{"module", options.module},

@@ -35,6 +35,8 @@ typedef struct FlashliftFuseOptions {
    * nothing. In one that is compiled for several, an attention is fused within manual computations (shard_map), and
    * where Shardy's annotations say that its batches or heads are split. */
   int64_t partitions;
+  /* Not 0: a module in which nothing is fused comes back empty, for callers that have it still. */
+  int32_t skip_unchanged;
 } FlashliftFuseOptions;
 
 typedef struct FlashliftFused FlashliftFused;
@@ -48,8 +50,9 @@ FlashliftError* flashlift_stablehlo_fuse(const char* module, size_t size, const 
 /* Takes NULL too. */
 void flashlift_fused_destroy(FlashliftFused* fused);
 
-/* The module; the input, byte for byte, when nothing was fused and no other form was asked for. Ends with a zero byte
- * that `size`, which may be NULL, does not count. Lives as long as `fused`, as does the report. */
+/* The module; the input, byte for byte, when nothing was fused and no other form was asked for, or empty with
+ * skip_unchanged. Ends with a zero byte that `size`, which may be NULL, does not count. Lives as long as `fused`, as
+ * does the report. */
 const char* flashlift_fused_module(const FlashliftFused* fused, size_t* size);
 /* How many attentions were replaced. */
 size_t flashlift_fused_count(const FlashliftFused* fused);

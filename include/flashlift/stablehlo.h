@@ -37,6 +37,8 @@ struct FuseOptions {
   // is compiled for several, an attention is fused within manual computations (shard_map), and where Shardy's
   // annotations say that its batches or heads are split.
   int64_t partitions = 0;
+  // A module in which nothing is fused comes back empty, for callers that have it still.
+  bool skip_unchanged = false;
 };
 
 // One place that looked like attention, fused or not.
@@ -51,7 +53,8 @@ struct Candidate {
 };
 
 struct FuseResult {
-  std::string module;  // the input, byte for byte, when nothing was fused and no other form was asked for
+  // The input, byte for byte, when nothing was fused and no other form was asked for; empty then with skip_unchanged.
+  std::string module;
   bool changed = false;
   std::vector<Candidate> candidates;  // in the order of the text
 
@@ -64,6 +67,9 @@ struct FuseResult {
 // cannot be read (recursive calls) or not be written in the form asked for. An attention that cannot be proved is no
 // error: it stays, with a reason.
 Result<FuseResult> fuse(std::string_view module, const FuseOptions& options = {});
+// The same for a caller that needs the bytes no more. They are freed before the fused module is written, so that a
+// large module takes twice its size at most, and not three times.
+Result<FuseResult> fuse_and_free(std::string module, const FuseOptions& options = {});
 
 // The candidates as a JSON array, as `flashlift fuse --report` writes it: objects with location, function, fused,
 // reason, and for fused ones problem, score_mod and mask_mod.

@@ -256,20 +256,39 @@ Status inline_only(Module& module, const std::set<int64_t>& numbers) {
                            [](mlir::Operation* op) { return static_cast<bool>(op->getDiscardableAttr(kComposite)); });
 }
 
+// A module's bytes, which are its caller's or its own.
+class Source {
+ public:
+  explicit Source(std::string_view bytes) : bytes_(bytes) {}
+  explicit Source(std::string&& own) : own_(std::move(own)), bytes_(own_) {}
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  std::string_view bytes() const { return bytes_; }
+  size_t size() const { return bytes_.size(); }
+  std::string take() { return own_.empty() ? std::string(bytes_) : std::move(own_); }
+  void free() { std::string().swap(own_); }
+
+ private:
+  std::string own_;
+  std::string_view bytes_;
+};
+
 // A module in which nothing was fused: as it came where no other form is asked for.
-Result<std::string> in_other_form(std::string_view module_bytes, const FuseOptions& options, const Format& given,
+Result<std::string> in_other_form(Source& source, const FuseOptions& options, const Format& given,
                                   const Target& target) {
   if (options.emit.empty() || target.format == given) {
-    return std::string(module_bytes);
+    return source.take();
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(const Module module, read_module(module_bytes, options.name));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Module module, read_module(source.bytes(), options.name));
+  source.free();
   return write_module(module, target.format, target.rule);
 }
 
-Result<FuseResult> fuse_on_this_stack(std::string_view module_bytes, const FuseOptions& options) {
-  const Format given = format_of(module_bytes);
+Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options) {
+  const Format given = format_of(source.bytes());
   FLASHLIFT_ASSIGN_OR_RETURN(const Target target, parse_target(options.emit, given));
-  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(module_bytes, options.name));
+  FLASHLIFT_ASSIGN_OR_RETURN(Module module, read_module(source.bytes(), options.name));
   FLASHLIFT_RETURN_IF_ERROR(inline_calls(module));
   remove_dead_code(module);
 
@@ -282,21 +301,36 @@ Result<FuseResult> fuse_on_this_stack(std::string_view module_bytes, const FuseO
   Fuser fuser(opened, options);
   fuser.run();
   FuseResult result{{}, fuser.changed, std::move(fuser.candidates)};
-  if (!result.changed) {
-    FLASHLIFT_ASSIGN_OR_RETURN(result.module, in_other_form(module_bytes, options, given, target));
+  if (!result.changed && options.skip_unchanged) {
     return result;
   }
+  if (!result.changed) {
+    FLASHLIFT_ASSIGN_OR_RETURN(result.module, in_other_form(source, options, given, target));
+    return result;
+  }
+  // Calls and programs are shorter than what they replace; weights, which make modules large, keep their size.
+  constexpr size_t kMore = size_t{1} << 16;
+  const size_t expected_size = given.encoding == Encoding::kText ? 0 : source.size() + kMore;
+  source.free();
   if (!any_composites) {
-    FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target.format, target.rule));
+    FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(opened, target.format, target.rule, expected_size));
     return result;
   }
   FLASHLIFT_RETURN_IF_ERROR(inline_only(module, fuser.composites));
   remove_dead_code(module);
   Fuser again(module, options);
   again.run();
-  FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target.format, target.rule));
+  FLASHLIFT_ASSIGN_OR_RETURN(result.module, write_module(module, target.format, target.rule, expected_size));
   result.candidates = std::move(again.candidates);
   return result;
+}
+
+Result<FuseResult> fuse_source(Source& source, const FuseOptions& options) {
+  FLASHLIFT_RETURN_IF_ERROR(check_environment());
+  const UncutByFork uncut;
+  std::optional<Result<FuseResult>> result;
+  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(source, options)); }));
+  return *std::move(result);
 }
 
 }  // namespace
@@ -309,11 +343,13 @@ size_t FuseResult::fused_count() const {
 }
 
 Result<FuseResult> fuse(std::string_view module_bytes, const FuseOptions& options) {
-  FLASHLIFT_RETURN_IF_ERROR(check_environment());
-  const UncutByFork uncut;
-  std::optional<Result<FuseResult>> result;
-  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(module_bytes, options)); }));
-  return *std::move(result);
+  Source source(module_bytes);
+  return fuse_source(source, options);
+}
+
+Result<FuseResult> fuse_and_free(std::string module_bytes, const FuseOptions& options) {
+  Source source(std::move(module_bytes));
+  return fuse_source(source, options);
 }
 
 }  // namespace flashlift::stablehlo

@@ -99,6 +99,24 @@ TEST(CApiFuse, LeavesTheRestByteForByte) {
   flashlift_fused_destroy(fused);
 }
 
+TEST(CApiFuse, SkipsWhatIsUnchanged) {
+  FlashliftFuseOptions options = {};
+  options.struct_size = sizeof(options);
+  options.skip_unchanged = 1;
+  for (const char* emit : {"", "vhlo"}) {
+    options.emit = emit;
+    for (const char* module : {kNoAttention, kAttention}) {
+      FlashliftFused* fused = nullptr;
+      FlashliftError* error = flashlift_stablehlo_fuse(module, std::strlen(module), &options, &fused);
+      ASSERT_EQ(error, nullptr) << flashlift_error_message(error);
+      size_t size = 0;
+      flashlift_fused_module(fused, &size);
+      EXPECT_EQ(size == 0, module == kNoAttention);
+      flashlift_fused_destroy(fused);
+    }
+  }
+}
+
 TEST(CApiFuse, ReportsErrors) {
   FlashliftFused* fused = nullptr;
   FlashliftError* error = flashlift_stablehlo_fuse("module {", 8, nullptr, &fused);

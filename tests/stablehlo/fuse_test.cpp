@@ -57,6 +57,19 @@ TEST(Fuse, AttentionBecomesOneCall) {
   EXPECT_EQ(count(module, "stablehlo.dot_general"), 0);
 }
 
+TEST(Fuse, GivesTheSameOfBytesThatItMayFree) {
+  const std::string nothing = function("public @main", "", "tensor<8x16xf32>", "%q : tensor<8x16xf32>");
+  for (const char* emit : {"", "bytecode"}) {
+    for (const std::string& text : {attention_as("public @main"), nothing}) {
+      const Result<FuseResult> kept = fuse(text, {.emit = emit});
+      const Result<FuseResult> freed = fuse_and_free(text, {.emit = emit});
+      ASSERT_TRUE(kept.ok() && freed.ok());
+      EXPECT_EQ(kept->module, freed->module);
+      EXPECT_EQ(kept->fused_count(), freed->fused_count());
+    }
+  }
+}
+
 TEST(Fuse, CompositeKeepsTheOriginal) {
   const Module module = read(fused(attention_as("public @main"), FuseAs::kComposite).module);
   EXPECT_EQ(composite(find(module, "stablehlo.composite"))->name, "flashlift.attention");

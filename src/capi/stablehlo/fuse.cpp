@@ -27,6 +27,7 @@ Status fuse(const char* module, size_t size, const FlashliftFuseOptions* given, 
     options.name = read.name;
   }
   options.gradients = read.gradients != 0;
+  options.skip_unchanged = read.skip_unchanged != 0;
   if (read.partitions < 0) {
     return invalid_argument("FlashliftFuseOptions::partitions is {}: expected 0 or more", read.partitions);
   }

@@ -35,10 +35,11 @@ int64_t bytecode_version(const Version& version) {
   return version < Version{0, 15, 0} ? 4 : 6;
 }
 
-Result<std::string> to_bytes(mlir::Operation* op, const std::string& producer, int64_t version) {
+Result<std::string> to_bytes(mlir::Operation* op, const std::string& producer, int64_t version, size_t expected_size) {
   mlir::BytecodeWriterConfig config(producer);
   config.setDesiredBytecodeVersion(version);
   std::string bytes;
+  bytes.reserve(expected_size);  // a string that grows is there twice while it moves
   llvm::raw_string_ostream stream(bytes);
   if (mlir::failed(mlir::writeBytecodeToFile(op, stream, config))) {
     return internal_error("MLIR does not write the module as bytecode of version {}", version);
@@ -61,8 +62,8 @@ std::vector<mlir::NamedAttribute> foreign_attributes(mlir::Operation* op) {
 
 class VhloWriter {
  public:
-  VhloWriter(const Module& module, Version asked, VersionRule rule)
-      : module_(module), version_(asked), rule_(rule), builder_(module.context()) {}
+  VhloWriter(const Module& module, Version asked, VersionRule rule, size_t expected_size)
+      : module_(module), version_(asked), rule_(rule), expected_size_(expected_size), builder_(module.context()) {}
 
   Result<std::string> run() {
     if (version_ < kOldest || Version{version_.major, version_.minor, 0} > kNewest) {
@@ -78,7 +79,7 @@ class VhloWriter {
     for (mlir::Operation& op : *module_.op().getBody()) {
       FLASHLIFT_RETURN_IF_ERROR(convert(&op, values));
     }
-    return to_bytes(made->getOperation(), "StableHLO_v" + print(version_), bytecode_version(version_));
+    return to_bytes(made->getOperation(), "StableHLO_v" + print(version_), bytecode_version(version_), expected_size_);
   }
 
  private:
@@ -285,14 +286,15 @@ class VhloWriter {
   const Module& module_;
   Version version_, needed_ = kOldest;
   VersionRule rule_;
+  size_t expected_size_;
   std::string reason_;
   mlir::OpBuilder builder_;
 };
 
-Result<std::string> write_plain(const Module& module) {
+Result<std::string> write_plain(const Module& module, size_t expected_size) {
   const Module copy = module.clone();
   copy.op()->walk([](mlir::Operation* op) { VhloWriter::put_attributes_in_dictionary(op); });
-  return to_bytes(copy.op(), "MLIR", bytecode_version(kNewest));
+  return to_bytes(copy.op(), "MLIR", bytecode_version(kNewest), expected_size);
 }
 
 }  // namespace
@@ -323,14 +325,14 @@ Result<Target> parse_target(std::string_view text, const Format& given) {
       "expected text, bytecode, vhlo or vhlo=VERSION as the form of the module, as in vhlo=1.9.0, got '{}'", text);
 }
 
-Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule) {
+Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule, size_t expected_size) {
   switch (format.encoding) {
     case Encoding::kText:
       return module.print();
     case Encoding::kBytecode:
-      return bytecode::write_plain(module);
+      return bytecode::write_plain(module, expected_size);
     case Encoding::kVhlo:
-      return bytecode::VhloWriter(module, format.version, rule).run();
+      return bytecode::VhloWriter(module, format.version, rule, expected_size).run();
   }
   return internal_error("a format that does not exist");
 }

@@ -22,7 +22,9 @@ struct Target {
 // a later version where that is needed).
 Result<Target> parse_target(std::string_view text, const Format& given);
 
+// expected_size: about how many bytes it will take, if that is known, to reserve them at once.
 // Errors: kUnsupported for what the format or its version cannot say; the message names the oldest version that can.
-Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule = VersionRule::kExactly);
+Result<std::string> write_module(const Module& module, const Format& format, VersionRule rule = VersionRule::kExactly,
+                                 size_t expected_size = 0);
 
 }  // namespace flashlift::stablehlo

@@ -49,7 +49,7 @@ std::string platform_name(Slot slot, const void* object) {
 // A program as its client made it, whose structure may have more fields than are known here, with other code.
 class ProgramCopy {
  public:
-  ProgramCopy(const Program& original, const std::string& code) : bytes_(original.struct_size) {
+  ProgramCopy(const Program& original, std::string_view code) : bytes_(original.struct_size) {
     std::memcpy(bytes_.data(), &original, original.struct_size);
     get()->code = code.data();
     get()->code_size = code.size();

@@ -39,12 +39,13 @@ Status fuse(std::string_view module, int64_t partitions, Rewritten& rewritten) {
   // cannot say what a fused call's attributes are.
   options.emit = "text";
   options.partitions = partitions;
+  options.skip_unchanged = 1;
   FlashliftFused* fused = nullptr;
   if (FlashliftError* error = fuser->fuse(module.data(), module.size(), &options, &fused); error != nullptr) {
     const std::unique_ptr<FlashliftError, decltype(fuser->error_destroy)> owner(error, fuser->error_destroy);
     return unsupported("{}", fuser->error_message(error));
   }
-  const std::unique_ptr<FlashliftFused, decltype(fuser->destroy)> owner(fused, fuser->destroy);
+  rewritten.owner = std::shared_ptr<FlashliftFused>(fused, fuser->destroy);
   Report& report = rewritten.report;
   report.fused = fuser->count(fused);
   report.candidates = fuser->report(fused);
@@ -53,7 +54,7 @@ Status fuse(std::string_view module, int64_t partitions, Rewritten& rewritten) {
   }
   size_t size = 0;
   const char* code = fuser->module(fused, &size);
-  rewritten.code.assign(code, size);
+  rewritten.code = {code, size};
   return {};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -24,7 +25,8 @@ struct Report {
 };
 
 struct Rewritten {
-  std::string code;  // empty: the program goes down byte for byte as it came
+  std::string_view code;        // empty: the program goes down byte for byte as it came
+  std::shared_ptr<void> owner;  // of the code, which may be hundreds of megabytes
   Report report;
 };
 
