@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-frameworks test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -48,6 +48,9 @@ test-jax-versions: build ## run the JAX tests with each version that is supporte
 JAX_SOURCE ?=
 test-jax-users: build ## run Flax's nnx with ours; with JAX_SOURCE=CHECKOUT also JAX's own tests of its attention, fused
 	@$(VENV)/bin/python scripts/test_jax_users.py $(BUILD) $(if $(JAX_SOURCE),--jax-source $(JAX_SOURCE))
+
+test-frameworks: build ## fuse models of Flax, Equinox, Haiku, Keras and transformers; writes the table in docs/lifting.md (minutes)
+	@$(VENV)/bin/python scripts/test_frameworks.py $(BUILD) --write docs/lifting.md
 
 test-kernels: build ## compile the CUDA kernels of every configuration; make test compiles a third of them
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel
