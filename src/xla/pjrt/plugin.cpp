@@ -202,6 +202,7 @@ const Api* wrap() {
 }  // namespace
 }  // namespace flashlift::pjrt
 
+// NOLINTNEXTLINE(readability-identifier-naming): what clients ask for
 extern "C" __attribute__((visibility("default"))) const flashlift::pjrt::Api* GetPjrtApi() {
   static thread_local bool is_wrapping = false;
   if (is_wrapping) {
