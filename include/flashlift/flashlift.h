@@ -185,6 +185,8 @@ typedef struct FlashliftProblemInfo {
   /* since version 6 */
   int32_t want_residual; /* 1 if a call must bring residual */
   int32_t keep_mask;     /* 1 if a call must bring keep_mask */
+  /* since version 9 */
+  int32_t dropout_words; /* 1 if a call must bring dropout_words */
 } FlashliftProblemInfo;
 
 /* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
@@ -238,6 +240,10 @@ typedef struct FlashliftArguments {
                                 and read by the backward one; NULL if the problem does not ask for it */
   const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size that or 1: the keys that stay, for a
                                 problem with a keep_mask */
+  /* since version 9 */
+  const DLTensor* dropout_words; /* u32 [2], dropout's seed, its low half first, or [4], with the batch and the query
+                                    head that count as the first ones behind it: in place of dropout_seed, for a problem
+                                    with dropout_words */
 } FlashliftArguments;
 
 /* Where a call's parallel work runs: a thread pool that the caller lends. */

@@ -61,6 +61,8 @@ struct Problem {
   float dropout = 0.0f;
   // Each call says which keys stay, by a tensor in place of the seed. `dropout` is then the rate alone, and may be 0.
   bool keep_mask = false;
+  // Each call gives the seed in a tensor, which is read where the call runs: for a seed that only the device knows.
+  bool dropout_words = false;
 
   // Keys of a page; 0: k and v are not paged. Paged k and v are [pages, kv_heads, page_size, dim], and key `kv` of
   // batch b is row kv % page_size of page page_table[b, kv / page_size].
@@ -92,8 +94,8 @@ struct AttentionArguments {
   // The batch and the query head that dropout takes the call's first ones for. A call that is a part of a larger one,
   // such as a device's share, keeps the keys that the whole does.
   std::array<int64_t, 2> dropout_origin{};
-  // In place of both, where only the device knows them: u32 [2], the seed's low half and its high one, or [4], with the
-  // origin behind. Dense. Read when the call runs.
+  // In place of both, if Problem::dropout_words: u32 [2], the seed's low half and its high one, or [4], with the origin
+  // behind. Dense.
   std::optional<TensorView> dropout_words;
   // bool [batch, q_heads, q_len, kv_len], where each size may be 1 instead, if Problem::keep_mask: the keys that stay.
   std::optional<TensorView> keep_mask;

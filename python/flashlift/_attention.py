@@ -148,6 +148,8 @@ class Attention:
         sinks: Any = None,
         page_table: Any = None,
         dropout_seed: int = 0,
+        dropout_words: Any = None,
+        keep_mask: Any = None,
     ) -> Any:
         """Runs on arrays in logical order, whatever their strides, and returns a new numpy array.
 
@@ -155,6 +157,8 @@ class Attention:
         value_dim]; captures in the order of `self.captures`, or by name; sinks f32 [q_heads, sinks], or [sinks] for all
         heads.
         With pages, k and v are [pages, kv_heads, page_size, dim] and page_table is i32 [batch, pages of a sequence].
+        Which keys dropout leaves out: dropout_seed, 64 bits; or, as the problem says, dropout_words, uint32 [2], its
+        low half first (or [4]: docs/problem.md), or keep_mask, bool [batch, q_heads, q_len, kv_len], sizes that or 1.
         Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the
         problem asks.
         """
@@ -177,6 +181,8 @@ class Attention:
             row_max=row_max,
             page_table=page_table,
             dropout_seed=dropout_seed,
+            dropout_words=dropout_words,
+            keep_mask=keep_mask,
             residual=residual,
         )()
         results = tuple(one for one in (out, lse, row_max, residual) if one is not None)
@@ -195,12 +201,15 @@ class Attention:
         row_max: Any = None,
         page_table: Any = None,
         dropout_seed: int = 0,
+        dropout_words: Any = None,
+        keep_mask: Any = None,
         residual: Any = None,
     ) -> "BoundAttention":
         """Prepares a call that writes into `out` (and `lse`, `row_max`, `residual`), to be run any number of times.
 
         residual has out's element type, shape and strides."""
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table, "residual": residual}
+        more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
         return BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed, writes=True)
 
     def backward(
@@ -218,6 +227,8 @@ class Attention:
         wanted: Sequence[str] = (),
         row_max: Any = None,
         dropout_seed: int = 0,
+        dropout_words: Any = None,
+        keep_mask: Any = None,
         residual: Any = None,
     ) -> Gradients:
         """The gradients of a loss by q, k, v, the sinks and the captured tensors named in `wanted`, as numpy arrays.
@@ -252,6 +263,8 @@ class Attention:
             d_sinks=gradients.sinks,
             row_max=row_max,
             dropout_seed=dropout_seed,
+            dropout_words=dropout_words,
+            keep_mask=keep_mask,
             residual=residual,
         )()
         return gradients
@@ -285,6 +298,8 @@ class Attention:
         d_sinks: Any = None,
         row_max: Any = None,
         dropout_seed: int = 0,
+        dropout_words: Any = None,
+        keep_mask: Any = None,
         residual: Any = None,
     ) -> "BoundBackward":
         """Prepares a backward call, to be run any number of times. It writes the gradients whose arrays are given.
@@ -293,6 +308,7 @@ class Attention:
         type, in its logical shape; each may have any strides, none of which is 0.
         """
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "residual": residual}
+        more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
         forward = BoundAttention(self, q, k, v, out, self._in_order(captures), more, dropout_seed)
         gradients = {"d_q": d_q, "d_k": d_k, "d_v": d_v, "d_sinks": d_sinks}
         return BoundBackward(forward, d_out, d_lse, gradients, d_captures or {})

@@ -95,6 +95,7 @@ class Arguments(Structure):
         ("dropout_seed", c_uint64),
         ("residual", POINTER(DLTensor)),
         ("keep_mask", POINTER(DLTensor)),
+        ("dropout_words", POINTER(DLTensor)),
     ]
 
 
@@ -149,6 +150,7 @@ class ProblemInfo(Structure):
         ("want_row_max", c_int32),
         ("want_residual", c_int32),
         ("keep_mask", c_int32),
+        ("dropout_words", c_int32),
     ]
 
 

@@ -98,7 +98,8 @@ Status describe_problem(const FlashliftAttention* attention, FlashliftProblemInf
                                      .dropout = p.dropout,
                                      .want_row_max = p.want_row_max ? 1 : 0,
                                      .want_residual = p.want_residual ? 1 : 0,
-                                     .keep_mask = p.keep_mask ? 1 : 0};
+                                     .keep_mask = p.keep_mask ? 1 : 0,
+                                     .dropout_words = p.dropout_words ? 1 : 0};
   std::memcpy(result, &info, known);
   return {};
 }
@@ -176,6 +177,9 @@ Status to_arguments(const FlashliftArguments& given, DLDevice device, AttentionA
   }
   if (given.keep_mask != nullptr) {
     FLASHLIFT_ASSIGN_OR_RETURN(arguments.keep_mask, to_view(given.keep_mask, "keep_mask", device));
+  }
+  if (given.dropout_words != nullptr) {
+    FLASHLIFT_ASSIGN_OR_RETURN(arguments.dropout_words, to_view(given.dropout_words, "dropout_words", device));
   }
   arguments.dropout_seed = given.dropout_seed;
   return {};

@@ -98,6 +98,9 @@ Status verify(const Problem& problem) {
   if (!(problem.dropout >= 0 && problem.dropout < 1)) {
     return invalid_argument("dropout must be a probability from 0 to below 1, got {}", problem.dropout);
   }
+  if (problem.dropout_words && problem.keep_mask) {
+    return invalid_argument("dropout_words give a seed, but the problem has a keep_mask in its place");
+  }
   FLASHLIFT_RETURN_IF_ERROR(verify_range("page_size", problem.page_size, 0, kMaxLength));
   if (problem.page_size > 0 && problem.kv_len % problem.page_size != 0) {
     return invalid_argument(
@@ -228,11 +231,7 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
 }
 
 // An output that comes exactly if the problem wants it: f32 [batch, q_heads, q_len].
-Status verify_dropout_words(const Problem& p, const TensorView& words) {
-  if (p.dropout == 0 || p.keep_mask) {
-    return invalid_argument("dropout_words is given, but the problem {}",
-                            p.keep_mask ? "has a keep_mask in place of a seed" : "has no dropout");
-  }
+Status verify_dropout_words(const TensorView& words) {
   const std::array<int64_t, 1> shape = {words.rank == 1 && words.sizes[0] == 4 ? 4 : 2};
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"dropout_words", words, DType::kU32, shape}));
   return words.strides[0] == 1 ? Status()
@@ -314,8 +313,12 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
     }
     FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"keep_mask", *arguments.keep_mask, DType::kBool, shape}));
   }
+  if (arguments.dropout_words.has_value() != p.dropout_words) {
+    return invalid_argument("the problem has {}dropout_words, but the call {} them", p.dropout_words ? "" : "no ",
+                            arguments.dropout_words ? "gives" : "lacks");
+  }
   if (arguments.dropout_words) {
-    FLASHLIFT_RETURN_IF_ERROR(verify_dropout_words(p, *arguments.dropout_words));
+    FLASHLIFT_RETURN_IF_ERROR(verify_dropout_words(*arguments.dropout_words));
   }
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));

@@ -250,6 +250,12 @@ Result<Inputs> Inputs::draw(const Problem& p, uint64_t seed, Layout layout) {
     fill(*arguments.keep_mask, p, Random(seed, stream++));
   }
   arguments.dropout_seed = seed;
+  if (p.dropout_words) {
+    arguments.dropout_words = inputs.allocate(DType::kU32, {2});
+    auto* const words = static_cast<uint32_t*>(arguments.dropout_words->data);
+    words[0] = static_cast<uint32_t>(seed);
+    words[1] = static_cast<uint32_t>(seed >> 32);
+  }
   return inputs;
 }
 

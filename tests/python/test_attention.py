@@ -264,7 +264,28 @@ def test_dropout_leaves_out_the_keys_that_the_document_says():
     q, k = rng.standard_normal((2, 3, 5, 8), np.float32), rng.standard_normal((2, 3, 150, 8), np.float32)
     values = np.broadcast_to(np.eye(150, dtype=np.float32), (2, 3, 150, 150))
     probabilities = attention(q, k, values, dropout_seed=seed)
-    assert np.array_equal(probabilities > 0, reference.dropout_keeps(0.3, seed, 2, 3, 5, 150))
+    kept = reference.dropout_keeps(0.3, seed, 2, 3, 5, 150)
+    assert np.array_equal(probabilities > 0, kept)
+
+    # The same seed in a tensor, the same keys by a mask, and the last batch and heads as a part of the whole.
+    problem = "attn b2 h3 sq5 skv150 dqk8 dv150 dropout=0.3"
+    words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+    by_words = flashlift.compile(problem + " dropout_words")
+    assert np.array_equal(by_words(q, k, values, dropout_words=words), probabilities)
+    by_mask = flashlift.compile(problem + " keep_mask")
+    np.testing.assert_allclose(by_mask(q, k, values, keep_mask=kept), probabilities, rtol=1e-6)
+    part = flashlift.compile("attn h2 sq5 skv150 dqk8 dv150 dropout=0.3 dropout_words")
+    of_part = part(q[1:, 1:], k[1:, 1:], values[1:, 1:], dropout_words=np.append(words, np.array([1, 1], np.uint32)))
+    assert np.array_equal(of_part > 0, kept[1:, 1:])
+    for call, message in (
+        (lambda: by_words(q, k, values), "the problem has dropout_words, but the call lacks them"),
+        (lambda: attention(q, k, values, dropout_words=words), "the problem has no dropout_words, but the call gives"),
+        (lambda: by_words(q, k, values, dropout_words=words[:1]), "dropout_words"),
+        (lambda: by_words(q, k, values, dropout_words=np.repeat(words, 2)[::2]), "dropout_words has stride 2"),
+        (lambda: flashlift.compile("attn h1 s8 d8 dropout_words keep_mask"), "but the problem has a keep_mask in its"),
+    ):
+        with pytest.raises(flashlift.InvalidArgumentError, match=message):
+            call()
 
 
 def test_pages_are_read_through_the_table():

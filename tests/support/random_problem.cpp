@@ -430,6 +430,7 @@ Problem draw_problem(Random& random) {
   if (draw(random, 0, 4) == 0) {
     p.keep_mask = draw(random, 0, 2) == 0;
     p.dropout = p.keep_mask && draw(random, 0, 1) == 0 ? 0.0f : one_of(random, {0.1f, 0.5f, 0.9f, 1.0f / 3.0f});
+    p.dropout_words = !p.keep_mask && draw(random, 0, 1) == 0;
   }
   return p;
 }

@@ -166,12 +166,14 @@ void make_all(const Problem& p, AttentionArguments& views, Random& random, const
     views.keep_mask = make(DType::kBool, shape, true);
   }
   views.dropout_seed = 0x0123456789abcdef;
-  if (p.dropout > 0 && !p.keep_mask) {
-    views.dropout_origin = {draw(random, 0, 1) * 3, draw(random, 0, 1) * 70000};
-    const TensorView words = make(DType::kU32, {random() % 2 == 0 ? 2 : 4}, true);
-    if (words.strides[0] == 1 && random() % 2 == 0) {
-      views.dropout_words = words;
-    }
+  views.dropout_origin = {draw(random, 0, 1) * 3, draw(random, 0, 1) * 70000};
+  if (p.dropout_words) {
+    // Dense, from the lowest address of memory that may be strided.
+    TensorView words = make(DType::kU32, {random() % 2 == 0 ? 2 : 4}, false);
+    const int64_t lowest = std::min<int64_t>(words.strides[0], 0) * (words.sizes[0] - 1);
+    words.data = static_cast<uint32_t*>(words.data) + lowest;
+    words.strides[0] = 1;
+    views.dropout_words = words;
   }
 }
 

@@ -188,6 +188,7 @@ ForwardConfig common_config(const Problem& problem) {
   config.want_residual = problem.want_residual;
   config.dropout = problem.drops_keys();
   config.keep_mask = problem.keep_mask;
+  config.dropout_words = problem.dropout_words;
   config.page_size = static_cast<int>(problem.page_size);
   config.normalize = problem.normalize;
   config.empty_rows = problem.empty_rows;
@@ -427,6 +428,7 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("WANT_RESIDUAL", config.want_residual);
   define("DROPOUT", config.dropout);
   define("KEEP_MASK", config.keep_mask);
+  define("DROPOUT_WORDS", config.dropout_words);
   define("PAGE_SIZE", config.page_size);
   define("PAGE_PIECE", config.page_piece);
   define("SPLIT", config.decodes());

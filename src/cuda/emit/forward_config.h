@@ -59,6 +59,7 @@ struct ForwardConfig {
   bool want_residual = false;
   bool dropout = false;
   bool keep_mask = false;
+  bool dropout_words = false;
   int page_size = 0;
   int page_piece = 0;  // keys of a page that one bulk copy brings
   // How far, in powers of two, a row's running maximum may stay behind the true one before the accumulator is rescaled.

@@ -86,7 +86,6 @@ Status fill_params(const Problem& problem, const AttentionArguments& arguments, 
   params.device_dropout_words = nullptr;
   params.device_dropout_count = 0;
   if (arguments.dropout_words) {
-    std::ranges::fill(params.dropout_words, 0);  // two words are no origin
     params.device_dropout_words = static_cast<const unsigned*>(arguments.dropout_words->data);
     params.device_dropout_count = static_cast<int>(arguments.dropout_words->sizes[0]);
   }

@@ -168,6 +168,7 @@ Result<Signature> Signature::read(const Attributes& attributes, std::span<const 
   if (const auto implementation = attributes.find("implementation"); implementation != attributes.end()) {
     signature.implementation_ = implementation->second;
   }
+  signature.problem_.dropout_words = signature.has_seed();  // an operand, which may lie on a GPU
   return signature;
 }
 

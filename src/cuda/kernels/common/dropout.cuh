@@ -10,8 +10,13 @@ struct PhiloxWords {
   u32 x[4];
 };
 
+// Not both at run time: words that were loaded stay in registers through a kernel's loop, which has few to spare.
 __device__ __forceinline__ u32 given_word(int i, const ForwardParams& params) {
-  return i < params.device_dropout_count ? __ldg(params.device_dropout_words + i) : params.dropout_words[i];
+#if FL_DROPOUT_WORDS
+  return i < params.device_dropout_count ? __ldg(params.device_dropout_words + i) : 0;
+#else
+  return params.dropout_words[i];
+#endif
 }
 
 // Philox4x32 (Salmon et al., 2011) with seven rounds.

@@ -78,8 +78,8 @@ struct ForwardParams {
   int vector_out;         // the residual's, too
   int heads_per_section;  // heads whose K and V share the L2 cache: scheduled together
 
-  // The seed's low half and its high one, and the batch and the query head that count as the first; the first ones of
-  // them from the device's memory instead, if there are any.
+  // The seed's low half and its high one, and the batch and the query head that count as the first; from the device's
+  // memory instead, with so many there, if FL_DROPOUT_WORDS.
   unsigned dropout_words[4];
   const unsigned* device_dropout_words;
   int device_dropout_count;
