@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <utility>
 
 #include "cuda/launch/backward/launch.h"
 #include "cuda/launch/loaded_kernel.h"
@@ -64,11 +65,9 @@ class MainSm80 : public BackwardMain {
     if (config_.fused) {
       fused = std::async([&] { return fused_.compile(problem, device, *config_.fused, compile_kernel); });
     }
-    const Status apart =
-        config_.runs_apart() ? compile_apart(problem, device, wants_gradient, compile_kernel) : Status();
-    const Status compiled_fused = fused.valid() ? fused.get() : Status();
-    FLASHLIFT_RETURN_IF_ERROR(apart);
-    return compiled_fused;
+    Status apart = config_.runs_apart() ? compile_apart(problem, device, wants_gradient, compile_kernel) : Status();
+    Status compiled_fused = fused.valid() ? fused.get() : Status();
+    return apart.ok() ? std::move(compiled_fused) : std::move(apart);
   }
 
   Status accepts(const BackwardCall& call) const override {
