@@ -383,7 +383,7 @@ FRAMEWORKS = [flax_linen, flax_nnx, equinox, haiku, keras, transformers]
 # --- The table ---
 
 
-def counts(function, arguments):
+def counts(function, arguments, is_step):
     """What is fused of the function's module, as a cell, and the reasons for the rest."""
     import flashlift.stablehlo
     import jax
@@ -391,7 +391,9 @@ def counts(function, arguments):
     text = jax.jit(function).lower(*arguments).as_text()
     result = flashlift.stablehlo.fuse(text, gradients=True)
     reasons = {re.sub(r" at \S+:\d+:\d+", "", each.reason) for each in result.candidates if not each.fused}
-    return f"{result.fused_count} of {len(result.candidates)}", sorted(reasons)
+    backward = len(re.findall(r"\bflashlift\.attention_backward\b", result.module))
+    cell = f"{result.fused_count} of {len(result.candidates)}"
+    return f"{cell}; {backward} backward" if is_step else cell, sorted(reasons)
 
 
 def rows(only):
@@ -405,11 +407,11 @@ def rows(only):
             if not wanted(name):
                 continue
             cells, reasons = [], []
-            for function in (forward, step):
+            for is_step, function in enumerate((forward, step)):
                 try:
                     if isinstance(function, Exception):
                         raise function
-                    cell, why = counts(function, arguments)
+                    cell, why = counts(function, arguments, is_step)
                     reasons += [each for each in why if each not in reasons]
                 except Exception as error:
                     cell = f"not lowered: {type(error).__name__}"
