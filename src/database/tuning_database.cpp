@@ -206,6 +206,7 @@ TuningPolicy effective(TuningPolicy policy) {
 std::string problem_class(const Problem& problem) {
   Problem any = problem;
   any.batch = 1;
+  any.dropout_words = false;
   any.q_len = 1;
   any.kv_len = std::max<int64_t>(problem.page_size, 1);
   return print(any);
