@@ -1,6 +1,6 @@
 """The operators torch.ops.flashlift.attention and attention_backward, and their gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,16 @@ def _attention(
     return run_for_backward(call)
 
 
-attention = torch.library.custom_op("flashlift::attention", _attention, mutates_args=(), device_types=DEVICES)
+def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Without torch.library.custom_op, which spends as long as the rest of a call on looking for results that share
+    memory with arguments: ours never do."""
+    torch.library.define(name, torch.library.infer_schema(kernel, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+    for device in DEVICES:
+        torch.library.impl(name, device, kernel)
+    torch.library.register_fake(name, fake)
 
 
-@attention.register_fake
-def _(*given: Any) -> Results:
-    return empty_results(Call(*given))
+_register("flashlift::attention", _attention, lambda *given: empty_results(Call(*given)))
 
 
 def _attention_backward(
@@ -64,15 +68,13 @@ def _attention_backward(
     return differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
 
 
-attention_backward = torch.library.custom_op(
-    "flashlift::attention_backward", _attention_backward, mutates_args=(), device_types=DEVICES
-)
-
-
-@attention_backward.register_fake
-def _(grad_out, grad_lse, query, key, value, out, lse, residual, captures, sinks, seed, wanted, features, scale):  # noqa: ANN001, ANN202
+def _fake_backward(grad_out: torch.Tensor, grad_lse: torch.Tensor | None, *given: Any) -> list[torch.Tensor]:
+    query, key, value, out, _, residual, captures, sinks, seed, wanted, features, scale = given
     call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     return empty_gradients(call, wanted)
+
+
+_register("flashlift::attention_backward", _attention_backward, _fake_backward)
 
 
 def wanted_of(needed: Sequence[bool], captures: Sequence[torch.Tensor]) -> list[int]:
@@ -106,7 +108,7 @@ def _backward(
     return *gradients[:3], by_capture(gradients, wanted, captures), d_sinks, None, None, None, None, None, None
 
 
-attention.register_autograd(_backward, setup_context=_setup_context)
+torch.library.register_autograd("flashlift::attention", _backward, setup_context=_setup_context)
 
 
 def no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -116,4 +118,4 @@ def no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-attention_backward.register_autograd(no_second_derivative)
+torch.library.register_autograd("flashlift::attention_backward", no_second_derivative)
