@@ -512,6 +512,12 @@ def test_finite_masks_under_a_subtracted_log_sum_exp():
     assert_fused(log_softmax, *qkv(), nothing)
     for mask in (lambda s, keep: jnp.where(keep, s, -1e9), lambda s, keep: s + jnp.where(keep, 0, LOWEST)):
         assert_left_alone(attend(mask), *qkv(), nothing, words="their sum's logarithm is rounded away")
+    for low in (LOWEST, -1e9):
+        bias = jnp.zeros((B, 1, S, T)).at[0, 0, 2].set(low)
+        assert_left_alone(attend(lambda s, bias: s + bias), *qkv(), bias, words="a tensor that may hold one")
+        assert_left_alone(attend(lambda s, bias=bias: s + bias), *qkv(), words="a tensor that may hold one")
+        assert_fused(attention(lambda s, bias: s + bias), *qkv(), bias)
+    assert_fused(attend(lambda s: 30 * s - jnp.arange(T) / 4), *qkv())
 
 
 def test_the_log_sum_exp_of_finite_masks():

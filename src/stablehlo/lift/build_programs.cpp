@@ -107,6 +107,15 @@ Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSum
   return refuse<Reason::kLogSumExpWithoutKeys>(value);
 }
 
+// Whether the score may hold large numbers that are not the product's, such as a mask that a tensor of floats holds.
+bool may_add_much(const Plane& plane, SymId score) {
+  constexpr double kMuch = 0x1p16;  // beside it, the logarithm of a sum keeps 7 bits behind the point
+  KnownBounds known = known_bounds(plane);
+  known.largest_score = 1;
+  const auto range = Bounds(plane.arena, known).finite(score);
+  return !range || range->real_lo < -kMuch || range->real_hi > kMuch;
+}
+
 // Finds what rows without keys give, and makes guards of finite masks.
 Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bool has_gradient, Programs& programs) {
   SymArena& arena = plane.arena;
@@ -117,8 +126,9 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   // A row of masked scores alone has them in its log-sum-exp.
   Softmax masked = match.softmax;
   const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
-  if (match.softmax.rounds_logarithm && masks != FiniteMasks::kInRowsWithKeys &&
-      has_finite_masks(arena, match.softmax)) {
+  const bool keeps_keys = masks == FiniteMasks::kInRowsWithKeys;
+  if (match.softmax.rounds_logarithm && ((!keeps_keys && has_finite_masks(arena, match.softmax)) ||
+                                         may_add_much(plane, keeps_keys ? masked.score : match.softmax.score))) {
     return refuse<Reason::kLogSumExpOfMasks>();
   }
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !log_sum_exp)) {
