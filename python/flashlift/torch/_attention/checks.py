@@ -15,11 +15,11 @@ from flashlift.torch._run.kernels import DEVICES, DTYPES
 _BACKENDS = ("AUTO", "TRITON", "FLASH", "TRITON_DECODE")
 _INTERNAL = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 _NO_BLOCKS = 1 << 30
-# FlexKernelOptions', and those that PyTorch's kernels take beside them.
+# FlexKernelOptions' (which has no BACKEND in torch 2.9), and those that PyTorch's kernels take beside them.
 _KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
     "SPARSE_Q_BLOCK_SIZE SPARSE_KV_BLOCK_SIZE IS_DIVISIBLE SM_SCALE GQA_SHARED_HEADS HAS_FULL_BLOCKS QK_HEAD_DIM "
     "V_HEAD_DIM FLOAT32_PRECISION SPLIT_KV PARTITION_SIZE SAFE_N_BOUNDARY SKIP_MASK_SCORE num_consumer_groups "
-    "num_buffers_warp_spec".split()
+    "num_buffers_warp_spec BACKEND".split()
 )
 
 
