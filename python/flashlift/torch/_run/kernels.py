@@ -58,7 +58,10 @@ def _options(device: torch.device) -> RunOptions | None:
 
 
 def run(call: Call) -> Results:
-    attention = _compiled_for(call)
+    return _run(_compiled_for(call), call)
+
+
+def _run(attention: Attention, call: Call) -> Results:
     out, lse, row_max, residual = empty_results(call)
     views = Views()
     arguments = views.forward(
@@ -93,11 +96,12 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
 
 def run_for_backward(call: Call) -> Results:
     """As run(), where the backward pass may read the output."""
+    attention = _compiled_for(call)
     # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
         wanted = tuple(one.requires_grad and one.is_floating_point() for one in call.captures)
-        _prepare_backward(_compiled_for(call), wanted)
-    results = run(call)
+        _prepare_backward(attention, wanted)
+    results = _run(attention, call)
     if results[0].dtype != call.query.dtype:
         _snap_rows_to(call.query.dtype, results[0])
     return results

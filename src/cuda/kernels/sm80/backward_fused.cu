@@ -86,15 +86,6 @@ __device__ __forceinline__ void add_sums(float* sums, const float* x) {
   }
 }
 
-// Does the preprocess leave the call to the other kernels, which run after this one?
-__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
-#if FL_HAS_FALLBACK
-  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
-#else
-  return false;
-#endif
-}
-
 // Of a thread's rows: lse, or delta.
 struct RowValues {
   float of[kFragments][2];
@@ -320,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     store_shared(shared.p, atomicAdd(tiles.next_block, 1));
   }
   __syncthreads();
-  const KeyTile keys = key_tile(params, backward, load_shared(shared.p));
+  const KeyTile keys = key_tile<FL_BLOCK_N>(params, backward, load_shared(shared.p));
   KeyVisits visits(params, backward, tiles, keys, shared.visits);
 
   const auto load_keys = [&] {

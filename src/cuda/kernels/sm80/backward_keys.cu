@@ -1,6 +1,7 @@
 // The portable backward kernel for keys: d_k and d_v. One block a tile of keys and some of their columns, 16 keys a warp;
 // the queries that see it come one tile after the other, those of all heads that share the keys, and in an order that is
 // always the same.
+#include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
@@ -9,32 +10,14 @@ namespace {
 // What the kernel has as rows is FL_BLOCK_M keys, and its columns are FL_BLOCK_N queries.
 using KeyPlace = Place<true>;
 
-struct KeyTile {
-  int b;
-  int kv_head;
-  int first, last;
-};
-
 __device__ __forceinline__ TileKind query_tile_kind(const ForwardParams& params, const KeyTile& keys, int h, int tile) {
   const int q_first = tile * FL_BLOCK_N;
   if (q_first >= params.q_len) {
     return kTileSkipped;
   }
   const int q_last = min(q_first + FL_BLOCK_N, params.q_len) - 1;
-  bool full = q_last - q_first == FL_BLOCK_N - 1;
-#if FL_SCORE_MASKS
-  if (score_tile(keys.b, h, h, q_first, q_last, keys.first, keys.last, params).masks) {
-    return kTileSkipped;
-  }
-#endif
-#if FL_HAS_MASK_MOD
-  const int possible = mask_interval(keys.b, h, h, q_first, q_last, keys.first, keys.last, params);
-  if ((possible & kMayBeTrue) == 0) {
-    return kTileSkipped;
-  }
-  full = full && (possible & kMayBeFalse) == 0;
-#endif
-  return full ? kTileFull : kTilePartial;
+  return classify_scores(params, keys.b, h, q_first, q_last, keys.first, keys.last,
+                         q_last - q_first == FL_BLOCK_N - 1);
 }
 
 // The query tiles that see the keys, head by head. A warp classifies 32 at a time.
@@ -169,8 +152,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   };
 
   const int pair = static_cast<int>(blockIdx.x) / backward.kv_tiles;
-  const int first_key = (static_cast<int>(blockIdx.x) - pair * backward.kv_tiles) * FL_BLOCK_M;
-  const KeyTile keys{pair / params.kv_heads, pair % params.kv_heads, first_key,
+  const int tile_index = static_cast<int>(blockIdx.x) - pair * backward.kv_tiles;
+  const int first_key = tile_index * FL_BLOCK_M;
+  const KeyTile keys{tile_index, pair / params.kv_heads, pair % params.kv_heads, first_key,
                      min(first_key + FL_BLOCK_M, params.kv_len) - 1};
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16;

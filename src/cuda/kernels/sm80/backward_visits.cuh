@@ -6,32 +6,10 @@
 // time and come first, and blocks that begin together follow one another through the same queries.
 #pragma once
 
-#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/common/keys.cuh"
-#include "cuda/kernels/common/scheduler.cuh"
 
 namespace flashlift::cuda {
-
-struct KeyTile {
-  int index;  // among the head's
-  int b;
-  int kv_head;
-  int first, last;
-};
-
-// Heads of a section take turns: few blocks of one head are under way together, and wait for each other.
-__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int block) {
-  const int section_heads = params.heads_per_section / params.group;
-  const int section = block / (section_heads * backward.kv_tiles);
-  const int within = block - section * section_heads * backward.kv_tiles;
-  const int first_head = section * section_heads;
-  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
-  const int tile = within / heads;
-  const int head = first_head + within - tile * heads;
-  const int first_key = tile * FL_BLOCK_N;
-  return {tile, head / params.kv_heads, head % params.kv_heads, first_key,
-          min(first_key + FL_BLOCK_N, params.kv_len) - 1};
-}
 
 struct QueryVisit {
   int h;  // -1: there is none
@@ -138,20 +116,8 @@ class KeyVisits {
     }
     const int q_last = min(q_first + FL_BLOCK_M, params_.q_len) - 1;
     const int kv_last = min(kv_first + FL_BLOCK_N, params_.kv_len) - 1;
-    bool full = q_last - q_first == FL_BLOCK_M - 1 && kv_last - kv_first == FL_BLOCK_N - 1;
-#if FL_SCORE_MASKS
-    if (score_tile(keys_.b, h, h, q_first, q_last, kv_first, kv_last, params_).masks) {
-      return kTileSkipped;
-    }
-#endif
-#if FL_HAS_MASK_MOD
-    const int possible = mask_interval(keys_.b, h, h, q_first, q_last, kv_first, kv_last, params_);
-    if ((possible & kMayBeTrue) == 0) {
-      return kTileSkipped;
-    }
-    full = full && (possible & kMayBeFalse) == 0;
-#endif
-    return full ? kTileFull : kTilePartial;
+    const bool full = q_last - q_first == FL_BLOCK_M - 1 && kv_last - kv_first == FL_BLOCK_N - 1;
+    return classify_scores(params_, keys_.b, h, q_first, q_last, kv_first, kv_last, full);
   }
 
   // The last key tile before `end` that the queries see, or -1.

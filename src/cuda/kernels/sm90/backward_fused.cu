@@ -365,7 +365,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
       producer.end();
       return;
     }
-    const KeyTile keys = key_tile(params, backward, index);
+    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
     if (producer.leads()) {
       store_shared(shared.key_tile, index);
     }
@@ -438,10 +438,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (index == kNoKeys) {
         break;
       }
-      consumer.take(key_tile(params, backward, index));
+      consumer.take(key_tile<FL_BLOCK_M>(params, backward, index));
       consumer.sweep();
       asm volatile("" : "+r"(index));  // found again, not kept: registers are short
-      const KeyTile keys = key_tile(params, backward, index);
+      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
       consumer.take(keys);
       finish_keys(consumer, params, backward, tiles, keys);
     }

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(d_out_map);
   }
   __syncthreads();
-  const KeyTile keys = key_tile(params, backward, blockIdx.x);
+  const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, blockIdx.x);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();

@@ -1,31 +1,9 @@
-// What the Hopper backward kernels for keys share: which keys are a block's, and how their gradients leave it.
+// What the Hopper backward kernels for keys share: how the gradients of a block's keys leave it.
 #pragma once
 
 #include "cuda/kernels/sm90/backward_consumer.cuh"
 
 namespace flashlift::cuda {
-
-struct KeyTile {
-  int index;  // among the head's
-  int b;
-  int kv_head;
-  int first, last;
-};
-
-// Heads whose queries fit the L2 cache together are neighbours; among them the early keys come first, which under a
-// causal mask are the ones that most queries see.
-__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
-  const int section_heads = params.heads_per_section / params.group;
-  const int section = index / (section_heads * backward.kv_tiles);
-  const int within = index - section * section_heads * backward.kv_tiles;
-  const int first_head = section * section_heads;
-  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
-  const int tile = within / heads;
-  const int head = first_head + within - tile * heads;
-  const int first_key = tile * FL_BLOCK_M;
-  return {tile, head / params.kv_heads, head % params.kv_heads, first_key,
-          min(first_key + FL_BLOCK_M, params.kv_len) - 1};
-}
 
 #if FL_EMPTY_UNIFORM && FL_SUMS_FIRST
 // A row without keys that gives the mean of all values passes its gradient on to each of them. Rare, so small code

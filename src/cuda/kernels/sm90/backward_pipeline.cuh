@@ -9,7 +9,7 @@
 // FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh).
 #pragma once
 
-#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm90/ptx.cuh"
 
 namespace flashlift::cuda {
@@ -178,15 +178,6 @@ __device__ __forceinline__ float* row_statistics(const ForwardParams& params, co
                                                  int q) {
   const long long tile = (static_cast<long long>(b) * params.q_heads + h) * tiles.tiles + q / tiles.rows;
   return tiles.statistics + tile * 2 * tiles.rows + q % tiles.rows;
-}
-
-// Does the preprocess leave the call to the portable kernels, which run after these?
-__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
-#if FL_HAS_FALLBACK
-  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
-#else
-  return false;
-#endif
 }
 
 }  // namespace flashlift::cuda

@@ -1,7 +1,7 @@
 // The producer warp of the Hopper backward kernels.
 #pragma once
 
-#include "cuda/kernels/common/scheduler.cuh"
+#include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm90/backward_pipeline.cuh"
 
 namespace flashlift::cuda {
@@ -20,24 +20,6 @@ struct ColumnTile {
   bool partial = false;
   bool follows = false;  // of the fused kernel: the key tile before the block's sees it, too
 };
-
-// What becomes of the scores of some queries and keys; `full`: tiles of their size have no more.
-__device__ __forceinline__ TileKind classify_scores(const ForwardParams& params, int b, int h, int q_first, int q_last,
-                                                    int kv_first, int kv_last, bool full) {
-#if FL_SCORE_MASKS
-  if (score_tile(b, h, h, q_first, q_last, kv_first, kv_last, params).masks) {
-    return kTileSkipped;
-  }
-#endif
-#if FL_HAS_MASK_MOD
-  const int possible = mask_interval(b, h, h, q_first, q_last, kv_first, kv_last, params);
-  if ((possible & kMayBeTrue) == 0) {
-    return kTileSkipped;
-  }
-  full = full && (possible & kMayBeFalse) == 0;
-#endif
-  return full ? kTileFull : kTilePartial;
-}
 
 // The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs
 // of them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first. Of the

@@ -1,0 +1,58 @@
+// What backward kernels whose blocks take tiles of keys share: which keys are a block's, and which queries see them.
+#pragma once
+
+#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/scheduler.cuh"
+
+namespace flashlift::cuda {
+
+struct KeyTile {
+  int index;  // among the head's
+  int b;
+  int kv_head;
+  int first, last;
+};
+
+// Tiles of kKeys keys. Heads of a section, whose queries fit the L2 cache together, take turns; among them the early
+// keys come first, which under a causal mask are the ones that most queries see.
+template <int kKeys>
+__device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
+  const int section_heads = params.heads_per_section / params.group;
+  const int section = index / (section_heads * backward.kv_tiles);
+  const int within = index - section * section_heads * backward.kv_tiles;
+  const int first_head = section * section_heads;
+  const int heads = min(section_heads, params.batch * params.kv_heads - first_head);
+  const int tile = within / heads;
+  const int head = first_head + within - tile * heads;
+  const int first_key = tile * kKeys;
+  return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
+}
+
+// What becomes of the scores of some queries and keys; `full`: tiles of their size have no more.
+__device__ __forceinline__ TileKind classify_scores(const ForwardParams& params, int b, int h, int q_first, int q_last,
+                                                    int kv_first, int kv_last, bool full) {
+#if FL_SCORE_MASKS
+  if (score_tile(b, h, h, q_first, q_last, kv_first, kv_last, params).masks) {
+    return kTileSkipped;
+  }
+#endif
+#if FL_HAS_MASK_MOD
+  const int possible = mask_interval(b, h, h, q_first, q_last, kv_first, kv_last, params);
+  if ((possible & kMayBeTrue) == 0) {
+    return kTileSkipped;
+  }
+  full = full && (possible & kMayBeFalse) == 0;
+#endif
+  return full ? kTileFull : kTilePartial;
+}
+
+// Does the preprocess leave the call to the other kernels, which run after this one?
+__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
+#if FL_HAS_FALLBACK
+  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
+#else
+  return false;
+#endif
+}
+
+}  // namespace flashlift::cuda
