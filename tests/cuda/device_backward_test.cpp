@@ -124,7 +124,14 @@ INSTANTIATE_TEST_SUITE_P(
         "%2 }",
         "attn h2 s100 d64 bf16 score_mod(t: f32[?], w: bf16[2], g: f16[?]) { %0 = sub q, kv; %1 = add %0, 50; %2 = "
         "load "
-        "t[%1]; %3 = load w[h]; %4 = mul score, %3; %5 = add %4, %2; %6 = load g[kv]; %7 = add %5, %6; return %7 }"));
+        "t[%1]; %3 = load w[h]; %4 = mul score, %3; %5 = add %4, %2; %6 = load g[kv]; %7 = add %5, %6; return %7 }",
+        // A row masked by a large constant, whose scores end in a product.
+        "attn h2 s130 d64 f32 score_mod(t: f32[]) { %0 = eq q, 3; %1 = select %0, -2.3819763e+38, score; %2 = load "
+        "t[]; "
+        "%3 = sigmoid %2; %4 = mul %1, %3; return %4 }",
+        "attn h2 s130 d64 bf16 score_mod(t: f32[]) { %0 = eq q, 3; %1 = select %0, -2.3819763e+38, score; %2 = load "
+        "t[]; "
+        "%3 = sigmoid %2; %4 = mul %1, %3; return %4 }"));
 
 // Those that Hopper's kernels take.
 INSTANTIATE_TEST_SUITE_P(
@@ -134,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(
         "attn h2 s150 d256 bf16 out=f32 lse", "attn hq4 hkv2 s140 d96 bf16 bias=f32 lse",
         "attn h2 s300 d128 bf16 mask=bool lse empty_rows=uniform",
         "attn h2 sq70 skv90 d64 bf16 empty_rows=uniform lse mask_mod() { %0 = lt q, 40; return %0 }",
-        "attn h2 s3000 d64 bf16 lse window=50", "attn h1 sq100 skv2500 d128 bf16 lse cu_seqlens",
+        "attn h1 s2000 d64 bf16 lse window=50", "attn h1 sq100 skv2500 d128 bf16 lse cu_seqlens",
         "attn h2 s256 d128 bf16 lse", "attn h2 s300 d256 bf16 lse causal", "attn h2 s300 dqk192 dv128 bf16 lse causal",
         "attn hq4 hkv2 sq200 skv300 d192 f16 lse", "attn h2 s300 d200 bf16 lse softcap=20",
         "attn h2 sq200 skv333 d64 f16 lse", "attn h1 s1000 d128 bf16 causal lse", "attn h2 s700 d64 bf16 causal lse",

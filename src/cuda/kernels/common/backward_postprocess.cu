@@ -16,7 +16,7 @@ __device__ __forceinline__ float sink_share(float value, const RowTiles& tiles, 
 }
 #else
 __device__ __forceinline__ float sink_share(float value, const RowGradient& row) {
-  return row.empty == 0 ? exponential((value - row.shift) * kExponentUnit) * row.factor * row.delta : 0.0f;
+  return row.empty == 0 ? exponential(below_maximum(value, row.shift) * kExponentUnit) * row.factor * row.delta : 0.0f;
 }
 #endif
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const flo
   for (int i = 0; i < kRedoKeys / 2; ++i) {
     const int r = i / 2;
     const bool keep = p[i] != -FL_INFINITY && keeps_key(rows.b, rows.h[r], rows.q[r], column + i % 2, params);
-    p[i] = keep ? exponential((p[i] - maximum[r]) * score_factor(params)) : 0.0f;
+    p[i] = keep ? exponential(below_maximum(p[i], maximum[r]) * score_factor(params)) : 0.0f;
   }
 #pragma unroll 1
   for (int key = 0; key < kRedoKeys && kv + key < params.kv_len; ++key) {

@@ -30,6 +30,10 @@ constexpr float kLargestOffset = FL_SPLIT ? 0.0f : 4096.0f;
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 #endif
 
+// How far a score lies below its row's maximum. A score may end in a product, which the compiler would merge with a
+// subtraction: exact here and rounded in the maximum, a score of 1e38 would differ from itself by 1e30.
+__device__ __forceinline__ float below_maximum(float score, float maximum) { return __fsub_rn(score, maximum); }
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -60,7 +64,7 @@ __device__ __forceinline__ void subtract_maximum(float (&s)[kCount], const float
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float m = maximum[i / 2 % 2];
-    s[i] -= fabsf(m) < FL_INFINITY ? m : 0.0f;
+    s[i] = below_maximum(s[i], fabsf(m) < FL_INFINITY ? m : 0.0f);
   }
 }
 

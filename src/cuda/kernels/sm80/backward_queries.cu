@@ -132,7 +132,7 @@ __device__ __forceinline__ void sum_tile(float (&s)[kCount], const float (&dp)[k
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int r = i / 2 % 2;
-    const float p = exponential((s[i] - base[r]) * kExponentUnit);
+    const float p = exponential(below_maximum(s[i], base[r]) * kExponentUnit);
     sums.sum[r] += p;
     // A masked key takes no part, whatever its value.
     sums.weighted[r] += p != 0.0f && (undropped >> i & 1) != 0 ? p * (dp[i] * params.dropout_factor) : 0.0f;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCou
     float derivative;
     const float score = score_at(product, params, place, i, derivative);
     const bool stays = undropped >> i & 1;
-    const float p = kept >> i & 1 ? exponential((score - row.shift) * kExponentUnit) * row.factor : 0.0f;
+    const float p = kept >> i & 1 ? exponential(below_maximum(score, row.shift) * kExponentUnit) * row.factor : 0.0f;
     const float d_p = stays ? dp[i] * params.dropout_factor : 0.0f;
     // A masked element's d_p, and what its score changes by, may be anything.
     const float ds = p != 0.0f ? p * (d_p - row.delta) : 0.0f;
