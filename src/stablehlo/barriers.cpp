@@ -1,7 +1,9 @@
 #include "stablehlo/barriers.h"
 
 #include <algorithm>
+#include <optional>
 
+#include "llvm/ADT/DenseMap.h"
 #include "mlir/Analysis/TopologicalSortUtils.h"
 #include "mlir/IR/Builders.h"
 #include "stablehlo/lift/lift.h"
@@ -26,31 +28,45 @@ void Barriers::open(Module& module) {
       barriers.push_back(op);
     }
   });
+  // Where the uses by barriers stand: these operations are erased, too.
+  llvm::DenseMap<mlir::Operation*, std::vector<std::pair<size_t, size_t>>> uses_by;
   for (mlir::Operation* barrier : barriers) {
     llvm::SmallVector<mlir::Value> rest;
-    std::vector<bool> is_rest;
+    std::vector<std::optional<unsigned>> place_in_rest;
     for (const auto [result, operand] : llvm::zip_equal(barrier->getResults(), barrier->getOperands())) {
-      is_rest.push_back(!is_near_softmax(operand) && !is_near_softmax(result));
-      if (is_rest.back()) {
+      const bool is_rest = !is_near_softmax(operand) && !is_near_softmax(result);
+      place_in_rest.push_back(is_rest ? std::optional(static_cast<unsigned>(rest.size())) : std::nullopt);
+      if (is_rest) {
         rest.push_back(operand);
       }
     }
-    if (rest.size() == is_rest.size()) {
+    if (rest.size() == place_in_rest.size()) {
       continue;
     }
     Opened opened{.barrier = barrier_of(barrier, rest), .uses = {}};
-    unsigned next = 0;
-    for (unsigned i = 0; i < is_rest.size(); ++i) {
+    for (unsigned i = 0; i < place_in_rest.size(); ++i) {
       mlir::Value result = barrier->getResult(i);
-      if (is_rest[i]) {
-        result.replaceAllUsesWith(opened.barrier->getResult(next++));
+      if (place_in_rest[i]) {
+        result.replaceAllUsesWith(opened.barrier->getResult(*place_in_rest[i]));
         continue;
       }
       const mlir::Value operand = barrier->getOperand(i);
       for (mlir::OpOperand& use : result.getUses()) {
+        if (kind(use.getOwner()) == OpKind::kOptimizationBarrier) {
+          uses_by[use.getOwner()].emplace_back(opened_.size(), opened.uses.size());
+        }
         opened.uses.push_back({use.getOwner(), use.getOperandNumber(), operand});
       }
       result.replaceAllUsesWith(operand);
+    }
+    if (const auto found = uses_by.find(barrier); found != uses_by.end()) {
+      for (const auto& [of_earlier, number] : found->second) {
+        Use& use = opened_[of_earlier].uses[number];
+        const std::optional<unsigned> place = place_in_rest[use.operand];
+        // Of two barriers in a row that are both open, the later is put back alone.
+        use = place ? Use{opened.barrier, *place, use.value} : Use{nullptr, 0, {}};
+      }
+      uses_by.erase(found);
     }
     barrier->erase();
     opened_.push_back(std::move(opened));
@@ -65,7 +81,7 @@ void Barriers::close(const llvm::DenseSet<mlir::Operation*>& erased) {
     llvm::SmallVector<mlir::Value> operands(opened.barrier->getOperands());
     std::vector<std::pair<size_t, Use>> left;
     for (const Use& use : opened.uses) {
-      if (erased.contains(use.user) || use.operand >= use.user->getNumOperands() ||
+      if (use.user == nullptr || erased.contains(use.user) || use.operand >= use.user->getNumOperands() ||
           use.user->getOperand(use.operand) != use.value) {
         continue;
       }

@@ -19,7 +19,7 @@ class Barriers {
 
  private:
   struct Use {
-    mlir::Operation* user;
+    mlir::Operation* user;  // null: another barrier, which is open as well
     unsigned operand;
     mlir::Value value;  // before the barrier
   };

@@ -143,6 +143,27 @@ func.func private @outer(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<
   EXPECT_EQ(result.module.find("flashlift.origins"), std::string::npos);
 }
 
+// A barrier of a barrier: the first one's reader is erased when the second is opened.
+TEST(Fuse, PutsBarriersInARowBack) {
+  const std::string body = std::string(kAttention) + R"(
+    %s2 = stablehlo.dot_general %q, %v, contracting_dims = [1] x [1] : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x8xf32>
+    %e2 = stablehlo.exponential %s2 : tensor<8x8xf32>
+    %l2 = stablehlo.reduce(%e2 init: %zero) applies stablehlo.add across dimensions = [1] : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+    %x = stablehlo.optimization_barrier %e2 : tensor<8x8xf32>
+    %y:2 = stablehlo.optimization_barrier %x, %q : tensor<8x8xf32>, tensor<8x16xf32>
+    %z = stablehlo.optimization_barrier %y#0 : tensor<8x8xf32>
+    %a:2 = stablehlo.optimization_barrier %y#1, %o : tensor<8x16xf32>, tensor<8x16xf32>
+    %sum = stablehlo.add %z, %y#0 : tensor<8x8xf32>)";
+  const std::string text =
+      function("public @main", body, "tensor<8x16xf32>, tensor<8x8xf32>, tensor<8x16xf32>, tensor<8xf32>",
+               "%a#1, %sum, %a#0, %l2 : tensor<8x16xf32>, tensor<8x8xf32>, tensor<8x16xf32>, tensor<8xf32>");
+  Result<FuseResult> result = fuse(text, {.name = "test.mlir"});
+  ASSERT_TRUE(result.ok()) << result.error().message;
+  EXPECT_EQ(result->fused_count(), 1u);
+  const Module module = read(result->module);
+  EXPECT_EQ(count(module, "stablehlo.optimization_barrier"), 3);
+}
+
 TEST(Fuse, ErrorsHaveTheModulesName) {
   const Result<FuseResult> result = fuse("func.func @main( {", {.name = "bad.mlir"});
   ASSERT_FALSE(result.ok());
