@@ -17,12 +17,13 @@ from pathlib import Path
 
 # The oldest and the newest supported version, the packages that a version consists of, and its tests.
 FRAMEWORKS = {
-    "torch": ((2, 9), (2, 14), ["torch"], "test_torch_*.py"),
+    "torch": ((2, 9), (2, 15), ["torch"], "test_torch_*.py"),
     "jax": ((0, 9, 2), (0, 12), ["jax", "jaxlib"], "test_jax_*.py"),
 }
 
-# What a function of CUDA's libraries returns here: cudaErrorNoDevice.
+# What a function of CUDA's libraries returns here: cudaErrorNoDevice, and its text where it names an error.
 NO_DEVICE = 100
+NAMES_AN_ERROR = re.compile(r"^(cuda|cu[a-z]+|nccl|nvrtc|nvJitLink)Get(Last)?(Error|Status)(String|Name)$|^ncclGetLastError$")
 
 
 def run(*command, **options):
@@ -88,13 +89,19 @@ def stand_in_for_cuda(folder):
         if library == missing[0]:
             functions += sorted(plain - defined)
         source, script = folder / "no_cuda.c", folder / "no_cuda.map"
-        source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in functions))
+        source.write_text("".join(map(stand_in_for, functions)))
         script.write_text(
             "".join(f"{version} {{ {' '.join(f'{name};' for name in names)} }};\n" for version, names in nodes.items())
         )
         options = [f"-Wl,--version-script={script}"] if nodes else []
         run("cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{library}", *options,
             "-o", folder / library, source)  # fmt: skip
+
+
+def stand_in_for(function):
+    if NAMES_AN_ERROR.search(function):
+        return f'const char* {function}(void) {{ return "no CUDA device is detected"; }}\n'
+    return f"int {function}(void) {{ return {NO_DEVICE}; }}\n"
 
 
 def is_found(name):

@@ -8,7 +8,7 @@ import re
 
 import torch
 
-OLDEST, NEWEST = (2, 9), (2, 14)
+OLDEST, NEWEST = (2, 9), (2, 15)
 
 
 def _checked_version() -> tuple[int, int]:

@@ -70,7 +70,8 @@ def attention_mask(
     """
     from transformers.masking_utils import causal_mask_function, prepare_padding_mask
 
-    positions: Callable = mask_function or causal_mask_function
+    # Not `or`: torch 2.9 takes no function for a boolean.
+    positions: Callable = causal_mask_function if mask_function is None else mask_function
     # A static cache counts its tokens in place, before the layer runs that reads this mask.
     q_offset, kv_offset = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
     shape = (batch_size, 1, q_length, kv_length)
