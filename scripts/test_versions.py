@@ -23,7 +23,9 @@ FRAMEWORKS = {
 
 # What a function of CUDA's libraries returns here: cudaErrorNoDevice, and its text where it names an error.
 NO_DEVICE = 100
-NAMES_AN_ERROR = re.compile(r"^(cuda|cu[a-z]+|nccl|nvrtc|nvJitLink)Get(Last)?(Error|Status)(String|Name)$|^ncclGetLastError$")
+NAMES_AN_ERROR = re.compile(
+    r"^(cuda|cu[a-z]+|nccl|nvrtc|nvJitLink)Get(Last)?(Error|Status)(String|Name)$|^ncclGetLastError$"
+)
 
 
 def run(*command, **options):

@@ -69,6 +69,107 @@ def test_operations():
     check(score, lambda table: lambda b, h, q, kv: jnp.logical_xor(q >= kv, h < 2), normal(T))
 
 
+@jax.custom_jvp
+def straight_through(x):
+    return jnp.round(x * 4) / 4
+
+
+straight_through.defjvp(lambda values, tangents: (straight_through(*values), 2 * tangents[0]))
+
+
+@jax.custom_vjp
+def reversed_product(x, y):
+    return x * y
+
+
+reversed_product.defvjp(lambda x, y: (x * y, (x, y)), lambda kept, g: (-g * kept[1], 3 * g))
+
+
+def elementwise(mod):
+    """A mod whose control flow is of scalars, over whole arrays."""
+    return jnp.vectorize(mod, signature="(),(),(),(),()->()")
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, q, kv: s * jax.lax.stop_gradient(s),
+        lambda s, b, h, q, kv: straight_through(s) + kv,
+        lambda s, b, h, q, kv: straight_through(jnp.where(q >= kv, s, -jnp.inf)),
+        lambda s, b, h, q, kv: reversed_product(s, jnp.sin(s)),
+        lambda s, b, h, q, kv: jax.nn.relu6(s) + jnp.logaddexp(s, 0.0),
+    ],
+    ids=["stop_gradient", "custom_jvp", "infinite", "custom_vjp", "jax_own"],
+)
+def test_gradients_of_its_own(mod):
+    check(lambda: mod, None)
+
+
+def test_forward_derivative_of_its_own():
+    q, k, v = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    mod = lambda s, b, h, q, kv: straight_through(s) + kv
+    slopes = [
+        jax.jvp(lambda q, of=of: of(q, k, v).sum(), (q,), (q,))[1]
+        for of in (lambda *qkv: attention(*qkv, score_mod=mod), lambda *qkv: plain(*qkv, mod))
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-4)
+
+
+def test_gradients_of_its_own_by_captured_arrays():
+    def score(table, factor):
+        before = straight_through(table)
+
+        def mod(s, b, h, q, kv):
+            product = reversed_product(s, jnp.broadcast_to(factor, jnp.shape(s)))
+            return product + before[kv] + straight_through(table[q])
+
+        return mod
+
+    check(score, None, normal(T), jnp.float32(0.7))
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, q, kv: jax.lax.cond(q > kv, lambda x: x, lambda x: x * 2, s),
+        lambda s, b, h, q, kv: jax.lax.switch((q + kv) % 3, [lambda x: x, lambda x: x * 2, lambda x: -x], s),
+        lambda s, b, h, q, kv: jnp.select([q > kv, q == kv], [s, s * 2], s * 3),
+        lambda s, b, h, q, kv: jax.lax.fori_loop(0, 3, lambda i, x: x + jnp.where(kv == i, 1.0, 0.0), s),
+        lambda s, b, h, q, kv: s + jnp.stack([q, kv, h]).max() * 0.1 + jnp.array([q, kv]).sum() * 0.1,
+        lambda s, b, h, q, kv: s + 2.0**-h + jnp.power(2.0, -h) * (q - kv),
+        lambda s, b, h, q, kv: s + (q >= kv) * 0.5 - (q < kv) * 2,
+        lambda s, b, h, q, kv: jnp.arctan(s) + jnp.sinh(s) - jnp.cosh(s * 0.5),
+    ],
+    ids=["cond", "switch", "select", "fori_loop", "stack", "integer_powers", "booleans", "functions"],
+)
+def test_control_flow_and_kinds_of_numbers(mod):
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    mine = lambda q, k, v: attention(q, k, v, score_mod=mod)
+    theirs = lambda q, k, v: plain(q, k, v, elementwise(mod))
+    np.testing.assert_allclose(mine(*given), theirs(*given), atol=1e-5)
+    assert_gradients(mine, theirs, given)
+
+
+def test_what_is_taken_of_arrays():
+    check(lambda t: lambda s, b, h, q, kv: s + jnp.take(t, kv) - t.at[q].get(mode="clip"), None, normal(T))
+    ends = jnp.array([0, 5, 9, S])
+    keep = lambda b, h, q, kv: jnp.searchsorted(ends, q, side="right") == jnp.searchsorted(ends, kv, side="right")
+    check(None, lambda: keep)
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    short = normal(T // 2)
+    beyond = attention(*given, score_mod=lambda s, b, h, q, kv: jnp.nan_to_num(s + jnp.take(short, kv)))
+    filled = jnp.concatenate([short, jnp.full(T, jnp.nan)])
+    np.testing.assert_allclose(beyond, plain(*given, lambda s, b, h, q, kv: jnp.nan_to_num(s + filled[kv])), atol=1e-5)
+
+
+def test_without_jit():
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    mod = lambda s, b, h, q, kv: s * 2
+    with jax.disable_jit():
+        alone = attention(*given, score_mod=mod)
+    np.testing.assert_allclose(alone, attention(*given, score_mod=mod), atol=1e-6)
+
+
 def test_transformations():
     q, k, v = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
 
@@ -94,6 +195,12 @@ def test_transformations():
         ({"score_mod": lambda s, b, h, q, kv: s + DOCUMENTS[b].sum()}, "score_mod computes reduce_sum"),
         ({"score_mod": lambda s, b, h, q, kv: (s + DOCUMENTS[b])[q]}, "expected scalars"),
         ({"score_mod": lambda s, b, h, q, kv: jax.lax.lgamma(s)}, "score_mod computes lgamma"),
+        ({"score_mod": lambda s, b, h, q, kv: None}, "score_mod returns nothing; expected one scalar"),
+        ({"score_mod": lambda s, b, h, q, kv: s + jnp.take(DOCUMENTS[0], kv)}, "fills what it reads out of bounds"),
+        (
+            {"score_mod": lambda s, b, h, q, kv: jax.lax.fori_loop(0, 300, lambda i, x: x * 2, s)},
+            "a loop of 300 steps; expected",
+        ),
     ],
 )
 def test_what_is_refused(arguments, message):

@@ -5,8 +5,10 @@ call, as part of what JAX differentiates; arrays that are read at a coordinate b
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +24,11 @@ _DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int64": "i64", "bool": "bool",
     "int8": "i8", "uint8": "u8", "int16": "i16",
 }  # fmt: skip
-_SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "stop_gradient", "pvary", "pcast", "expand_dims"}
-_CALLS = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
+_SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "pvary", "pcast", "expand_dims"}
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
+_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
+_OF_JAX = str(Path(jax.__file__).parent)
+_MAX_STEPS = 256  # of a loop, which is unrolled
 _OPERATIONS = {
     "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "rem": "rem", "max": "max", "min": "min",
     "neg": "neg", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "pow": "pow", "exp": "exp",
@@ -32,6 +37,10 @@ _OPERATIONS = {
     "erf_inv": "erfinv", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
     "is_finite": "is_finite", "and": "and", "or": "or", "xor": "xor", "not": "not", "shift_left": "shl",
     "shift_right_arithmetic": "shr", "shift_right_logical": "ushr",
+}  # fmt: skip
+_REDUCTIONS = {
+    "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul", "reduce_and": "and",
+    "reduce_or": "or",
 }  # fmt: skip
 _CONVERSIONS = {"bool": "to_i1", "int32": "to_i32", "int64": "to_i64"}
 _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
@@ -48,6 +57,13 @@ class _Value:
     """A scalar of the program."""
 
     text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """Scalars beside each other."""
+
+    items: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +93,7 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     closed = jax.make_jaxpr(function)(*scalars)
     out = closed.out_avals
     if len(out) != 1 or out[0].shape != () or (out[0].dtype == jnp.bool_) != (kind == "mask_mod"):
-        came = ", ".join(map(str, out))
+        came = ", ".join(f"{one.dtype}{list(one.shape)}" for one in out) or "nothing"
         raise InvalidArgumentError(
             f"{kind} returns {came}; expected one scalar, {'a bool' if kind == 'mask_mod' else 'the new score'}"
         )
@@ -94,15 +110,16 @@ class _Tracing:
         self.loads: dict[str, list[tuple[str, ...]]] = {}
         self.captures: dict[str, Any] = {}
         self.numbers = itertools.count()
+        self.has_gradient = kind == "score_mod"
 
     def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
         for equation in jaxpr.eqns:
-            operands = [one.val if isinstance(one, Literal) else values[one] for one in equation.invars]
+            operands = [_literal(one) if isinstance(one, Literal) else values[one] for one in equation.invars]
             results = self._apply(equation, operands)
             values |= dict(zip(equation.outvars, results, strict=True))
-        return [one.val if isinstance(one, Literal) else values[one] for one in jaxpr.outvars]
+        return [_literal(one) if isinstance(one, Literal) else values[one] for one in jaxpr.outvars]
 
     def finish(self, result: Any) -> Traced:
         returned = self._text(result)
@@ -151,22 +168,112 @@ class _Tracing:
         return _Value(loaded)
 
     def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
-        name = equation.primitive.name
-        if name in _CALLS:
-            inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params)
-            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
-        if not any(isinstance(one, (_Value, _View)) for one in operands):
-            results = equation.primitive.bind(*operands, **equation.params)
-            return list(results) if equation.primitive.multiple_results else [results]
+        name, params = equation.primitive.name, equation.params
+        if not any(isinstance(one, (_Value, _View, _Row)) for one in operands):
+            return _bound(equation, operands)
+        if name in _CALLS or name in _CUSTOM:
+            inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
+            results = self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+            return self._with_own_gradient(equation, operands, results) if name in _CUSTOM else results
+        if name == "cond":
+            return self._branches(params["branches"], operands[0], operands[1:])
+        if name == "scan":
+            return self._loop(params, operands)
         if name == "dynamic_slice":
-            return [self._slice(operands[0], operands[1:], equation.params["slice_sizes"])]
+            return [self._slice(operands[0], operands[1:], params["slice_sizes"])]
+        if name == "gather":
+            return [self._gathered(params, operands, equation.invars[0].aval)]
+        if name == "stop_gradient":
+            return [self._stopped(operands[0])]
         if name in _SAME:
             return [self._reshaped(operands[0], equation.outvars[0].aval.shape)]
+        if name in ("stack", "concatenate") and equation.outvars[0].aval.ndim == 1:
+            return [_Row(tuple(item for one in operands for item in _items(one)))]
+        if any(isinstance(one, _Row) for one in operands):
+            return [self._of_row(name, equation, operands)]
         if any(one.aval.size != 1 for one in equation.outvars):
             raise UnsupportedError(
                 f"{self.kind} computes an array by {name} from the score or a coordinate; expected scalars only"
             )
         return [self._rounded(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
+
+    def _stopped(self, value: Any) -> Any:
+        """The same number without a gradient: a program differentiates no integers."""
+        if not isinstance(value, _Value):
+            raise UnsupportedError(f"{self.kind} stops the gradient of a row; expected a scalar, or the whole array")
+        return self._emit("bitcast_f32", self._emit("bitcast_i32", value.text).text)
+
+    def _with_own_gradient(self, equation: Any, operands: list[Any], results: list[Any]) -> list[Any]:
+        """The results, whose slopes are those of jax.custom_jvp and jax.custom_vjp. JAX's own functions have theirs for
+        the sake of numbers, and have the same without."""
+        inner = equation.params["call_jaxpr"].jaxpr
+        if not self.has_gradient or (inner.debug_info.func_filename or "").startswith(_OF_JAX):
+            return results
+        floats = [i for i, one in enumerate(equation.invars) if jnp.issubdtype(one.aval.dtype, jnp.floating)]
+        shapes = [jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype) for one in equation.invars]
+        owned = []
+        for at, result in enumerate(results):
+            if not isinstance(result, _Value) or not jnp.issubdtype(equation.outvars[at].aval.dtype, jnp.floating):
+                owned.append(result)
+                continue
+            slope_of = jax.grad(lambda *given, at=at: _bound(equation, given)[at], argnums=floats)
+            closed = jax.make_jaxpr(slope_of)(*shapes)
+            self.has_gradient = False  # of the slopes
+            slopes = self.run(closed.jaxpr, closed.consts, operands)
+            self.has_gradient = True
+            total = self._stopped(result)
+            for i, slope in zip(floats, slopes, strict=True):
+                x = _Value(self._text(operands[i]))
+                # x less itself is 0 and has a slope; where x or its slope are infinite it would be no number.
+                change = self._emit("sub", x.text, self._stopped(x).text)
+                step = self._emit("mul", change.text, self._stopped(_Value(self._text(slope))).text)
+                is_number = self._emit("is_finite", step.text)
+                total = self._emit("add", total.text, self._emit("select", is_number.text, step.text, "0.0").text)
+            owned.append(total)
+        return owned
+
+    def _branches(self, branches: Sequence[Any], index: Any, operands: list[Any]) -> list[Any]:
+        """All branches, of which an index chooses."""
+        results = [self.run(one.jaxpr, one.consts, operands) for one in branches]
+        return [self._choice(index, cases) for cases in zip(*results, strict=True)]
+
+    def _choice(self, index: Any, cases: Sequence[Any]) -> _Value:
+        """The case of this number; the last one for any larger."""
+        text = self._text(cases[-1])
+        for at in range(len(cases) - 2, -1, -1):
+            is_it = self._emit("le", self._text(index), str(at))
+            text = self._emit("select", is_it.text, self._text(cases[at]), text).text
+        return _Value(text)
+
+    def _loop(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
+        """fori_loop and scan of scalars, unrolled."""
+        consts, carried = params["num_consts"], params["num_carry"]
+        fixed, carry, rows = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
+        if rows or len(params["jaxpr"].jaxpr.outvars) != carried or params["length"] > _MAX_STEPS:
+            raise UnsupportedError(
+                f"{self.kind} has a loop of {params['length']} steps{' over arrays' if rows else ''}; expected a "
+                f"fori_loop or scan of scalars, of {_MAX_STEPS} steps at most"
+            )
+        for _ in range(params["length"]):
+            carry = self.run(params["jaxpr"].jaxpr, params["jaxpr"].consts, [*fixed, *carry])
+        return carry
+
+    def _of_row(self, name: str, equation: Any, operands: list[Any]) -> Any:
+        row = operands[0]
+        if name == "convert_element_type":
+            types = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
+            return _Row(tuple(self._converted(one, *types) for one in row.items))
+        texts = [self._text(one) for one in getattr(row, "items", ())]
+        if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the first that holds
+            first = "0"
+            for at in range(len(texts) - 1, -1, -1):
+                first = self._emit("select", texts[at], str(at), first).text
+            return _Value(first)
+        if name in _REDUCTIONS and texts:
+            return _Value(functools.reduce(lambda x, y: self._emit(_REDUCTIONS[name], x, y).text, texts))
+        raise UnsupportedError(
+            f"{self.kind} computes an array by {name} from the score or a coordinate; expected scalars only"
+        )
 
     def _scalar(self, name: str, equation: Any, operands: list[Any]) -> Any:
         if name == "convert_element_type":
@@ -175,10 +282,11 @@ class _Tracing:
             return np.asarray(name == "ge")  # JAX asks of every index whether it counts from the end
         if name == "select_n":
             chosen = operands[0]
-            if not isinstance(chosen, _Value):
+            if not isinstance(chosen, (_Value, jax.core.Tracer)):
                 return operands[1 + int(chosen)]
-            if len(operands) == 3 and equation.invars[0].aval.dtype == jnp.bool_:
+            if equation.invars[0].aval.dtype == jnp.bool_:
                 return self._emit("select", *map(self._text, (chosen, operands[2], operands[1])))
+            return self._choice(chosen, operands[1:])
         if name == "square":
             return self._emit("mul", *[self._text(operands[0])] * 2)
         if name == "integer_pow":
@@ -191,8 +299,17 @@ class _Tracing:
             return self._emit("round_even", self._text(operands[0]))
         if name == "tan":
             return self._emit("div", *(self._emit(one, self._text(operands[0])).text for one in ("sin", "cos")))
-        if name == "gather":
-            return self._gathered(equation, operands)
+        if name in ("sinh", "cosh"):
+            x = self._text(operands[0])
+            grown, shrunk = (self._emit("exp", one).text for one in (x, self._emit("neg", x).text))
+            return self._emit("mul", self._emit("sub" if name == "sinh" else "add", grown, shrunk).text, "0.5")
+        if name == "lt_to" and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
+            name = "lt"  # the order of floats with NaN, which integers have none of
+        if name == "atan":
+            return self._emit("atan2", self._text(operands[0]), "1.0")
+        if name == "pow":
+            types = [(one.aval.dtype, equation.outvars[0].aval.dtype) for one in equation.invars]
+            operands = [self._converted(one, *pair) for one, pair in zip(operands, types, strict=True)]
         if name in _OPERATIONS:
             return self._emit(_OPERATIONS[name], *map(self._text, operands))
         raise UnsupportedError(
@@ -200,10 +317,27 @@ class _Tracing:
             "operations of docs/problem.md: compute it before the call, or write it with others"
         )
 
-    def _gathered(self, equation: Any, operands: list[Any]) -> Any:
-        raise UnsupportedError(
-            f"{self.kind} reads an array by a gather; expected each index to be a scalar, such as table[h, kv]"
-        )
+    def _gathered(self, params: Mapping[str, Any], operands: Sequence[Any], aval: Any) -> Any:
+        """jnp.take, and array.at[index].get: one scalar index into one dimension."""
+        array, index = operands
+        numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
+        axis = numbers.start_index_map[0] if len(numbers.start_index_map) == 1 else -1
+        whole = tuple(1 if i == axis else size for i, size in enumerate(aval.shape))
+        if axis < 0 or sizes != whole or numbers.collapsed_slice_dims != (axis,) or not isinstance(index, _Value):
+            raise UnsupportedError(
+                f"{self.kind} reads an array by a gather; expected each index to be a scalar, such as table[h, kv]"
+            )
+        found = self._slice(array, [index if i == axis else np.int32(0) for i in range(len(sizes))], sizes)
+        if "FILL_OR_DROP" not in str(params["mode"]):
+            return self._reshaped(found, tuple(size for i, size in enumerate(sizes) if i != axis))
+        if not isinstance(found, _Value) or not jnp.issubdtype(aval.dtype, jnp.floating):
+            raise UnsupportedError(
+                f'{self.kind} fills what it reads out of bounds; expected mode="clip", or an index in brackets'
+            )
+        fill = np.nan if params["fill_value"] is None else params["fill_value"]
+        beyond = self._emit("ge", index.text, str(aval.shape[axis])).text
+        outside = self._emit("or", self._emit("lt", index.text, "0").text, beyond).text
+        return self._emit("select", outside, _constant(np.asarray(fill, np.float32)), found.text)
 
     def _power(self, base: str, exponent: int) -> _Value:
         if exponent == 0:
@@ -260,6 +394,27 @@ class _Tracing:
         if all(one is not None for one in indices):
             return self._load(operand.array, tuple(str(one) for one in indices))
         return _View(operand.array, tuple(indices), tuple(dimensions))
+
+
+def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """What JAX makes of an operation on arrays alone, with whatever gradient it has."""
+    found = equation.primitive.get_bind_params(equation.params)
+    functions, params = found if isinstance(found, tuple) else ((), found)
+    if all(isinstance(one, np.ndarray) for one in operands):  # numbers of the function's own, which stay numbers
+        with jax.ensure_compile_time_eval():
+            results = equation.primitive.bind(*functions, *operands, **params)
+        results = jax.tree.map(np.asarray, results)
+    else:
+        results = equation.primitive.bind(*functions, *operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _literal(one: Any) -> np.ndarray:
+    return np.asarray(one.val, one.aval.dtype)
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return value.items if isinstance(value, _Row) else (value,)
 
 
 def _is_zero(value: Any) -> bool:

@@ -208,7 +208,11 @@ def _define(primitive: Primitive, abstract: Any, jvp: Any, batch: Any, lowering:
     def run(params: tuple[tuple[str, Any], ...], *operands: Any) -> Any:
         return primitive.bind(*operands, **dict(params))
 
-    primitive.def_impl(lambda *operands, **params: run(tuple(params.items()), *operands))
+    def run_alone(*operands: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):  # where it is disabled, run would lead back here
+            return run(tuple(params.items()), *operands)
+
+    primitive.def_impl(run_alone)
     primitive.def_abstract_eval(abstract)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
