@@ -101,3 +101,48 @@ def test_another_default_device():
                 results.append(flex_attention(q, k, v, score_mod, block_mask, mask_mod=mask_mod))
                 results.append(flex_attention(q, k, v, block_mask=block_mask))
     torch.testing.assert_close(results[:4], results[4:])
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("depths", [(320, 16), (16, 320)], ids=str)
+def test_heads_deeper_than_kernels_take(compiles, depths):
+    depth, value_depth = depths
+    sizes = ((4, depth), (2, depth), (2, value_depth))
+    q, k, v = (torch.randn(1, heads, 9, one, dtype=torch.float64) for heads, one in sizes)
+
+    def attend(q, k, v):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s * 2 + h, mask_mod=torch_mods.causal, enable_gqa=True)
+
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiles else attend
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given = [one.to(dtype).requires_grad_() for one in (q, k, v)]
+        out = run(*given)
+        results.append([one.double() for one in (out, *torch.autograd.grad(out.sin().sum(), given))])
+        assert out.dtype == dtype
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+    with pytest.raises(Exception, match="without dropout|no dropout"):
+        flex_attention(q.float(), k.float(), v.float(), enable_gqa=True, dropout_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"key": None}, "key is NoneType; expected a torch.Tensor"),
+        ({"value": torch.eye(16).expand(2, 4, 16, 16).to_sparse()}, "value is torch.sparse_coo; expected a dense"),
+        ({"score_mod": 3}, r"score_mod is int; expected a function of \(score, b, h, q_idx, kv_idx\)"),
+        ({"mask_mod": [torch_mods.causal]}, r"mask_mod is list; expected a function of \(b, h, q_idx, kv_idx\)"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(arguments, expected):
+    with pytest.raises((AttributeError, NotImplementedError, TypeError), match=expected):
+        flex_attention(**(dict(zip(("query", "key", "value"), tensors(), strict=True)) | arguments))
+
+
+@torch.no_grad()
+def test_rounding_to_decimals():
+    q, k, v = tensors()
+    for decimals in (2, -1):
+        out = flex_attention(q, k, v, lambda s, b, h, i, j, d=decimals: torch.round(s * 7, decimals=d))
+        scores = torch.round(q @ k.mT / 4 * 7, decimals=decimals)
+        torch.testing.assert_close(out, torch.softmax(scores, -1) @ v, atol=1e-4, rtol=1e-4)

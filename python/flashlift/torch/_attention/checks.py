@@ -25,10 +25,16 @@ _KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
 
 def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
     tensors = {"query": query, "key": key, "value": value}
+    for name, one in tensors.items():
+        if not isinstance(one, torch.Tensor):  # of the type that PyTorch's own attempt to read it raises
+            raise AttributeError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
     if any(one.is_nested for one in tensors.values()):
         raise NotImplementedError(
             "flex_attention does not support NestedTensor inputs; use dense ones, and a mask of document ids"
         )
+    for name, one in tensors.items():
+        if one.layout is not torch.strided:
+            raise NotImplementedError(f"{name} is {one.layout}; expected a dense tensor, such as {name}.to_dense()")
     if not query.device == key.device == value.device:
         raise ValueError(
             "Expected query, key, and value to have the same device type, but got "
@@ -72,6 +78,15 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
             "Expect number of query heads to be a multiple of kv heads for GQA but got "
             f"Hq={query.size(1)} and Hkv={key.size(1)}."
         )
+
+
+def check_mods(score_mod: Any, mask_mod: Any) -> None:
+    for name, mod, arguments in (
+        ("score_mod", score_mod, "score, b, h, q_idx, kv_idx"),
+        ("mask_mod", mask_mod, "b, h, q_idx, kv_idx"),
+    ):
+        if mod is not None and not callable(mod):
+            raise TypeError(f"{name} is {type(mod).__name__}; expected a function of ({arguments})")
 
 
 def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None, has_mask_mod: bool) -> None:

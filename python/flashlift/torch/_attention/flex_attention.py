@@ -13,7 +13,7 @@ from flashlift.torch._attention.attend import attend
 from flashlift.torch._attention.block_mask import mask_mod_of
 from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.sequences import mask_mod_of_sequences
-from flashlift.torch._attention.unfused import attend_unfused
+from flashlift.torch._attention.unfused import attend_unfused, is_unfused
 from flashlift.torch._mods import traced
 
 Mod = Callable[..., torch.Tensor]
@@ -41,8 +41,8 @@ def flex_attention(
     """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
 
     query [batch, q_heads, q_len, depth], key [batch, kv_heads, kv_len, depth], value [batch, kv_heads, kv_len,
-    value_depth]: float32, bfloat16 or float16, on the CPU or on one CUDA device, of any strides. float64 is computed
-    unfused. Grouped heads need enable_gqa, as in PyTorch.
+    value_depth]: float32, bfloat16 or float16, on the CPU or on one CUDA device, of any strides. float64, and a
+    depth above 256, are computed unfused. Grouped heads need enable_gqa, as in PyTorch.
     score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
     are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
     Where there is a mask, keys and values of a batch of 1 serve the queries of all.
@@ -66,6 +66,8 @@ def flex_attention(
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
     checks.check_tensors(query, key, value, enable_gqa)
+    if not torch.compiler.is_dynamo_compiling():
+        checks.check_mods(score_mod, mask_mod)
     checks.check_batch(query, key, block_mask, mask_mod is not None)
     checks.check_scale(scale)
     if torch.is_autocast_enabled(query.device.type):
@@ -92,9 +94,12 @@ def flex_attention(
         request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
         out, lse, max_scores = flex_attention_in_graph(request, score_mod, mask_mod)
         max_scores = max_scores if aux.max_scores else None
-    elif query.dtype == torch.float64:
+    elif is_unfused(query, value):
         if dropout_p:
-            raise NotImplementedError("float64 is computed unfused, without dropout; use float32")
+            raise NotImplementedError(
+                f"{query.dtype} of a depth of {query.size(-1)} and {value.size(-1)} is computed unfused, without "
+                "dropout; use float32, bfloat16 or float16 of a depth of up to 256"
+            )
         out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     else:

@@ -1,7 +1,8 @@
-"""Attention in float64, unfused: what tests take as the truth, and what torch.autograd.gradcheck differentiates.
+"""Attention that no kernel computes, unfused: in float64, and of heads that are deeper than kernels take.
 
-Kernels compute in float32; a float64 that is none would be worse than slow. The whole plane of scores is in memory
-here, as in PyTorch's own flex_attention without torch.compile.
+float64 is what tests take as the truth, and what torch.autograd.gradcheck differentiates; kernels compute in float32,
+and a float64 that is none would be worse than slow. The whole plane of scores is in memory here, as in PyTorch's own
+flex_attention without torch.compile.
 """
 
 import math
@@ -9,7 +10,15 @@ from collections.abc import Callable
 
 import torch
 
+from flashlift.torch._internals import warn_once
 from flashlift.torch._trace import IndexByTensors
+
+_DEEPEST = 256  # that kernels take
+
+
+def is_unfused(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether there is no kernel for tensors like these."""
+    return query.dtype == torch.float64 or query.size(-1) > _DEEPEST or value.size(-1) > _DEEPEST
 
 
 def attend_unfused(
@@ -22,6 +31,14 @@ def attend_unfused(
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, lse, max_scores)"""
+    if query.dtype != torch.float64:
+        if not torch.compiler.is_dynamo_compiling():
+            warn_once(
+                "flashlift_depth",
+                f"flashlift: heads of a depth of {max(query.size(-1), value.size(-1))} are computed unfused, with all "
+                f"scores in memory; kernels take a depth of up to {_DEEPEST}",
+            )
+        query, key, value = (one.float() for one in (query, key, value))
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
     groups = query.size(1) // key.size(1)

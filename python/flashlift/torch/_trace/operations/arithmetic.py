@@ -71,9 +71,11 @@ def _rounded(op: str) -> Compute:
 
 
 def _round(builder: Builder, x: Node, decimals: int = 0) -> Node:
-    if decimals:
-        raise UnsupportedError(f"aten.round with decimals={decimals} has no counterpart in score programs")
-    return _rounded("round_even")(builder, x)
+    if not decimals or x.type != "f32":
+        return _rounded("round_even")(builder, x)
+    factor = builder.constant(10.0 ** abs(decimals), "f32")
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return builder.emit(back, builder.emit("round_even", builder.emit(there, x, factor)), factor)
 
 
 def _power(builder: Builder, x: Node, y: Node) -> Node:
