@@ -24,7 +24,9 @@ __all__ = [
     "are_transforms_active",
     "clear_transforms",
     "count_of_modes",
+    "current_raw_stream",
     "decompositions",
+    "differentiable",
     "disable_modes",
     "disable_transforms",
     "forward_mode_level",
@@ -57,6 +59,9 @@ _GRAPH_MODES = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FAKE)
 are_transforms_active = _C._are_functorch_transforms_active
 disable_transforms = _C._DisableFuncTorch
 is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
+
+# Of a device's number; where torch is built for GPUs.
+current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
 
 set_grad_enabled = _C._set_grad_enabled
 to_dlpack = _C._to_dlpack
@@ -94,3 +99,10 @@ def clear_transforms() -> Any:
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     return temporarily_clear_interpreter_stack()
+
+
+def differentiable(operator: Any, backward: Any, setup_context: Any = None) -> Any:
+    """What torch.library.register_autograd registers for the operator; its first argument is a set of dispatch keys."""
+    from torch._library.autograd import Info, make_autograd_impl
+
+    return make_autograd_impl(operator, Info(backward, setup_context))

@@ -10,15 +10,19 @@ import torch
 
 from flashlift._attention import Attention
 from flashlift._errors import FlashliftError
-from flashlift._library import BackwardArguments, RunOptions, check, core
+from flashlift._library import RunOptions, check, core
+from flashlift.torch._internals import current_raw_stream
 from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.threads import options_of_cpu
-from flashlift.torch._run.views import Views
+from flashlift.torch._run.views import Views, taking_addresses
 from flashlift.torch._run.workspace import workspace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
+
+_run_forward = taking_addresses("flashlift_attention_run")
+_run_backward = taking_addresses("flashlift_attention_run_backward")
 
 # out, lse, row maxima and what rounding took from out; the last two are empty if not wanted
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -54,7 +58,7 @@ def _options(device: torch.device) -> RunOptions | None:
     """On a CPU, torch's threads. On a GPU, its current stream: what is queued there before and after stays in order."""
     if device.type == "cpu":
         return options_of_cpu()
-    return RunOptions(ctypes.sizeof(RunOptions), None, torch.cuda.current_stream(device).cuda_stream)
+    return RunOptions(ctypes.sizeof(RunOptions), None, current_raw_stream(device.index))
 
 
 def run(call: Call) -> Results:
@@ -67,8 +71,7 @@ def _run(attention: Attention, call: Call) -> Results:
     arguments = views.forward(
         call, out, lse, row_max if call.want_max else None, residual if call.want_residual else None
     )
-    library = attention._library
-    check(library, library.flashlift_attention_run(attention._handle, arguments, _options(call.query.device)))
+    check(attention._library, _run_forward(attention._handle, arguments, _options(call.query.device)))
     return out, lse, row_max, residual
 
 
@@ -86,12 +89,14 @@ def empty_results(call: Call) -> Results:
 def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Dense memory with the last dimension innermost, and the others in the order of the strides of `tensor`: what a
     transposed query gives can be transposed back without a copy, as PyTorch's can."""
-    strides = tensor.stride()[:3]
-    order = sorted(range(3), key=lambda i: strides[i], reverse=True)
-    if order == [0, 1, 2]:
+    strides = tensor.stride()
+    if strides[0] >= strides[1] >= strides[2]:
         return tensor.new_empty(shape, dtype=dtype)
-    memory = tensor.new_empty([shape[i] for i in (*order, 3)], dtype=dtype)
-    return memory.permute([order.index(i) for i in range(3)] + [3])
+    dense, step = [1, 1, 1, 1], shape[3]
+    for i in sorted((2, 1, 0), key=strides.__getitem__):
+        dense[i] = step
+        step *= shape[i]
+    return tensor.new_empty_strided(shape, dense, dtype=dtype)
 
 
 def run_for_backward(call: Call) -> Results:
@@ -148,24 +153,17 @@ def differentiate(
     if grad_out.is_cuda and not _has_rows_to_copy(grad_out):
         grad_out = grad_out.contiguous()
     views = Views()
-    forward = views.forward(call, out, lse, residual=residual if call.want_residual else None)
-    arguments = BackwardArguments(
-        struct_size=ctypes.sizeof(BackwardArguments),
-        forward=ctypes.pointer(forward),
-        d_out=views.of(grad_out),
-        d_q=views.of(gradients[0]),
-        d_k=views.of(gradients[1]),
-        d_v=views.of(gradients[2]),
-        d_captures=views.list_of(by_capture(gradients, wanted, call.captures)),
+    arguments = views.backward(
+        views.forward(call, out, lse, residual=residual if call.want_residual else None),
+        grad_out,
+        grad_lse,
+        gradients[:3],
+        by_capture(gradients, wanted, call.captures),
+        None if call.sinks is None else gradients[-1],
     )
-    if grad_lse is not None:
-        arguments.d_lse = views.of(grad_lse)
-    if call.sinks is not None:
-        arguments.d_sinks = views.of(gradients[-1])
-    library = attention._library
     options = _options(call.query.device)
     with workspace(options, call.query.device):
-        check(library, library.flashlift_attention_run_backward(attention._handle, arguments, options))
+        check(attention._library, _run_backward(attention._handle, arguments, options))
     return gradients
 
 
@@ -211,9 +209,9 @@ def block_kinds(
     kinds = torch.empty(shape, dtype=torch.uint8, device="cpu")
     views = Views()
     library = core()
-    tables = views.list_of(captures)
+    tables = views.pointers(captures)
     check(
         library,
-        library.flashlift_block_kinds(problem.encode(), tables, len(captures), *blocks, views.of(kinds)),
+        library.flashlift_block_kinds(problem.encode(), tables, len(captures), *blocks, views.pointer(kinds)),
     )
     return kinds

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from flashlift._errors import UnsupportedError
+from flashlift.torch._internals import are_transforms_active, differentiable
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.kernels import (
     DEVICES,
@@ -16,6 +17,7 @@ from flashlift.torch._run.kernels import (
     empty_results,
     run_for_backward,
 )
+from flashlift.torch._run.modes import are_plain
 
 
 def _attention(
@@ -35,6 +37,9 @@ def _attention(
     return run_for_backward(call)
 
 
+_LIBRARY = torch.library.Library("flashlift", "FRAGMENT")
+
+
 def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Without torch.library.custom_op, which takes a quarter of a short call for a wrapper and for looking whether
     results share memory with arguments: ours never do."""
@@ -42,6 +47,26 @@ def _register(name: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -
     for device in DEVICES:
         torch.library.impl(name, device, kernel)
     torch.library.register_fake(name, fake)
+
+
+def _register_autograd(name: str, kernel: Callable[..., Any], backward: Any, setup_context: Any = None) -> None:
+    """As torch.library.register_autograd; but a call that nothing else has to see, such as a compiled graph's, calls
+    the kernel at once: another round through the dispatcher, in Python, takes as long as the kernel's own Python."""
+    through_dispatcher = differentiable(getattr(torch.ops.flashlift, name).default, backward, setup_context)
+
+    def call(keys: Any, *given: Any) -> Any:
+        tensors = [one for one in given if isinstance(one, torch.Tensor)]
+        tensors += [one for some in given if type(some) is list for one in some if isinstance(one, torch.Tensor)]
+        if (
+            (torch.is_grad_enabled() and any([one.requires_grad for one in tensors]))  # noqa: C419 - quicker than a generator
+            or are_transforms_active()
+            or not are_plain(tensors)
+            or tensors[0].device.type not in DEVICES
+        ):
+            return through_dispatcher(keys, *given)
+        return kernel(*given)
+
+    _LIBRARY.impl(name, call, "Autograd", with_keyset=True)
 
 
 _register("flashlift::attention", _attention, lambda *given: empty_results(Call(*given)))
@@ -108,7 +133,7 @@ def _backward(
     return *gradients[:3], by_capture(gradients, wanted, captures), d_sinks, None, None, None, None, None, None
 
 
-torch.library.register_autograd("flashlift::attention", _backward, setup_context=_setup_context)
+_register_autograd("attention", _attention, _backward, _setup_context)
 
 
 def no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -118,4 +143,4 @@ def no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-torch.library.register_autograd("flashlift::attention_backward", no_second_derivative)
+_register_autograd("attention_backward", _attention_backward, no_second_derivative)

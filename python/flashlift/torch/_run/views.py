@@ -1,31 +1,56 @@
-"""DLPack views of tensors, as the C interface takes them."""
+"""Arguments of the C interface, with DLPack views of tensors."""
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from flashlift._library import Arguments, DLTensor
+from flashlift._library import Arguments, BackwardArguments, DLTensor, RunOptions, core
 from flashlift.torch._internals import to_dlpack
 from flashlift.torch._run.call import Call
 
 _POINTER = ctypes.POINTER(DLTensor)
-_pointer_in = ctypes.PYFUNCTYPE(_POINTER, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _cleared(structure: type[ctypes.Structure]) -> dict[str, int]:
+    """The structure's fields, 64 bits each, in order."""
+    assert ctypes.sizeof(structure) == 8 * len(structure._fields_)
+    return {name: 0 for name, *_ in structure._fields_} | {"struct_size": ctypes.sizeof(structure)}
+
+
+_FORWARD, _BACKWARD = _cleared(Arguments), _cleared(BackwardArguments)
+_CAPTURES, _D_CAPTURES = list(_FORWARD).index("captures"), list(_BACKWARD).index("d_captures")
+
+
+def taking_addresses(name: str) -> Any:
+    """The C function, to be given addresses of structures."""
+    function = core()[name]
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(RunOptions)]
+    return function
 
 
 class Views:
-    """Views of tensors, alive as long as this is. torch makes them faster than ctypes would."""
+    """A call's arguments, alive as long as this is. torch makes views faster than ctypes would; and structures are
+    written as numbers, since ctypes, which keeps the objects behind pointers, takes longer than a short kernel."""
 
     def __init__(self) -> None:
         self._capsules: list[object] = []
+        self._memory = array("Q")
 
-    def of(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
+    def of(self, tensor: torch.Tensor) -> int:
+        """The address of the tensor's view."""
         capsule = to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
         self._capsules.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 
-    def list_of(self, tensors: Sequence[torch.Tensor | None]) -> "ctypes.Array[ctypes._Pointer[DLTensor]]":
-        return (_POINTER * len(tensors))(*[_POINTER() if one is None else self.of(one) for one in tensors])
+    def of_any(self, tensor: torch.Tensor | None) -> int:
+        return 0 if tensor is None else self.of(tensor)
 
     def forward(
         self,
@@ -34,23 +59,54 @@ class Views:
         lse: torch.Tensor,
         row_max: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
-    ) -> Arguments:
-        arguments = Arguments(
-            struct_size=ctypes.sizeof(Arguments),
-            q=self.of(call.query),
-            k=self.of(call.key),
-            v=self.of(call.value),
-            out=self.of(out),
-            lse=self.of(lse),
-            captures=self.list_of(call.captures),
-            capture_count=len(call.captures),
-        )
-        if call.sinks is not None:
-            arguments.sinks = self.of(call.sinks)
-        if call.seed is not None:
-            arguments.dropout_seed = call.seed.item() % 2**64
-        if row_max is not None:
-            arguments.row_max = self.of(row_max)
-        if residual is not None:
-            arguments.residual = self.of(residual)
-        return arguments
+    ) -> int:
+        """The address of a forward call's arguments."""
+        captures = [self.of(one) for one in call.captures]
+        fields = _FORWARD | {
+            "q": self.of(call.query),
+            "k": self.of(call.key),
+            "v": self.of(call.value),
+            "out": self.of(out),
+            "lse": self.of(lse),
+            "row_max": self.of_any(row_max),
+            "residual": self.of_any(residual),
+            "sinks": self.of_any(call.sinks),
+            "capture_count": len(captures),
+            "dropout_seed": 0 if call.seed is None else int(call.seed.item()) % 2**64,
+        }
+        self._memory = memory = array("Q", [*fields.values(), *captures])
+        address = memory.buffer_info()[0]
+        memory[_CAPTURES] = address + 8 * len(_FORWARD)
+        return address
+
+    def backward(
+        self,
+        forward: int,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+        d_inputs: Sequence[torch.Tensor],
+        d_captures: Sequence[torch.Tensor | None],
+        d_sinks: torch.Tensor | None,
+    ) -> int:
+        """The address of a backward call's arguments, whose forward call's have the address `forward`."""
+        fields = _BACKWARD | {
+            "forward": forward,
+            "d_out": self.of(d_out),
+            "d_lse": self.of_any(d_lse),
+            "d_q": self.of(d_inputs[0]),
+            "d_k": self.of(d_inputs[1]),
+            "d_v": self.of(d_inputs[2]),
+            "d_sinks": self.of_any(d_sinks),
+        }
+        memory = array("Q", [*fields.values(), *map(self.of_any, d_captures)])
+        address = memory.buffer_info()[0]
+        memory[_D_CAPTURES] = address + 8 * len(_BACKWARD)
+        self._capsules.append(memory)
+        return address
+
+    def pointer(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
+        """The view, for a C function that takes one."""
+        return ctypes.cast(self.of(tensor), _POINTER)
+
+    def pointers(self, tensors: Sequence[torch.Tensor]) -> "ctypes.Array[ctypes._Pointer[DLTensor]]":
+        return (_POINTER * len(tensors))(*map(self.pointer, tensors))
