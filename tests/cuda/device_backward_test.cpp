@@ -212,6 +212,27 @@ TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
   }
 }
 
+// Values that are all alike: d_p is the same number in a whole row, and <d_out, out> must be just that. (On Hopper's
+// kernels it is not quite: docs/lessons/cuda_backward.md.)
+TEST(DeviceBackward, EqualValuesGiveNoGradientOfScores) {
+  for (const char* text : {"attn residual h2 s700 d64 bf16 causal lse", "attn residual h2 s300 d128 bf16 lse",
+                           "attn residual h2 s300 d128 f16 causal window=100 lse"}) {
+    SCOPED_TRACE(text);
+    const Result<Problem> problem = parse_problem(text);
+    ASSERT_TRUE(problem.ok()) << problem.error().message;
+    Random random(5);
+    OwnedArguments forward = testing::dense_arguments(*problem, random);
+    const TensorView& v = forward.views.v;
+    for (int64_t h = 0; h < v.sizes[1]; ++h) {
+      auto* const first = static_cast<uint16_t*>(v.data) + h * v.strides[1];
+      for (int64_t kv = 1; kv < v.sizes[2]; ++kv) {
+        std::copy_n(first, v.sizes[3], first + kv * v.strides[2]);
+      }
+    }
+    expect_right(*problem, forward, random, "cuda_sm80");
+  }
+}
+
 // What the caller's allocator gives, and was asked for.
 struct Lent {
   void* memory = nullptr;
