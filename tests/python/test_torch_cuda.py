@@ -8,7 +8,7 @@ import torch
 import torch_mods
 from flashlift.torch import flex_attention
 from test_torch_flex import check, tensors, unfused
-from test_torch_gradients import captured, drawn, fused, in_double
+from test_torch_gradients import captured, differentiable_indexing, drawn, fused, in_double  # noqa: F401 - a fixture
 from test_torch_gradients import check as check_gradients
 from torch.nn.attention.flex_attention import create_block_mask
 
