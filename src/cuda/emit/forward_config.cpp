@@ -354,8 +354,9 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
     config.blocks = tiles.blocks;
     config.threads = 2 * tiles.q_tile / tiles.fragments;
     config.shared_bytes = portable_half_shared_bytes(config);
-    if ((tiles.masks || !config.has_mask_mod) && sums_fit(tiles, config) &&
-        tiles.blocks * (config.shared_bytes + kReservedShared) <= available) {
+    // Keys that share one of dropout's counters are neighbours in groups of 64.
+    const bool suits = (tiles.masks || !config.has_mask_mod) && (!config.dropout || 128 % tiles.kv_tile == 0);
+    if (suits && sums_fit(tiles, config) && tiles.blocks * (config.shared_bytes + kReservedShared) <= available) {
       return config;
     }
   }
