@@ -306,8 +306,9 @@ struct PortableTiles {
   int q_tile, kv_tile, fragments, blocks;
   bool masks = true;  // is it for problems with a mask, too
 };
-constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2}, {128, 32, 2, 2},
-                                            {64, 64, 1, 3},   {64, 64, 1, 2},         {128, 64, 1, 1}, {128, 32, 1, 1}};
+constexpr PortableTiles kPortableTiles[] = {{128, 128, 2, 2}, {128, 96, 2, 2, false}, {128, 64, 2, 2},
+                                            {128, 32, 2, 2},  {64, 64, 1, 3},         {64, 80, 1, 2},
+                                            {64, 64, 1, 2},   {128, 64, 1, 1},        {128, 32, 1, 1}};
 
 // Do the sums of both products fit into the registers of a thread?
 bool sums_fit(const PortableTiles& tiles, const ForwardConfig& config) {
