@@ -135,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(All, PortableConfigurations,
                          ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal",
                                            "attn h2 s512 d64 bf16 causal", "attn h2 s512 d64 f32 mask=bool bias=f32",
                                            "attn h2 s512 d128 bf16 softcap=30 causal", "attn h2 s512 d192 bf16 causal",
-                                           "attn h2 s512 d128 f16 causal lse residual", "attn h2 s512 d104 f16 causal",
+                                           "attn h2 s512 d128 f16 causal lse residual",
+                                           "attn h2 s512 d64 bf16 out=f32 lse", "attn h2 s512 d104 f16 causal",
                                            "attn h2 s512 d64 bf16 causal dropout=0.1",
                                            "attn h2 s512 d96 bf16 dropout=0.1",
                                            "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 d40 bf16 alibi",
@@ -156,6 +157,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, DecodeCompiles,
                                            "attn hq8 hkv2 sq1 skv512 d128 bf16 causal=bottom_right page_size=16 lse",
                                            "attn hq8 hkv2 sq3 skv512 d256 f16 softcap=30 sinks=1",
                                            "attn h2 sq1 skv512 d64 f32 alibi dropout=0.1 row_max",
+                                           "attn hq8 hkv2 sq3 skv512 d128 bf16 causal out=f32 lse",
                                            "attn h2 sq1 skv512 d64 f32 dropout=0.1 keep_mask"));
 
 class BackwardCompiles : public ::testing::TestWithParam<std::string> {};
@@ -227,6 +229,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, FusedBackwardCompiles,
 TEST(FusedBackward, CompilesForEveryArchitecture) {
   expect_fused("attn h2 s512 d128 bf16 lse residual causal", {80, 86, 89, 90, 120});
   expect_fused("attn h2 s512 d64 bf16 lse residual causal", {80, 86});
+  expect_fused("attn h2 s512 d64 bf16 lse out=f32 d_out=inputs", {80});
 }
 
 // The tiles of docs/lessons/cuda_backward.md.
@@ -339,6 +342,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, BulkDecodeCompiles,
                          ::testing::Values("attn hq8 hkv2 sq1 skv512 d128 bf16",
                                            "attn hq8 hkv2 sq1 skv512 d64 bf16 causal=bottom_right page_size=16 lse",
                                            "attn hq8 hkv2 sq3 skv512 d256 f16 softcap=30 sinks=1",
+                                           "attn hq8 hkv2 sq3 skv512 d128 bf16 causal out=f32 lse",
                                            "attn h2 sq1 skv512 dqk192 dv72 f16 alibi dropout=0.1 row_max"));
 
 INSTANTIATE_TEST_SUITE_P(Configurations, HopperCompiles, ::testing::ValuesIn(hopper_problems()));

@@ -115,13 +115,19 @@ int64_t fused_shared_bytes(const ForwardConfig& config) {
          kVisitBytes;
 }
 
+constexpr const char* kRoundedOutput =
+    "it takes <d_out, out> from an output that is not rounded, and the problem asks for no residual";
+
 // Why the fused kernel does not take the problem, or the gradients that are wanted.
 Status refuse_fused(const Problem& problem, bool wants_captures) {
   if (problem.dtype == DType::kF32) {
     return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
   }
-  if (!problem.want_lse || !problem.want_residual) {
-    return unsupported("it takes what it knows of rows from lse and residual, which the problem does not ask for");
+  if (!problem.want_lse) {
+    return unsupported("it takes the rows' sums from lse, which the problem does not ask for");
+  }
+  if (!keeps_exact_output(problem)) {
+    return unsupported("{}", kRoundedOutput);
   }
   if (wants_captures) {
     return unsupported("it does not sum gradients of captured tensors");
@@ -194,6 +200,8 @@ Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architectu
   FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_apart(problem, architecture));
   if (const Result<Sm80FusedKernel> fused = choose_sm80_fused(problem, architecture, wants_captures); fused.ok()) {
     config.fused = *fused;
+  } else {
+    config.not_fused = fused.error().message;
   }
   return config;
 }
@@ -289,8 +297,13 @@ Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_cap
   config.keys =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
   // It adds to d_q what a key tile gives before <d_out, out> could be corrected: that must be exact from the beginning.
-  const bool exact = problem.want_residual || problem.out_dtype == DType::kF32;
-  if (exact && std::max(common.head_dim_padded, common.value_dim_padded) <= kMostColumns) {
+  if (!keeps_exact_output(problem)) {
+    config.not_fused = kRoundedOutput;
+  } else if (std::max(common.head_dim_padded, common.value_dim_padded) > kMostColumns) {
+    config.not_fused =
+        fmt::format("rows of {} and {} columns are more than the {} of which its registers hold two sums",
+                    problem.head_dim, problem.value_dim, kMostColumns);
+  } else {
     config.fused = sm90_kernel(
         problem, {.config = {}, .rows_are_keys = true, .sums_first = true, .sums_second = true, .fused = true});
     config.queries.repeats = true;
@@ -322,15 +335,16 @@ std::string describe_family(const Sm90Backward& config) {
     return "sm_90a, fused " + describe_kernel(*config.fused);
   }
   return fmt::format("sm_90a, queries {}; keys {}", describe_kernel(config.queries), describe_kernel(config.keys)) +
-         (config.values ? fmt::format("; values {}", describe_kernel(*config.values)) : "");
+         (config.values ? fmt::format("; values {}", describe_kernel(*config.values)) : "") +
+         "; not one kernel: " + config.not_fused;
 }
 
 std::string describe_family(const Sm80Backward& config) {
   if (config.fused) {
     return "fused " + describe(config.fused->config);
   }
-  return fmt::format("queries {}; keys {}, columns in {} parts", describe(config.queries), describe(config.keys),
-                     config.chunks);
+  return fmt::format("queries {}; keys {}, columns in {} parts; not one kernel: {}", describe(config.queries),
+                     describe(config.keys), config.chunks, config.not_fused);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <variant>
 
 #include "cuda/emit/forward_config.h"
@@ -22,6 +23,7 @@ struct Sm80FusedKernel {
 // The portable kernels. Apart, one works on queries, the other on keys, and each multiplies the scores.
 struct Sm80Backward {
   std::optional<Sm80FusedKernel> fused;
+  std::string not_fused;  // why there is none
   // Those apart run alone, or where only the preprocess can tell that a call is not for the fused one.
   bool runs_apart() const { return !fused || fused->has_fallback; }
   ForwardConfig queries;
@@ -45,6 +47,7 @@ struct Sm90Backward {
   // Gives all gradients; the kernel for queries then only does again what a mask hides of keys that are not finite, and
   // there are no others.
   std::optional<Sm90BackwardKernel> fused;
+  std::string not_fused;  // why there is none
   Sm90BackwardKernel queries;
   Sm90BackwardKernel keys;                   // gives d_k, and d_v too unless there is
   std::optional<Sm90BackwardKernel> values;  // for rows so wide that a kernel's registers hold one sum only

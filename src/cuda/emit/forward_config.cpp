@@ -187,6 +187,9 @@ ForwardConfig common_config(const Problem& problem) {
   config.want_row_max = problem.want_row_max;
   config.want_residual = problem.want_residual;
   config.dropout = problem.drops_keys();
+  // Dropout leaves other keys out of the output than of the sums, so that these do not tell how its weights add up.
+  config.exact_sums =
+      problem.dtype != DType::kF32 && problem.want_lse && keeps_exact_output(problem) && !config.dropout;
   config.keep_mask = problem.keep_mask;
   config.dropout_words = problem.dropout_words;
   config.page_size = static_cast<int>(problem.page_size);
@@ -428,6 +431,7 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("WANT_LSE", config.want_lse);
   define("WANT_ROW_MAX", config.want_row_max);
   define("WANT_RESIDUAL", config.want_residual);
+  define("EXACT_SUMS", config.exact_sums);
   define("DROPOUT", config.dropout);
   define("KEEP_MASK", config.keep_mask);
   define("DROPOUT_WORDS", config.dropout_words);

@@ -57,6 +57,7 @@ struct ForwardConfig {
   bool want_lse = false;
   bool want_row_max = false;
   bool want_residual = false;
+  bool exact_sums = false;  // the output's weights add up to 1 as they are rounded: see kernels/sm80/forward.cu
   bool dropout = false;
   bool keep_mask = false;
   bool dropout_words = false;
@@ -77,6 +78,12 @@ inline constexpr int64_t kPortableSharedBytes = 101376;
 inline constexpr int64_t kHopperSharedBytes = 232448;  // on sm_90 and 100
 // Of a multiprocessor. A block may have all of it but 1 KiB, which the driver reserves for each.
 int64_t shared_memory(int architecture);
+
+// Whether an output is not rounded, or comes with what rounding takes from it: the backward pass takes <d_out, out>
+// from such a one.
+inline bool keeps_exact_output(const Problem& problem) {
+  return problem.want_residual || problem.out_dtype == DType::kF32;
+}
 
 // What follows from the problem alone, whatever the kernel: no tiles, no memory.
 ForwardConfig common_config(const Problem& problem);

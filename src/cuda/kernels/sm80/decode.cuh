@@ -71,14 +71,47 @@ __device__ __forceinline__ float weight_of(float part, float maximum, float fact
 struct Share {
   float output[FL_V_DIM / 2];
   RowState state;
+#if FL_EXACT_SUMS
+  float rounded[2];  // sums of the probabilities as the product with values has them: see forward.cu
+#endif
 
   __device__ __forceinline__ void clear() {
     state = RowState();
+#if FL_EXACT_SUMS
+    rounded[0] = rounded[1] = 0.0f;
+#endif
 #pragma unroll
     for (int i = 0; i < FL_V_DIM / 2; ++i) {
       output[i] = 0.0f;
     }
   }
+
+#if FL_EXACT_SUMS
+  // A tile's probabilities; alpha: what earlier sums are multiplied by.
+  template <int kCount>
+  __device__ __forceinline__ void sum_rounded(const float (&p)[kCount], const float (&alpha)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rounded[r] *= alpha[r];
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const u32 pair = pack_half(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
+        rounded[r] += to_float(static_cast<unsigned short>(pair)) + to_float(static_cast<unsigned short>(pair >> 16));
+      }
+    }
+  }
+
+  // Makes the output's weights add up to the sums. All four threads of a row have the whole sum.
+  __device__ __forceinline__ void correct_weights() {
+    float ratio[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float weights = quad_sum(rounded[r]);
+      ratio[r] = weights > 0.0f ? state.sum[r] / weights : 1.0f;
+    }
+    rescale_rows(output, ratio);
+  }
+#endif
 
   // The first `rows` rows.
   __device__ __forceinline__ void store(float* partial, int rows) const {
@@ -186,6 +219,9 @@ __device__ __forceinline__ void finish_unit(Share& share, float* memory, const F
   for (int r = 0; r < 2; ++r) {
     share.state.sum[r] = quad_sum(share.state.sum[r]);
   }
+#if FL_EXACT_SUMS
+  share.correct_weights();
+#endif
   merge_warps(share, memory, row_count, factor);
   if (params.splits > 1) {
     float* const partials = params.partials + static_cast<i64>(index) * params.splits * kPartial;

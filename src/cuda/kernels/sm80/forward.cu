@@ -82,7 +82,18 @@ __device__ __forceinline__ void multiply_scores(Scores& s, u32 q_tile, u32 k_til
   }
 }
 
-__device__ __forceinline__ void multiply_values(Output& output, const Scores& p, u32 v_tile) {
+struct WarpRows {
+  RowState of[kFragments];
+  bool large = true;  // as RowState::large, of all rows
+#if FL_EXACT_SUMS
+  // Sums of the probabilities as the product with values has them, rounded: one more product, with ones. The backward
+  // pass takes <d_out, out> from an output that is not rounded: weights of values that do not add up to 1 would be an
+  // error in it that all keys of the row share, and that does not become small where all values are alike and d_s is.
+  float rounded[kFragments][4] = {};
+#endif
+};
+
+__device__ __forceinline__ void multiply_values(Output& output, WarpRows& rows, const Scores& p, u32 v_tile) {
   const u32 lane = opaque(threadIdx.x) % 32;
   const VTile::Lane v = VTile::lane(v_tile, lane % 16, lane / 16);
   constexpr int kSteps = FL_BLOCK_N / 16;
@@ -106,20 +117,17 @@ __device__ __forceinline__ void multiply_values(Output& output, const Scores& p,
         load_matrices_transposed(b[(i + 1) % 2], VTile::address(v, (i + 1) / kPairs * 16, (i + 1) % kPairs * 16));
       }
       multiply_pair(output, a, b[i % 2], pair);
+#if FL_EXACT_SUMS
+      if (pair == kPairs / 2) {  // among the others: a sum does not wait for the last step's
+#pragma unroll
+        for (int f = 0; f < kFragments; ++f) {
+          multiply_add(rows.rounded[f], a[f], pack_half(1.0f, 1.0f), pack_half(1.0f, 1.0f));
+        }
+      }
+#endif
     }
   }
 }
-
-struct WarpRows {
-  RowState of[kFragments];
-  bool large = true;  // as RowState::large, of all rows
-#if FL_WANT_RESIDUAL
-  // Sums of the probabilities as the product with values has them, rounded. The backward pass takes <d_out, out> from
-  // the output and its residual: weights of values that do not add up to 1 would be an error in it that all keys of the
-  // row share, and that does not become small where all values are alike and d_s is.
-  float rounded[kFragments][2] = {};
-#endif
-};
 
 // Brings maxima up to date, and sums and output in line with them. Many tiles change none of a warp's maxima: to see
 // that takes one vote.
@@ -156,13 +164,13 @@ __device__ __forceinline__ void update_maxima(const Scores& s, WarpRows& rows, O
         alpha[r] = exponential((state.maximum[r] - maximum) * factor);
         state.maximum[r] = maximum;
         state.sum[r] *= alpha[r];
-#if FL_WANT_RESIDUAL
-        rows.rounded[f][r] *= alpha[r];
-#endif
       }
       large |= !(fabsf(state.maximum[r] * factor) <= kLargestOffset);
     }
     rescale_rows(output[f], alpha);
+#if FL_EXACT_SUMS
+    rescale_rows(rows.rounded[f], alpha);
+#endif
   }
   rows.large = __any_sync(0xffffffff, large);
 }
@@ -189,11 +197,6 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
           x = exponential(fmaf(x, factor, offset));
           sum += x;
         }
-#if FL_WANT_RESIDUAL
-        const u32 pair = pack_half(s[f][4 * j + 2 * r], s[f][4 * j + 2 * r + 1]);
-        rows.rounded[f][r] += to_float(static_cast<unsigned short>(pair));
-        rows.rounded[f][r] += to_float(static_cast<unsigned short>(pair >> 16));
-#endif
       }
       rows.of[f].sum[r] += sum;
     }
@@ -281,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     for (int f = 0; f < kFragments; ++f) {
       drop_out(scores[f], params, rows_of(f), kv);
     }
-    multiply_values(output, scores, v_tile);
+    multiply_values(output, state, scores, v_tile);
     if (i + 1 == (FL_REDO_ALL ? visits : found.partial())) {
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) {
@@ -292,11 +295,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
   copy_wait<0>();  // of a block that visits no tile
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
-#if FL_WANT_RESIDUAL
+#if FL_EXACT_SUMS
     float ratio[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float rounded = quad_sum(state.rounded[f][r]);
+      const float rounded = state.rounded[f][2 * r];
       ratio[r] = rounded > 0.0f ? quad_sum(state.of[f].sum[r]) / rounded : 1.0f;
     }
     rescale_rows(output[f], ratio);

@@ -119,6 +119,9 @@ __device__ __forceinline__ void consume(Share& share, const Ring& ring, const In
     }
     const TileSoftmax softmax = update_maxima(scores, share.state, factor);
     take_exponentials(scores, share.state, factor, softmax);
+#if FL_EXACT_SUMS
+    share.sum_rounded(scores, softmax.alpha);
+#endif
     if (softmax.rescale) {
       rescale_rows(share.output, softmax.alpha);
     }
