@@ -272,12 +272,26 @@ class Attention:
     def prepare_backward(self, wanted: Sequence[str] = ()) -> None:
         """Generates the code that backward() needs, which its first call does otherwise. Takes seconds on a GPU; may
         run on a thread of its own beside the first forward call. wanted: as backward's."""
-        names = self._known(wanted)
-        flags = (ctypes.c_int32 * len(self.captures))(*(name in names for name in self.captures))
+        flags = self._flags(wanted)
         check(
             self._library,
             self._library.flashlift_attention_prepare_backward(self._handle, flags, len(flags)),
         )
+
+    def reads_residual(self, wanted: Sequence[str] = ()) -> bool:
+        """Whether backward() takes less time if the problem asks for `residual`, too. wanted: as backward's."""
+        flags = self._flags(wanted)
+        reads = ctypes.c_int32()
+        check(
+            self._library,
+            self._library.flashlift_attention_reads_residual(self._handle, flags, len(flags), ctypes.byref(reads)),
+        )
+        return bool(reads.value)
+
+    def _flags(self, wanted: Sequence[str]) -> ctypes.Array:
+        """For each captured tensor, whether it is named."""
+        names = self._known(wanted)
+        return (ctypes.c_int32 * len(self.captures))(*(name in names for name in self.captures))
 
     def bind_backward(
         self,

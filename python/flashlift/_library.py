@@ -238,6 +238,7 @@ _CORE = _ERRORS | {
     ),
     "flashlift_attention_run": (c_void_p, [c_void_p, POINTER(Arguments), POINTER(RunOptions)]),
     "flashlift_attention_prepare_backward": (c_void_p, [c_void_p, POINTER(c_int32), c_size_t]),
+    "flashlift_attention_reads_residual": (c_void_p, [c_void_p, POINTER(c_int32), c_size_t, POINTER(c_int32)]),
     "flashlift_attention_run_backward": (c_void_p, [c_void_p, POINTER(BackwardArguments), POINTER(RunOptions)]),
     "flashlift_precompile": (c_void_p, [c_char_p, POINTER(PrecompileOptions), POINTER(c_void_p)]),
     "flashlift_precompiled_destroy": (None, [c_void_p]),

@@ -268,20 +268,37 @@ Status run_backward(const FlashliftAttention* attention, const FlashliftBackward
   return run_with(options, [&](const RunOptions& run) { return attention->attention.run_backward(arguments, run); });
 }
 
-Status prepare_backward(const FlashliftAttention* attention, const int32_t* wanted, size_t wanted_count) {
+// Which captured tensors' gradients are wanted, as C has it.
+Result<std::vector<bool>> read_wanted(const char* function, const FlashliftAttention* attention, const int32_t* wanted,
+                                      size_t wanted_count) {
   if (attention == nullptr || (wanted == nullptr && wanted_count > 0)) {
-    return invalid_argument("flashlift_attention_prepare_backward: attention and wanted must not be NULL");
+    return invalid_argument("{}: attention and wanted must not be NULL", function);
   }
   const size_t captures = attention->attention.problem().captures.size();
   if (wanted_count != 0 && wanted_count != captures) {  // before anything is read of `wanted`
-    return invalid_argument(
-        "flashlift_attention_prepare_backward: wanted has {} entries, expected {}, one for each "
-        "captured tensor, or none",
-        wanted_count, captures);
+    return invalid_argument("{}: wanted has {} entries, expected {}, one for each captured tensor, or none", function,
+                            wanted_count, captures);
   }
   std::vector<bool> flags(wanted_count);
   std::transform(wanted, wanted + wanted_count, flags.begin(), [](int32_t flag) { return flag != 0; });
+  return flags;
+}
+
+Status prepare_backward(const FlashliftAttention* attention, const int32_t* wanted, size_t wanted_count) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> flags,
+                             read_wanted("flashlift_attention_prepare_backward", attention, wanted, wanted_count));
   return attention->attention.prepare_backward(flags);
+}
+
+Status reads_residual(const FlashliftAttention* attention, const int32_t* wanted, size_t wanted_count, int32_t* reads) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> flags,
+                             read_wanted("flashlift_attention_reads_residual", attention, wanted, wanted_count));
+  if (reads == nullptr) {
+    return invalid_argument("flashlift_attention_reads_residual: reads must not be NULL");
+  }
+  FLASHLIFT_ASSIGN_OR_RETURN(const bool does, attention->attention.reads_residual(flags));
+  *reads = does ? 1 : 0;
+  return {};
 }
 
 bool is_dense(const TensorView& view) {
@@ -397,6 +414,12 @@ FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, con
 FlashliftError* flashlift_attention_prepare_backward(const FlashliftAttention* attention, const int32_t* wanted,
                                                      size_t wanted_count) {
   return flashlift::capi::guarded([&] { return flashlift::capi::prepare_backward(attention, wanted, wanted_count); });
+}
+
+FlashliftError* flashlift_attention_reads_residual(const FlashliftAttention* attention, const int32_t* wanted,
+                                                   size_t wanted_count, int32_t* reads) {
+  return flashlift::capi::guarded(
+      [&] { return flashlift::capi::reads_residual(attention, wanted, wanted_count, reads); });
 }
 
 FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* attention,

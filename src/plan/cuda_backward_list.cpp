@@ -28,4 +28,15 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
   return config.ok() ? std::nullopt : std::optional(config.error().message);
 }
 
+bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device, bool wants_captures) {
+  if (problem.out_dtype == DType::kF32) {
+    return false;  // nothing is rounded
+  }
+  Problem exact = problem;
+  exact.want_residual = true;
+  const Result<cuda::BackwardConfig> config =
+      cuda::choose_backward_config(exact, row.kind, device.architecture, wants_captures);
+  return config.ok() && std::visit([](const auto& family) { return family.fused.has_value(); }, *config);
+}
+
 }  // namespace flashlift::plan

@@ -48,4 +48,7 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
 // The same of a device alone.
 std::optional<std::string> refusal(const Architectures& architectures, const cuda::Device& device);
 
+// Whether the implementation runs its kernel of five products where the problem asks for `residual` too.
+bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device, bool wants_captures);
+
 }  // namespace flashlift::plan

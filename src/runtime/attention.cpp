@@ -74,6 +74,15 @@ Status check_fork() {
                            : Status();
 }
 
+Result<std::vector<bool>> for_each_capture(const Problem& problem, const std::vector<bool>& capture_gradients) {
+  const size_t captures = problem.captures.size();
+  if (!capture_gradients.empty() && capture_gradients.size() != captures) {
+    return invalid_argument("capture_gradients has {} entries; expected none, or one for each of {} captured tensors",
+                            capture_gradients.size(), captures);
+  }
+  return capture_gradients.empty() ? std::vector<bool>(captures) : capture_gradients;
+}
+
 template <typename Body>
 Status run_unless_cancelled(const RunOptions& options, const Body& body) {
   FLASHLIFT_RETURN_IF_ERROR(check_fork());
@@ -131,17 +140,20 @@ Status Attention::run(const AttentionArguments& arguments, const RunOptions& opt
 }
 
 Status Attention::prepare_backward(const std::vector<bool>& capture_gradients) const {
-  const size_t captures = problem().captures.size();
-  if (!capture_gradients.empty() && capture_gradients.size() != captures) {
-    return invalid_argument("capture_gradients has {} entries; expected none, or one for each of {} captured tensors",
-                            capture_gradients.size(), captures);
-  }
   try {
     FLASHLIFT_RETURN_IF_ERROR(check_fork());
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> wanted, for_each_capture(problem(), capture_gradients));
     FLASHLIFT_RETURN_IF_ERROR(verify_backward(problem()));
-    std::vector<bool> wanted = capture_gradients;
-    wanted.resize(captures);
     return implementation_->prepare_backward(wanted);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+Result<bool> Attention::reads_residual(const std::vector<bool>& capture_gradients) const {
+  try {
+    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> wanted, for_each_capture(problem(), capture_gradients));
+    return verify_backward(problem()).ok() && implementation_->reads_residual(wanted);
   } catch (const std::bad_alloc&) {
     return out_of_memory();
   }

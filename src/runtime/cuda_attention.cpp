@@ -87,6 +87,16 @@ class CudaAttention : public Attention::Implementation {
     return no_backward(reasons);
   }
 
+  bool reads_residual(const std::vector<bool>& capture_gradients) const override {
+    const bool wants_captures = std::ranges::find(capture_gradients, true) != capture_gradients.end();
+    const auto takes = [&](const plan::Answer<plan::CudaBackward>& answer) {
+      return !answer.refusal &&
+             cuda::choose_backward_config(compiled_, answer.row->kind, device_.architecture, wants_captures).ok();
+    };
+    const auto first = std::ranges::find_if(backwards_, takes);
+    return first != backwards_.end() && plan::reads_residual(*first->row, compiled_, device_, wants_captures);
+  }
+
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
     FLASHLIFT_RETURN_IF_ERROR(backwards_status_);
     auto* const stream = static_cast<cuda::CuStream>(options.stream);

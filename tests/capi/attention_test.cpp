@@ -352,6 +352,14 @@ TEST_F(CApiBackward, ReportsErrors) {
             std::string::npos);
   EXPECT_NE(take(flashlift_attention_prepare_backward(attention, nullptr, 1), FLASHLIFT_INVALID_ARGUMENT), "");
   EXPECT_NE(take(flashlift_attention_prepare_backward(nullptr, nullptr, 0), FLASHLIFT_INVALID_ARGUMENT), "");
+  int32_t reads = -1;
+  EXPECT_EQ(take(flashlift_attention_reads_residual(attention, nullptr, 0, &reads)), "");
+  EXPECT_EQ(reads, 0);  // no backward pass on a CPU does
+  EXPECT_NE(take(flashlift_attention_reads_residual(attention, wanted, 2, &reads), FLASHLIFT_INVALID_ARGUMENT)
+                .find("wanted has 2 entries, expected"),
+            std::string::npos);
+  EXPECT_NE(take(flashlift_attention_reads_residual(attention, nullptr, 0, nullptr), FLASHLIFT_INVALID_ARGUMENT), "");
+  EXPECT_NE(take(flashlift_attention_reads_residual(nullptr, nullptr, 0, &reads), FLASHLIFT_INVALID_ARGUMENT), "");
   backward.forward = &arguments;
   backward.d_out = &d_out.tensor;
   backward.d_q = &q.tensor;

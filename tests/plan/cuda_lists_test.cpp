@@ -100,6 +100,51 @@ TEST(CudaBackwardList, HopperComesFirst) {
   EXPECT_NE(reason->find("bf16 and f16 only"), std::string::npos) << *reason;
 }
 
+// What every front end asks before it runs forward for a gradient.
+TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
+  const CudaBackward& hopper = cuda_backward_list().front();
+  const CudaBackward& portable = cuda_backward_list().back();
+  const auto reads = [](const CudaBackward& row, const std::string& text, int architecture,
+                        bool wants_captures = false) {
+    return reads_residual(row, problem_of("attn h8 s512 " + text), device_of(architecture), wants_captures);
+  };
+  for (const int architecture : {80, 86, 89, 90, 100, 120}) {
+    EXPECT_TRUE(reads(portable, "d128 bf16 causal lse", architecture)) << architecture;
+    EXPECT_TRUE(reads(portable, "d64 f16 softcap=30 lse", architecture)) << architecture;
+    EXPECT_TRUE(reads(portable, "d128 bf16 lse residual", architecture)) << architecture;  // already asked for
+    EXPECT_FALSE(reads(portable, "d128 f32 causal lse", architecture)) << architecture;
+    EXPECT_FALSE(reads(portable, "d128 bf16 out=f32 lse", architecture)) << architecture;  // nothing is rounded
+    EXPECT_FALSE(reads(portable, "d128 bf16 causal", architecture)) << architecture;       // no lse
+    EXPECT_FALSE(reads(portable, "d64 bf16 bias=f32 lse", architecture, true)) << architecture;
+    EXPECT_TRUE(reads(portable, "d64 bf16 bias=f32 lse", architecture, false)) << architecture;
+    EXPECT_FALSE(reads(portable, "d64 bf16 lse empty_rows=uniform", architecture)) << architecture;
+    const bool has_memory = architecture == 80 || architecture == 90 || architecture == 100;
+    EXPECT_EQ(reads(portable, "d256 bf16 lse", architecture), has_memory) << architecture;
+  }
+  EXPECT_TRUE(reads(hopper, "d128 bf16 causal lse", 90));
+  EXPECT_FALSE(reads(hopper, "d256 bf16 causal lse", 90));
+  EXPECT_FALSE(reads(hopper, "d64 bf16 bias=f32 lse", 90, true));
+}
+
+// `explain` shows it.
+TEST(CudaBackwardList, SaysWhyNotOneKernel) {
+  using cuda::BackwardKind;
+  const auto described = [](const std::string& text, int architecture, BackwardKind kind = BackwardKind::kPortable) {
+    const auto config = cuda::choose_backward_config(problem_of("attn h8 s512 " + text), kind, architecture, false);
+    return config.ok() ? cuda::describe(*config) : config.error().message;
+  };
+  EXPECT_TRUE(described("d128 bf16 causal lse residual", 80).starts_with("fused "));
+  EXPECT_TRUE(described("d128 bf16 causal lse out=f32", 80).starts_with("fused "));
+  EXPECT_NE(described("d128 bf16 causal lse", 80).find("not one kernel: it takes <d_out, out> from an output"),
+            std::string::npos);
+  EXPECT_NE(described("d128 bf16 lse", 90, BackwardKind::kHopper).find("not one kernel: it takes <d_out, out>"),
+            std::string::npos);
+  EXPECT_NE(described("d192 bf16 lse residual", 90, BackwardKind::kHopper).find("not one kernel: rows of 192"),
+            std::string::npos);
+  EXPECT_NE(described("d256 bf16 lse residual", 86).find("not one kernel: rows of 256 and 256 columns fit neither"),
+            std::string::npos);
+}
+
 TEST(CudaBackwardList, WhatItDoesNotHaveIsAnErrorThatNamesWhatItHas) {
   const Result<Answers<CudaBackward>> answers =
       ask(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",

@@ -65,6 +65,15 @@ def test_prepared_for_captured_tensors():
         flashlift.compile("attn h2 s8 d16 f32 unnormalized").prepare_backward()
 
 
+def test_no_backward_pass_on_a_cpu_reads_the_residual():
+    attention = flashlift.compile(f"attn b2 hq4 hkv2 s33 d16 f32 causal lse {BIAS}")
+    assert not attention.reads_residual()
+    assert not attention.reads_residual(["table"])
+    with pytest.raises(flashlift.InvalidArgumentError, match=r"no captured tensor is named \['tables'\]"):
+        attention.reads_residual(["tables"])
+    assert not flashlift.compile("attn h2 s8 d16 f32 unnormalized").reads_residual()
+
+
 def test_without_lse():
     attention = flashlift.compile("attn b2 hq4 hkv2 s33 d16 f32 causal")
     got = attention.backward(Q, K, V, attention(Q, K, V), D_OUT)

@@ -6,7 +6,9 @@ import threading
 import pytest
 import torch
 import torch_mods
+from flashlift._attention import Attention
 from flashlift.torch import flex_attention
+from flashlift.torch._run import kernels
 from test_torch_flex import check, tensors, unfused
 from test_torch_gradients import captured, differentiable_indexing, drawn, fused, in_double  # noqa: F401 - a fixture
 from test_torch_gradients import check as check_gradients
@@ -134,6 +136,42 @@ def test_gradients_through_the_output_alone(name, dtype):
     attend = fused(*map(on_gpu, mods))
     ours = by_inputs(attend, [one.cuda() for one in inputs], cotangent.cuda())
     check_gradients([one.cpu() for one in ours], golden, eager)
+
+
+@pytest.fixture
+def portable_kernels(monkeypatch):
+    """The portable implementation by name, which every GPU but Hopper takes. Returns the attentions compiled since."""
+    made = []
+
+    class Portable(Attention):
+        def __init__(self, *given, **more):
+            super().__init__(*given, implementation="cuda_sm80", **more)
+            made.append(self)
+
+    monkeypatch.setattr(kernels, "Attention", Portable)
+    kernels.compiled.cache_clear()
+    yield made
+    kernels.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["noop", "causal", "softcap", "full_bias"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_portable_kernels_give_gradients_from_one_kernel(name, dtype, portable_kernels):
+    """What models on other GPUs train with. No gradient of a captured tensor is asked for."""
+    test_gradients_through_the_output_alone(name, dtype)
+    last = portable_kernels[-1]
+    assert last.implementation == "cuda_sm80"
+    assert "residual" in last.problem
+    assert "fused" in last.backward_considerations[-1], last.backward_considerations
+
+
+def test_the_portable_kernels_leave_gradients_of_captured_tensors_to_others(portable_kernels):
+    """They do not read the residual, so that nobody asks for it."""
+    q, k, v = (one.cuda().requires_grad_() for one in tensors(torch.bfloat16, SHAPES[torch.float16]))
+    bias = torch.zeros(256, device="cuda", requires_grad=True)
+    flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: score + bias[kv_idx]).sum().backward()
+    assert bias.grad is not None
+    assert "residual" not in portable_kernels[-1].problem
 
 
 def test_gradients_in_a_cuda_graph():

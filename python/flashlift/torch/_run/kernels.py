@@ -54,6 +54,30 @@ def _compiled_for(call: Call) -> Attention:
     )
 
 
+def reads_residual(call: Call) -> bool:
+    """Whether the backward pass that will run is the one that is faster with the output's residual."""
+    if not call.query.is_cuda:
+        return False
+    try:
+        return _reads_residual(_compiled_for(call), _wanted(call.captures))
+    except FlashliftError:
+        return False  # whatever runs the call says why
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_residual(attention: Attention, wanted: tuple[bool, ...]) -> bool:
+    return attention.reads_residual(_names(attention, wanted))
+
+
+def _wanted(captures: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    """Whether each captured tensor's gradient is."""
+    return tuple(one.requires_grad and one.is_floating_point() for one in captures)
+
+
+def _names(attention: Attention, wanted: tuple[bool, ...]) -> list[str]:
+    return [name for name, one in zip(attention.captures, wanted, strict=True) if one]
+
+
 def _options(device: torch.device) -> RunOptions | None:
     """On a CPU, torch's threads. On a GPU, its current stream: what is queued there before and after stays in order."""
     if device.type == "cpu":
@@ -104,8 +128,7 @@ def run_for_backward(call: Call) -> Results:
     attention = _compiled_for(call)
     # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
-        wanted = tuple(one.requires_grad and one.is_floating_point() for one in call.captures)
-        _prepare_backward(attention, wanted)
+        _prepare_backward(attention, _wanted(call.captures))
     results = _run(attention, call)
     if results[0].dtype != call.query.dtype:
         _snap_rows_to(call.query.dtype, results[0])
@@ -119,7 +142,7 @@ def _prepare_backward(attention: Attention, wanted: tuple[bool, ...]) -> None:
 
     def prepare() -> None:
         with contextlib.suppress(FlashliftError):  # the backward call says why
-            attention.prepare_backward([name for name, one in zip(attention.captures, wanted, strict=True) if one])
+            attention.prepare_backward(_names(attention, wanted))
 
     threading.Thread(target=prepare, name="flashlift: backward pass").start()
 
