@@ -1,9 +1,15 @@
 // flashlift completion: prints what makes a shell complete subcommands and options.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "cli/command.h"
 
 namespace flashlift::cli {
+
+// The long names of a command's options, with their dashes.
+std::vector<std::string> options_of(const CLI::App& command);
 
 void add_completion(CLI::App& app, Outcome& outcome);
 

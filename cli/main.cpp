@@ -1,14 +1,17 @@
 // The command line: parses the arguments, runs one subcommand, and turns its outcome into an exit code.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cli/command.h"
@@ -19,6 +22,8 @@
 
 namespace flashlift::cli {
 namespace {
+
+constexpr const char* kProblem = "attn h8 s1024 d64 causal";
 
 constexpr const char* kFooter =
     "Exit codes: 0 success, 1 a check failed, 2 a wrong call or input.\n"
@@ -41,25 +46,63 @@ std::string in_quotes(int argc, char** argv, int first) {
   return text + "\"";
 }
 
-// CLI11 says of an unknown subcommand only that one is required, and of a problem without quotes that it does not
-// expect its second word.
-std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
-  if (app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-') {
-    std::vector<std::string> names;
-    for (const CLI::App* subcommand : app.get_subcommands([](const CLI::App*) { return true; })) {
-      names.push_back(subcommand->get_name());
+// "`word` is not a KIND; did you mean `b`?"
+std::string unknown(const std::string& word, std::string_view kind, const std::vector<std::string>& known) {
+  const std::vector<std::string_view> similar =
+      similar_words(word, std::vector<std::string_view>(known.begin(), known.end()));
+  const std::string meant = did_you_mean({similar.begin(), similar.end()});
+  return fmt::format("{} is not {}{}", word, kind, meant.empty() ? "" : "; " + meant);
+}
+
+std::vector<std::string> subcommands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* subcommand : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(subcommand->get_name());
+  }
+  return names;
+}
+
+// The first argument that looks like an option and is none of this command's, or "".
+std::string unknown_option(const CLI::App& command, int argc, char** argv) {
+  for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
+    const std::string name = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
+    if (name.starts_with("--") && command.get_option_no_throw(name) == nullptr) {
+      return name;
     }
-    const std::vector<std::string_view> similar =
-        similar_words(argv[1], std::vector<std::string_view>(names.begin(), names.end()));
-    const std::string meant = did_you_mean({similar.begin(), similar.end()});
-    return fmt::format("{} is not a subcommand{}", argv[1], meant.empty() ? "" : "; " + meant);
+  }
+  return "";
+}
+
+// CLI11 says of an unknown subcommand only that one is required, of an unknown option first that something else is
+// missing, and of a problem without quotes that it does not expect its second word.
+std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  if (app.get_subcommands().empty()) {
+    return argc > 1 && argv[1][0] != '-' ? unknown(argv[1], "a subcommand", subcommands_of(app)) : error.what();
   }
   for (int i = 2; i + 1 < argc; ++i) {
     if (argv[i] == std::string_view("attn") && argv[i + 1][0] != '-') {
       return fmt::format("a problem is one argument, in quotes: {}", in_quotes(argc, argv, i));
     }
   }
-  return error.what();
+  const CLI::App& called = *app.get_subcommands().front();
+  const std::vector<std::string> inner = subcommands_of(called);
+  if (!inner.empty() && called.get_subcommands().empty()) {
+    return argc > 2 && argv[2][0] != '-' ? unknown(argv[2], fmt::format("a subcommand of {}", called.get_name()), inner)
+                                         : fmt::format("{} needs one of {}", called.get_name(), fmt::join(inner, ", "));
+  }
+  const CLI::App& innermost = inner.empty() ? called : *called.get_subcommands().front();
+  const std::string option = unknown_option(innermost, argc, argv);
+  if (!option.empty()) {
+    return unknown(option, fmt::format("an option of {}", innermost.get_name()), options_of(innermost));
+  }
+  const std::string message = error.what();
+  for (const auto& [name, what] :
+       {std::pair("PROBLEM", "a problem"), std::pair("SUBJECT", "a problem, or a module's file,")}) {
+    if (message.starts_with(name)) {
+      return fmt::format("{} is missing: one argument, in quotes, such as \"{}\"", what, kProblem);
+    }
+  }
+  return message;
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -84,6 +127,18 @@ int parse_and_run(int argc, char** argv) {
     fmt::print(stderr, "error: a subcommand is missing\n\n{}", app.help());
     return kBadInput;
   }
+  // `flashlift help run`, as other programs have it.
+  char help[] = "--help";
+  std::vector<char*> arguments(argv, argv + argc);
+  if (argv[1] == std::string_view("help")) {
+    arguments = {argv[0], argc > 2 ? argv[2] : help};
+    const std::vector<std::string> known = subcommands_of(app);
+    if (argc > 2 && std::ranges::find(known, argv[2]) != known.end()) {
+      arguments.push_back(help);
+    }
+  }
+  argc = static_cast<int>(arguments.size());
+  argv = arguments.data();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

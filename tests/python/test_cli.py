@@ -49,6 +49,19 @@ def test_no_subcommand_is_a_wrong_call_that_lists_them(flashlift):
 def test_unknown_subcommand_is_a_wrong_call(flashlift):
     assert_bad_input(flashlift("fly"), "fly", "flashlift --help")
     assert_bad_input(flashlift("rnu"), "rnu is not a subcommand; did you mean `run`?")
+    assert_bad_input(flashlift("cache", "lst"), "lst is not a subcommand of cache; did you mean `list`?")
+    assert_bad_input(flashlift("cache"), "cache needs one of list, show, export, import, clear")
+
+
+def test_help_of_a_subcommand(flashlift):
+    assert flashlift("help").stdout == flashlift("--help").stdout
+    assert flashlift("help", "run").stdout == flashlift("run", "--help").stdout
+    assert_bad_input(flashlift("help", "rnu"), "did you mean `run`?")
+
+
+def test_no_problem_is_answered_with_one(flashlift):
+    for name in ("run", "bench", "explain", "tune"):
+        assert_bad_input(flashlift(name), "is missing", '"attn h8 s1024 d64 causal"')
 
 
 def test_a_problem_without_quotes_is_answered_with_them(flashlift):
@@ -65,11 +78,19 @@ def test_shells_complete_subcommands_and_options(flashlift):
         found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
         assert set(expected) <= set(found)
     assert "bashcompinit" in flashlift("completion", "zsh").stdout
-    assert_bad_input(flashlift("completion", "fish"), "fish", "bash")
+    lines = flashlift("completion", "fish").stdout.splitlines()
+    within = "complete -c flashlift -n '__fish_seen_subcommand_from "
+    assert any(one.startswith(f"{within}run' -l check -d '") for one in lines)
+    assert any(one.startswith(f"{within}cache' -f -a list -d '") for one in lines)
+    assert any(one.startswith("complete -c flashlift -n __fish_use_subcommand -f -a run -d '") for one in lines)
+    assert_bad_input(flashlift("completion", "tcsh"), "tcsh", "bash")
 
 
 def test_unknown_option_names_the_subcommand_to_ask(flashlift):
     assert_bad_input(flashlift("info", "--fast"), "--fast", "flashlift info --help")
+    assert_bad_input(flashlift("run", "attn h1 s8 d8", "--chekc"), "not an option of run; did you mean `--check`?")
+    assert_bad_input(flashlift("run", "--secnds=3"), "--secnds is not an option of run; did you mean `--seconds`?")
+    assert_bad_input(flashlift("cache", "list", "--jsno"), "not an option of list; did you mean `--json`?")
 
 
 def test_full_disk_is_an_error(flashlift):
