@@ -51,6 +51,12 @@ def test_backward_with_gradients_of_a_captured_tensor(cache):
     assert len(list(cache.glob("*.cubin"))) == len(kernels)
 
 
+def test_backward_in_one_kernel(cache):
+    """Where the problem asks for what the backward pass reads, as PyTorch's front end does."""
+    kernels = package.precompile(f"{FORWARD} lse residual", architectures=[80], backward=True)
+    assert [one.kernel for one in kernels] == ["sm80/forward", "common/backward_preprocess", "sm80/backward_fused"]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
