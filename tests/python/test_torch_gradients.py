@@ -12,8 +12,11 @@ import torch_mods
 from flashlift.torch import flex_attention
 from flashlift.torch._attention.checks import check_deterministic
 from flashlift.torch._mods import traced
+from flashlift.torch._run import dispatch, kernels
+from flashlift.torch._run.call import Call
 from flashlift.torch._trace import IndexByTensors
 from test_torch_flex import NAMES, tensors, unfused
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
 
@@ -363,3 +366,31 @@ def test_deterministic_algorithms_are_kept_or_refused():
             check_deterministic(None, cuda, [bias])
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):
+    """Of every architecture, and for the gradients that are wanted. Nothing runs."""
+    asked = []
+
+    class Compiled:
+        captures = ("bias",)
+
+        def reads_residual(self, wanted):
+            asked.append(wanted)
+            return not wanted
+
+    monkeypatch.setattr(kernels, "compiled", lambda *given: Compiled())
+
+    def wants_residual(dtype, bias_is_wanted=False):
+        with FakeTensorMode():
+            q, k, v = (torch.empty(1, 2, 64, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+            bias = torch.empty(64, device="cuda", requires_grad=bias_is_wanted)
+            call = dispatch.for_gradients(Call(q, k, v, [bias], None, None, "", 1.0))
+        assert not call.f32_out
+        return call.want_residual
+
+    assert wants_residual(torch.bfloat16)
+    assert not wants_residual(torch.float16, bias_is_wanted=True)
+    assert asked == [[], ["bias"]]
+    assert not wants_residual(torch.float32)
+    assert len(asked) == 2  # nothing is rounded, and so nobody asked

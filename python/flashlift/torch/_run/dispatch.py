@@ -20,22 +20,22 @@ def call_kernel(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         raise ValueError(f"scale must be finite, got {call.scale}")
     given, query = call.tensors, call.query
     if are_transforms_active():
-        results = InTransform.apply(*_for_gradients(call).flat())
+        results = InTransform.apply(*for_gradients(call).flat())
     elif are_plain(given):
         if not torch.is_grad_enabled() or not any([one.requires_grad for one in given]):  # noqa: C419 - quicker than a generator
             with Recorded("flashlift::attention"):
                 return run(call)[:3]
-        results = Direct.apply(*_for_gradients(call).flat())
+        results = Direct.apply(*for_gradients(call).flat())
     elif forward_mode_level() >= 0 and any(map(_has_tangent, given)):
         no_forward_mode(None)
     else:
         if torch.is_grad_enabled() and any(one.requires_grad for one in given):
-            call = _for_gradients(call)
+            call = for_gradients(call)
         results = torch.ops.flashlift.attention(*call._replace(captures=list(call.captures)))
     return results[0].to(query.dtype), *results[1:3]
 
 
-def _for_gradients(call: Call) -> Call:
+def for_gradients(call: Call) -> Call:
     """The call whose backward pass is exact and fast: the operator's own output is float32 on a CPU, and on a GPU it
     comes with its residual where a backward kernel reads that. The backward pass takes each row's <d_out, out> from it,
     and what rounding to 16 bits does to that is an error that all keys of the row share: it can be larger than all
