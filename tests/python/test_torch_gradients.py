@@ -1,6 +1,7 @@
 """Gradients of flashlift.torch.flex_attention on the CPU, against float64, by the rule of PyTorch's own tests."""
 
 import contextlib
+import functools
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from flashlift.torch._run.call import Call
 from flashlift.torch._trace import IndexByTensors
 from test_torch_flex import NAMES, tensors, unfused
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
 
@@ -379,11 +381,13 @@ def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):
             asked.append(wanted)
             return not wanted
 
-    monkeypatch.setattr(kernels, "compiled", lambda *given: Compiled())
+    monkeypatch.setattr(kernels, "compiled", functools.lru_cache(lambda *given: Compiled()))
 
-    def wants_residual(dtype, bias_is_wanted=False):
-        with FakeTensorMode():
-            q, k, v = (torch.empty(1, 2, 64, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    def wants_residual(dtype, bias_is_wanted=False, any_heads=False):
+        shape_env = ShapeEnv()
+        heads = shape_env.create_unbacked_symint() if any_heads else 2
+        with FakeTensorMode(shape_env=shape_env):
+            q, k, v = (torch.empty(1, heads, 64, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
             bias = torch.empty(64, device="cuda", requires_grad=bias_is_wanted)
             call = dispatch.for_gradients(Call(q, k, v, [bias], None, None, "", 1.0))
         assert not call.f32_out
@@ -394,3 +398,4 @@ def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):
     assert asked == [[], ["bias"]]
     assert not wants_residual(torch.float32)
     assert len(asked) == 2  # nothing is rounded, and so nobody asked
+    assert wants_residual(torch.bfloat16, any_heads=True)
