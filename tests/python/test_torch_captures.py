@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.flex_attention as theirs
 from flashlift.torch import flex_attention
 from test_torch_flex import unfused
 
@@ -218,3 +219,27 @@ def test_state_that_changes(name, monkeypatch):
         monkeypatch.setattr(STATE, "function", lambda score, factor=number: score * factor)
         CONTEXT.set(number)
         assert_right(READERS[name])
+
+
+WIDE = torch.arange(97.0)
+NARROW = torch.full((64,), 2**30, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, i, j: torch.where((i * 100_000_000 + j) % 7 < 3, s, s - 2),
+        lambda s, b, h, i, j: s + WIDE[(i * 60_000 * 60_000 + j) % 97] / 97,
+        lambda s, b, h, i, j: s + WIDE[torch.maximum(-(i * 2**30), -(j // 8) - 80)] / 97,
+        lambda s, b, h, i, j: s + ((i << 4) * 2**26 >> 28) * 0.01 + (i * 2**29 - j * 2**29).abs() / 2.0**34,
+        lambda s, b, h, i, j: s + torch.where(i > j, i * 2**30, j) // 2**28 * 0.01,
+        lambda s, b, h, i, j: s + ((i * 2**28) ^ (j * 2**27)) / 2.0**34 + (i * 2**30).to(torch.int32) / 2.0**33,
+        lambda s, b, h, i, j: s + (NARROW[i] * NARROW[j]) / 2.0**33 + (NARROW[i] + NARROW[j]) / 2.0**33,
+    ],
+    ids=["mod", "index", "from_the_end", "shifts", "where", "bits", "captured"],
+)
+@torch.no_grad()
+def test_coordinates_beyond_32_bits(mod):
+    """PyTorch's coordinates have 64 in eager mode; integers that a mod captures keep their own."""
+    q, k, v = torch.randn(3, 1, 2, 64, 16, generator=torch.Generator().manual_seed(1)).unbind()
+    torch.testing.assert_close(flex_attention(q, k, v, mod), theirs.flex_attention(q, k, v, mod), atol=2e-5, rtol=1e-4)

@@ -29,15 +29,16 @@ class Bounds:
             return (0, high if size is None else max(size - 1, 0))
         if node.op == "constant":
             return (node.payload, node.payload)
-        if node.type == "f32" or node.op in ("load", "shl", "ushr", "rem", "div", "xor", "not"):
+        if node.type == "f32" or node.op in ("load", "ushr", "rem", "div", "xor", "not"):
             return everything
         of = [self.of(arg) for arg in node.args]
-        result = self._apply(node.op, of)
+        result = self.of_operation(node.op, of)
         if result is None or result[0] < low or result[1] > high:
             return everything
         return result
 
-    def _apply(self, op: str, of: list[tuple[float, float]]) -> tuple[float, float] | None:
+    def of_operation(self, op: str, of: list[tuple[float, float]]) -> tuple[float, float] | None:
+        """What an operation makes of integers within bounds, if no number of bits limits it. None: anything."""
         if op == "add":
             return (of[0][0] + of[1][0], of[0][1] + of[1][1])
         if op == "sub":
@@ -45,6 +46,8 @@ class Bounds:
         if op == "mul":
             products = [x * y for x in of[0] for y in of[1]]
             return (min(products), max(products))
+        if op == "shl" and of[1][0] == of[1][1] and 0 <= of[1][0] < 32:
+            return (of[0][0] * 2 ** of[1][0], of[0][1] * 2 ** of[1][0])
         if op in ("min", "max"):
             pick = min if op == "min" else max
             return (pick(of[0][0], of[1][0]), pick(of[0][1], of[1][1]))

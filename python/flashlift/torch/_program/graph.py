@@ -39,7 +39,7 @@ DTYPE_NAMES = {
 }
 
 INT_LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
 
 def type_of(dtype: torch.dtype) -> str:
@@ -95,7 +95,7 @@ class Builder:
         return self.node("constant", type_, payload=(int(value) - low) % (high - low + 1) + low)
 
     def emit(self, op: str, *args: Node) -> Node:
-        type_ = "i1" if op in _COMPARISONS else args[-1].type
+        type_ = "i1" if op in COMPARISONS else args[-1].type
         if op in ("and", "or") and type_ == "i1":
             for one, other in (args, args[::-1]):
                 if one.op == "constant":

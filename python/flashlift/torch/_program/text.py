@@ -4,6 +4,7 @@ import torch
 
 from flashlift.torch._program.bounds import Bounds
 from flashlift.torch._program.graph import DTYPE_NAMES, Builder, Capture, Node
+from flashlift.torch._program.wide import widened
 
 _INPUTS = ("score", "b", "h", "q", "kv", "q_len", "kv_len")
 
@@ -16,6 +17,7 @@ def print_program(
     kind is "score_mod" or "mask_mod". An index that may be negative counts from the end, as torch's indices do; where
     `bounds` shows that it is not, nothing is added.
     """
+    result = widened(result, builder, bounds)
     lines: list[str] = []
     names: dict[Node, str] = {}
     used: list[int] = []
