@@ -10,6 +10,7 @@
 #include "stablehlo/barriers.h"
 #include "stablehlo/branches.h"
 #include "stablehlo/bytecode/write.h"
+#include "stablehlo/equal_products.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
@@ -41,13 +42,12 @@ class Fuser {
 
   void run() {
     merge_equal_branches(module_);
-    llvm::SmallVector<mlir::Operation*> products;
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
       if (is_cudnn_attention(op)) {
         cudnn_calls.push_back(op);
       } else if (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) {
-        products.push_back(op);
+        products_.push_back(op);
       }
     });
     for (mlir::Operation* call : cudnn_calls) {
@@ -56,7 +56,7 @@ class Fuser {
     Barriers barriers;
     barriers.open(module_);
     annotations_.open(module_);
-    for (mlir::Operation* product : products) {
+    for (mlir::Operation* product : products_) {
       if (!erased_.contains(product)) {
         visit(product);
       }
@@ -143,10 +143,48 @@ class Fuser {
     return found;
   }
 
+  bool reads_log_sum_exp(mlir::Operation* product) {
+    const auto [known, is_new] = normalised_.try_emplace(product);
+    if (is_new) {
+      known->second = is_normalised_by_row(product);
+    }
+    return known->second;
+  }
+
+  // With the gradient, if a backward pass computes the scores again.
+  void add_gradient(mlir::Operation* product, Outcome<LiftedAttention>& found, MergedProducts& merged) {
+    mlir::Operation* const first = found.ok() ? found->first_product : work_.used_elsewhere;
+    if (!gradients_ || first == nullptr || (found.ok() && found->gradient)) {
+      return;
+    }
+    std::vector<mlir::Operation*> others;
+    std::copy_if(products_.begin(), products_.end(), std::back_inserter(others),
+                 [&](mlir::Operation* other) { return !erased_.contains(other) && reads_log_sum_exp(other); });
+    merged = merge_equal_products(first, others);
+    if (merged.empty()) {
+      return;
+    }
+    work_.summed_exponentials.clear();
+    Outcome<LiftedAttention> again =
+        found.ok() ? lift_with_gradient(*found, work_) : lift_attention(product, gradients_, work_);
+    if (again.ok()) {
+      found = std::move(again);
+      return;
+    }
+    take_back(merged);
+    work_.summed_exponentials.clear();
+    for (mlir::Operation* other : merged.products) {
+      work_.refused_gradients.try_emplace(other, again.error());
+    }
+    merged = {};
+  }
+
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
     std::optional<Rearrangement> rearranged;
-    const Outcome<LiftedAttention> found = lift(product, rearranged);
+    Outcome<LiftedAttention> found = lift(product, rearranged);
+    MergedProducts merged;
+    add_gradient(product, found, merged);
     if (!found.ok()) {
       if (found.error().reason == Reason::kNoCandidate) {
         return;
@@ -158,6 +196,7 @@ class Fuser {
     work_.summed_exponentials.clear();  // the module changes now
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
+      take_back(merged);
       if (rearranged) {
         take_back(*rearranged);
       }
@@ -174,6 +213,7 @@ class Fuser {
       for (const ResultView* result : results_of(*found)) {
         unused.push_back(mlir::Value(result->replaced).getDefiningOp());
       }
+      unused.insert(unused.end(), merged.products.begin(), merged.products.end());
       for (mlir::Operation* op : unused) {
         erase_unused(op);
       }
@@ -218,6 +258,8 @@ class Fuser {
   Annotations annotations_;
   Partitioner partitioner_;
   Work work_;
+  std::vector<mlir::Operation*> products_;
+  llvm::DenseMap<mlir::Operation*, bool> normalised_;  // of these
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 

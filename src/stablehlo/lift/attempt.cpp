@@ -6,7 +6,7 @@ namespace flashlift::stablehlo {
 namespace {
 
 // For people: what was recognised.
-std::string summary(const Problem& p, const Softmax& softmax) {
+std::string summary(const Problem& p, const Softmax& softmax, bool has_gradient) {
   std::string text = fmt::format("softmax over {} keys, {} of {} queries x {} heads", p.kv_len,
                                  p.kv_heads == p.q_heads ? "attention" : "grouped attention", p.q_len, p.q_heads);
   const auto note = [&](bool present, std::string_view words) { text += present ? fmt::format(", {}", words) : ""; };
@@ -16,6 +16,8 @@ std::string summary(const Problem& p, const Softmax& softmax) {
   note(p.keep_mask, "with dropout by the module's own random bits");
   note(p.want_lse, "with the log-sum-exp");
   note(softmax.maximum == kNoSym, "finite where the module's exponentials overflow or all of a row vanish");
+  note(has_gradient && p.empty_rows == EmptyRows::kNan,
+       "with gradients that are finite where a row without keys makes the module's NaN");
   return text;
 }
 
@@ -47,13 +49,14 @@ Outcome<LiftedAttention> lift_plane(Plane& plane, const DigitSizes& digits) {
 
   LiftedAttention lifted{.first_product = plane.pair.first,
                          .second_product = plane.pair.second,
+                         .side_of_probabilities = plane.pair.side,
                          .q = forward.dimensions.q_view,
                          .k = forward.dimensions.k_view,
                          .v = forward.dimensions.v_view,
                          .captures = programs.captures,
                          .out = forward.dimensions.out_view,
                          .nan_where_lse_is_minus_infinity = programs.nan_where_lse_is_minus_infinity,
-                         .summary = summary(problem, programs.match.softmax)};
+                         .summary = summary(problem, programs.match.softmax, gradient.has_value())};
   if (!plane.has_output()) {
     lifted.out.call_shape = {problem.batch, problem.q_heads, problem.q_len, problem.value_dim};
     lifted.out.dims = "bhsd";

@@ -165,6 +165,7 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
   Problem& problem = programs.problem;
   FLASHLIFT_ASSIGN_OR_RETURN(problem, sizes_of_problem(plane, forward, gradient));
   problem.want_lse = log_sum_exp || gradient != nullptr;  // the backward pass reads it
+  programs.match.softmax.rounds_logarithm |= gradient != nullptr && gradient->rounds_logarithm;
   FLASHLIFT_RETURN_IF_ERROR(settle_masks(plane, log_sum_exp, gradient != nullptr, programs));
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   Softmax& softmax = programs.match.softmax;

@@ -1,7 +1,11 @@
 // Stage 5, where the gradient is fused: all that leaves the score plane beside the output is proved to be the gradients
 // by the attention's operands.
 #include <algorithm>
+#include <map>
 
+#include "llvm/ADT/DenseSet.h"
+
+#include "stablehlo/algebra/contraction.h"
 #include "stablehlo/algebra/gradient_check.h"
 #include "stablehlo/lift/gradient_sums.h"
 #include "stablehlo/lift/products.h"
@@ -32,6 +36,7 @@ struct PlacedExit {
   PlacedTensor result;
   std::vector<int> shared;  // dimensions of the call's gradient that the result is summed over, too
   bool sums_over_keys = false;
+  float factor = 1;           // the other operand is this many times the queries or keys
   bool is_of_values = false;  // it gives the gradient by the values, otherwise that by queries or keys
 };
 
@@ -50,11 +55,14 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
       continue;
     }
     // Depths of queries and of values may be of one size: the operand tells which it is.
+    float factor = 1;
     if (depth == &operands.depth) {
       const ReadTensor& expected = sums_over_keys ? operands.k : operands.q;
-      if (!is_same_tensor(exit.other(), *other, expected.value, expected.indices, plane.sizes)) {
+      const auto ratio = ratio_of_tensors(exit.other(), *other, expected.value, expected.indices, plane.sizes);
+      if (!ratio) {
         continue;
       }
+      factor = *ratio;
     }
     auto result = place_tensor(
         exit.product->getResult(0),
@@ -83,6 +91,7 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
                       .result = std::move(*result),
                       .shared = std::move(shared),
                       .sums_over_keys = sums_over_keys,
+                      .factor = factor,
                       .is_of_values = depth == &operands.value_depth};
   }
   const std::string place = describe(exit.product->getLoc());
@@ -105,9 +114,14 @@ class GradientFinder {
   Proof find_output_gradient();
   Proof take_output_gradient(mlir::Value value, const std::vector<Affine>& indices);
   void place_exits();
+  void read_sums_over_depth();
+  std::optional<SymId> as_sum_over_keys(const Evaluator::Place& place);
+  SymId at_depth(mlir::Value value, const std::vector<Affine>& indices, int atom);
   Proof find_lse_gradient();
+  Outcome<PlacedTensor> result_with_gradient(const PlacedExit& exit);
   Proof give(const PlacedExit& exit);
   Proof check_order() const;
+  Proof check_divided() const;
 
   SymId shifted_score() {
     return score_with_shift(plane_.arena, forward_.match.softmax, uses_.values.at(plane_.pair.first).formula);
@@ -116,20 +130,49 @@ class GradientFinder {
   Plane& plane_;
   const Forward& forward_;
   ScoreUses uses_;
+  SymId with_factor_of_d_out(SymId formula) {
+    return d_out_factor_ == kNoSym ? formula : plane_.arena.op(Op::k_mul, {formula, d_out_factor_});
+  }
+
   GradientParts parts_;
   GradientCheck check_;
+  mlir::Operation* d_probability_product_ = nullptr;
+  ReadTensor read_d_out_;        // d_out, or d_out times d_out_factor_
+  SymId d_out_factor_ = kNoSym;  // a number for each row
   std::vector<PlacedExit> exits_;
   Gradient found_;
 };
 
+// Where the row sum divides behind the second product, it divides the gradient, too: d_out is what is divided.
 Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<Affine>& indices) {
-  const auto placed = place_tensor(value, indices, plane_.sizes);
+  auto placed = place_tensor(value, indices, plane_.sizes);
+  read_d_out_ = {value, indices};
+  const Sources sources = follow_operand(value, indices, plane_.sizes, true);
+  mlir::Operation* const division =
+      sources.tensors.empty() ? nullptr : mlir::Value(sources.tensors.back().value).getDefiningOp();
+  const llvm::ArrayRef<mlir::Operation*> divided = plane_.divided;
+  if (!divided.empty() && llvm::is_contained(divided.drop_front(), division)) {  // the first one divides the output
+    placed = sources.tensors.back();
+    const std::vector<Index> places = indices_of(*placed, plane_.sizes);
+    DependsOn depends(plane_.pair.first, plane_.outputs());
+    const unsigned side = kind(division) == OpKind::kDivide || depends(division->getOperand(1).getDefiningOp()) ? 0 : 1;
+    std::optional<Refusal> refusal;
+    const SymId factor = plane_.evaluator->try_evaluate(division->getOperand(1 - side), places, refusal);
+    if (factor == kNoSym || placed->scale != 1 ||
+        llvm::any_of(forward_.operands.value_depth, [&](int d) { return plane_.arena.depends_on(factor, d); })) {
+      return refuse<Reason::kOutputGradientNotStrided>();
+    }
+    d_out_factor_ =
+        kind(division) == OpKind::kDivide ? plane_.arena.op(Op::k_div, {plane_.arena.f32(1), factor}) : factor;
+    placed->value = division->getOperand(side);
+    value = placed->value;
+  }
   if (!placed) {
     return refuse<Reason::kOutputGradientNotStrided>();
   }
   FLASHLIFT_ASSIGN_OR_RETURN(found_.d_out, operand_view(*placed, forward_.dimensions.roles,
                                                         forward_.operands.value_depth, plane_.sizes, false));
-  found_.d_out_operand = {value, indices};
+  found_.d_out_operand = {value, affine_of(indices_of(*placed, plane_.sizes))};
   return {};
 }
 
@@ -142,6 +185,7 @@ Proof GradientFinder::find_output_gradient() {
       if (is_same_tensor(candidate.product->getOperand(side), candidate.indices[side], v.value, v.indices,
                          plane_.sizes)) {
         parts_.d_probability = candidate.formula;
+        d_probability_product_ = candidate.product;
         return take_output_gradient(candidate.product->getOperand(1 - side), candidate.indices[1 - side]);
       }
     }
@@ -155,14 +199,115 @@ Proof GradientFinder::find_output_gradient() {
   return refuse<Reason::kNoOutputGradient>();
 }
 
+// What a tensor with the values' depth holds, where another index variable runs through that.
+SymId GradientFinder::at_depth(mlir::Value value, const std::vector<Affine>& indices, int atom) {
+  std::vector<Index> places;
+  for (const Affine& index : indices) {
+    places.push_back({.affine = index == affine_atom(forward_.operands.value_depth[0]) ? affine_atom(atom) : index});
+  }
+  std::optional<Refusal> refusal;
+  return plane_.evaluator->try_evaluate(value, places, refusal);
+}
+
+// Of the row's sum c sum_d d_out_d out_d, by a reduction or a product, the same as c sum_k p_k d_p_k, where p is what
+// multiplies the values: out_d = sum_k p_k v_kd, and d_p_k = sum_d d_out_d v_kd.
+std::optional<SymId> GradientFinder::as_sum_over_keys(const Evaluator::Place& place) {
+  SymArena& arena = plane_.arena;
+  const int depth = forward_.operands.value_depth[0];
+  const int64_t depth_size = plane_.sizes[static_cast<size_t>(depth)];
+  const Sym sym = arena[place.formula];
+  mlir::Value value = place.value;
+  mlir::Operation* const definition = value.getDefiningOp();
+  int atom = depth;
+  SymId body = kNoSym;
+  if (sym.kind == SymKind::kReduce && arena.reduce_kind(place.formula) == ReduceKind::kAdd) {
+    const std::vector<ReducePiece> pieces = arena.pieces(place.formula);
+    if (pieces.size() == 1 && pieces[0].atom >= 0 && pieces[0].size == depth_size) {
+      atom = pieces[0].atom;
+      body = pieces[0].body;
+    }
+  } else if (sym.kind == SymKind::kLoad && definition != nullptr && kind(definition) == OpKind::kReduce &&
+             !any_computed(place.indices)) {
+    const auto how = reduction(definition);
+    if (how && how->reducer == Reducer::kAdd && how->inputs.size() == 1 && how->dims.size() == 1 &&
+        splat(how->inits[0]) == 0.0 && shape(how->inputs[0])[static_cast<size_t>(how->dims[0])] == depth_size) {
+      std::vector<Affine> indices = affine_of(place.indices);
+      indices.insert(indices.begin() + how->dims[0], affine_atom(depth));
+      body = at_depth(how->inputs[0], indices, depth);
+    }
+  } else if (sym.kind == SymKind::kLoad && is_product(definition) && !any_computed(place.indices)) {
+    std::vector<SymId> factors;
+    for (unsigned side = 0; side < 2; ++side) {
+      const OperandDims dims = operand_dims(definition, side);
+      if (dims.free.empty() && dims.contract.size() == 1 &&
+          shape(definition->getOperand(side))[static_cast<size_t>(dims.contract[0])] == depth_size) {
+        factors.push_back(at_depth(definition->getOperand(side),
+                                   operand_indices(dims, affine_of(place.indices), {affine_atom(depth)}, {}), depth));
+      }
+    }
+    if (factors.size() == 2 && factors[0] != kNoSym && factors[1] != kNoSym) {
+      body = arena.op(Op::k_mul, {factors[0], factors[1]});
+    }
+  }
+  if (body == kNoSym) {
+    return std::nullopt;
+  }
+  mlir::Value result = plane_.pair.second->getResult(0);
+  const SymId out = at_depth(result, affine_of(indices_of(*forward_.operands.out, plane_.sizes)), atom);
+  const SymId d_out = at_depth(found_.d_out_operand.value, found_.d_out_operand.indices, atom);
+  if (out == kNoSym || d_out == kNoSym) {
+    return std::nullopt;
+  }
+  const auto coefficient = coefficient_of(arena, body, d_out, out, atom, plane_.half.has_value());
+  if (!coefficient) {
+    return std::nullopt;
+  }
+  const SymId term = arena.op(Op::k_mul, {forward_.probabilities.formula, parts_.d_probability});
+  const SymId sum = arena.reduce(
+      ReduceKind::kAdd,
+      {{.body = term, .size = plane_.sizes[kKeyAtom], .atom = plane_.sizes[kKeyAtom] == 1 ? -1 : kKeyAtom}});
+  return arena.op(Op::k_mul, {*coefficient, sum});
+}
+
+// Backward passes that are written by hand, and the gradient of a division behind the product with the values, sum the
+// output's gradient times the output over depth. Formulas of the plane then have that sum over the keys.
+void GradientFinder::read_sums_over_depth() {
+  if (parts_.d_probability == kNoSym || !forward_.operands.out || forward_.operands.value_depth.size() != 1) {
+    return;
+  }
+  std::map<SymId, SymId> known;
+  const std::vector<Evaluator::Place> places = plane_.evaluator->places();
+  for (const Evaluator::Place& place : places) {
+    if (const auto sum = as_sum_over_keys(place)) {
+      known.emplace(place.formula, *sum);
+    }
+  }
+  if (known.empty() && d_out_factor_ == kNoSym) {
+    return;
+  }
+  const auto read = [&](SymId formula) {
+    formula = plane_.arena.replace(formula, parts_.d_probability, with_factor_of_d_out(parts_.d_probability));
+    return plane_.arena.replace_known(formula, known);
+  };
+  for (Exit& exit : uses_.exits) {
+    exit.formula = read(exit.formula);
+  }
+  for (auto& [op, value] : uses_.values) {
+    value.formula = read(value.formula);
+  }
+}
+
 // Keeps the products that may be gradients by queries, keys or values. Others read a gradient as anything else may.
 void GradientFinder::place_exits() {
   const ReadTensor& d_out = found_.d_out_operand;
   for (const Exit& exit : uses_.exits) {
     auto placed = place_exit(plane_, forward_, exit);
-    if (placed.ok() && placed->is_of_values &&
-        !is_same_tensor(exit.other(), placed->other_indices, d_out.value, d_out.indices, plane_.sizes)) {
-      placed = refuse<Reason::kProductWithOther>(describe(exit.product->getLoc()));
+    if (placed.ok() && placed->is_of_values) {
+      if (is_same_tensor(exit.other(), placed->other_indices, read_d_out_.value, read_d_out_.indices, plane_.sizes)) {
+        placed->exit.formula = with_factor_of_d_out(placed->exit.formula);
+      } else if (!is_same_tensor(exit.other(), placed->other_indices, d_out.value, d_out.indices, plane_.sizes)) {
+        placed = refuse<Reason::kProductWithOther>(describe(exit.product->getLoc()));
+      }
     }
     if (placed.ok()) {
       exits_.push_back(*std::move(placed));
@@ -187,9 +332,7 @@ Proof GradientFinder::find_lse_gradient() {
     return {};
   }
   std::vector<mlir::Operation*> given = uses_.log_sum_exps;
-  if (plane_.options.gradient == GradientUse::kBesideOutput) {
-    given.push_back(plane_.pair.second);
-  }
+  llvm::append_range(given, plane_.outputs());
   DependsOn depends(plane_.pair.first, given);
   const std::vector<int> rows = row_atoms(plane_, forward_.probabilities);
   const std::vector<Evaluator::Place> places = plane_.evaluator->places();
@@ -210,7 +353,7 @@ Proof GradientFinder::find_lse_gradient() {
       continue;
     }
     for (mlir::Operation* op : given) {
-      if (op != plane_.pair.second && !found_.log_sum_exp && DependsOn(op, {})(value.getDefiningOp())) {
+      if (!plane_.is_output(op) && !found_.log_sum_exp && DependsOn(op, {})(value.getDefiningOp())) {
         FLASHLIFT_ASSIGN_OR_RETURN(found_.log_sum_exp, find_log_sum_exp(plane_, forward_, op->getResult(0)));
       }
     }
@@ -221,13 +364,35 @@ Proof GradientFinder::find_lse_gradient() {
   return {};
 }
 
+// The product's result, if that is the gradient, or what is made of it by the score's own scale.
+Outcome<PlacedTensor> GradientFinder::result_with_gradient(const PlacedExit& exit) {
+  if (exit.is_of_values) {
+    FLASHLIFT_RETURN_IF_ERROR(check_.is_probability(exit.exit.formula));
+    return exit.result;
+  }
+  SymArena& arena = plane_.arena;
+  const auto times = [&](float factor) {
+    return factor == 1 ? exit.exit.formula : arena.op(Op::k_mul, {exit.exit.formula, arena.f32(factor)});
+  };
+  const Proof proof = check_.is_gradient(times(exit.factor), shifted_score());
+  if (proof.ok()) {
+    return exit.result;
+  }
+  if (auto scaled = follow_scaling(exit.result, plane_.sizes, plane_.half);
+      scaled && check_.is_gradient(times(exit.factor * scaled->scale), shifted_score()).ok()) {
+    scaled->scale = 1;
+    return *std::move(scaled);
+  }
+  return proof.error();
+}
+
 // The product's result as a gradient of the call, once it is proved to be that.
 Proof GradientFinder::give(const PlacedExit& exit) {
   std::optional<ResultView>& gradient = exit.is_of_values ? found_.d_v : exit.sums_over_keys ? found_.d_q : found_.d_k;
   if (gradient) {
     return refuse<Reason::kTwoGradients>();
   }
-  PlacedTensor result = exit.result;
+  FLASHLIFT_ASSIGN_OR_RETURN(PlacedTensor result, result_with_gradient(exit));
   for (const int atom : exit.shared) {
     result.dims.insert(result.dims.begin(), {atom});
   }
@@ -236,8 +401,8 @@ Proof GradientFinder::give(const PlacedExit& exit) {
                              result_view(result, forward_.dimensions.roles,
                                          exit.is_of_values ? operands.value_depth : operands.depth, plane_.sizes));
   gradient->summed = exit.shared.size();
-  return exit.is_of_values ? check_.is_probability(exit.exit.formula)
-                           : check_.is_gradient(exit.exit.formula, shifted_score());
+  found_.rounds_logarithm = found_.rounds_logarithm || as_product(plane_.arena, exit.exit.formula).rounds_logarithm;
+  return {};
 }
 
 // The two calls must not need each other, as they would for a second derivative.
@@ -258,11 +423,41 @@ Proof GradientFinder::check_order() const {
   return {};
 }
 
+// What reads the second product's result beside the division must end in the plane, and what reads a divided gradient
+// in a product that was placed or in that of the gradient by the probabilities: nothing else may need the scores.
+Proof GradientFinder::check_divided() const {
+  if (plane_.divided.empty()) {
+    return {};
+  }
+  std::vector<mlir::Operation*> stack = plane_.divided;
+  stack.front() = plane_.pair.second;  // the division is the output
+  llvm::DenseSet<mlir::Operation*> seen;
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    for (mlir::Operation* user : op->getUsers()) {
+      const bool is_gradient =
+          is_product(user) &&
+          (llvm::any_of(exits_, [&](const PlacedExit& exit) { return exit.exit.product == user; }) ||
+           user == d_probability_product_);
+      if (is_gradient || uses_.values.contains(user) || plane_.is_output(user) || !seen.insert(user).second) {
+        continue;
+      }
+      if (!is_removable(user) || is_product(user)) {
+        return refuse<Reason::kReaches>(user->getName().getStringRef().str(), describe(user->getLoc()));
+      }
+      stack.push_back(user);
+    }
+  }
+  return {};
+}
+
 Outcome<Gradient> GradientFinder::find() {
   if (plane_.evaluator->smallest_key_digits() != forward_.dimensions.roles.key) {
     return refuse<Reason::kKeyDimensionsOfGradient>();
   }
   FLASHLIFT_RETURN_IF_ERROR(find_output_gradient());
+  read_sums_over_depth();
   place_exits();
   FLASHLIFT_RETURN_IF_ERROR(find_lse_gradient());
   GradientSums sums(plane_, forward_, uses_, check_, parts_.d_probability != kNoSym, found_.log_sum_exp);
@@ -273,6 +468,7 @@ Outcome<Gradient> GradientFinder::find() {
   if (exits_.empty() && found_.sums.empty()) {
     return refuse<Reason::kNoGradient>();
   }
+  FLASHLIFT_RETURN_IF_ERROR(check_divided());
   FLASHLIFT_RETURN_IF_ERROR(check_order());
   return std::move(found_);
 }

@@ -410,16 +410,38 @@ Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles
   return view;
 }
 
-bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
-                    const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes) {
+std::optional<float> ratio_of_tensors(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                                      const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes) {
   const Sources of_x = follow_operand(x, x_indices, sizes, true);
   const Sources of_y = follow_operand(y, y_indices, sizes, true);
   if (of_x.tensors.empty() || of_y.tensors.empty()) {
-    return false;
+    return std::nullopt;
   }
   const PlacedTensor& root_x = of_x.tensors.back();
   const PlacedTensor& root_y = of_y.tensors.back();
-  return root_x.dims == root_y.dims && root_x.scale == root_y.scale && SameValues()(root_x.value, root_y.value);
+  if (root_x.dims != root_y.dims || !SameValues()(root_x.value, root_y.value)) {
+    return std::nullopt;
+  }
+  return root_x.scale == root_y.scale ? 1.0f : root_x.scale / root_y.scale;
+}
+
+bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                    const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes) {
+  return ratio_of_tensors(x, x_indices, y, y_indices, sizes) == 1.0f;
+}
+
+std::optional<PlacedTensor> follow_scaling(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
+                                           std::optional<DType> half) {
+  for (std::optional<PlacedTensor> at = tensor; at; at = follow_result(*at, sizes, half)) {
+    mlir::Operation* const user = at->value.hasOneUse() ? *at->value.user_begin() : nullptr;
+    float factor = 1.0f;
+    if (user != nullptr && scaled_operand(user, factor) == at->value && user->getNumResults() == 1 &&
+        user->getBlock() == at->value.getParentBlock() && static_tensor(user->getResult(0)) &&
+        shape(user->getResult(0)) == shape(at->value)) {
+      return PlacedTensor{.value = user->getResult(0), .dims = at->dims, .scale = factor};
+    }
+  }
+  return std::nullopt;
 }
 
 Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,

@@ -46,6 +46,15 @@ std::optional<DType> half_type_of(mlir::Value operand);
 bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                     const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes);
 
+// x is this many times y, if both are the same tensor but for a constant factor and read in the same way.
+std::optional<float> ratio_of_tensors(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
+                                      const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes);
+
+// The tensor behind a multiplication or division by one number, if that alone reads it, maybe behind what
+// follow_result() goes through; its `scale` is that number.
+std::optional<PlacedTensor> follow_scaling(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
+                                           std::optional<DType> half);
+
 // One step from a value to its only user, if that is a transpose, a reshape or a float conversion whose result the
 // atoms still describe. Nothing if not. A result of the call is rounded once, to its own type: an earlier rounding is
 // left out if it is to `half`, the type of what the call reads, and stops the walk otherwise.

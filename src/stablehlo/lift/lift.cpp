@@ -125,6 +125,62 @@ bool is_summed(mlir::Operation* exponential, Work& work) {
   return known->second;
 }
 
+// Whether the numbers of a smaller tensor are each repeated, as a row's are for its keys.
+bool is_spread(mlir::Value value) {
+  mlir::Operation* const broadcast = defining(value, OpKind::kBroadcastInDim);
+  return broadcast != nullptr && static_tensor(broadcast->getOperand(0)) &&
+         static_tensor(broadcast->getOperand(0)).getNumElements() > 1 && !splat(broadcast->getOperand(0));
+}
+
+// Whether a number of the row is subtracted from what the exponential is of, such as a log-sum-exp: then its row may
+// sum to 1 without being divided.
+bool subtracts_row(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 12;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Value> stack{exponential->getOperand(0)};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back().getDefiningOp();
+    stack.pop_back();
+    if (op == nullptr || !seen.insert(op).second) {
+      continue;
+    }
+    switch (kind(op)) {
+      case OpKind::kSubtract:
+        if (is_spread(op->getOperand(1))) {
+          return true;
+        }
+        stack.push_back(op->getOperand(0));
+        break;
+      case OpKind::kAdd:
+        for (const mlir::Value operand : op->getOperands()) {
+          mlir::Operation* const negated = defining(operand, OpKind::kNegate);
+          if (negated != nullptr && is_spread(negated->getOperand(0))) {
+            return true;
+          }
+          stack.push_back(operand);
+        }
+        break;
+      case OpKind::kMultiply:
+      case OpKind::kDivide:
+      case OpKind::kSelect:
+      case OpKind::kConvert:
+      case OpKind::kMinimum:
+      case OpKind::kMaximum:
+      case OpKind::kReshape:
+      case OpKind::kTranspose:
+        stack.insert(stack.end(), op->operand_begin(), op->operand_end());
+        break;
+      default:
+        break;
+    }
+  }
+  return false;
+}
+
+bool is_of_softmax(mlir::Operation* op, Work& work) {
+  return kind(op) == OpKind::kExponential && (is_summed(op, work) || subtracts_row(op));
+}
+
 bool is_fused_attention(mlir::Operation* op) {
   const auto call = custom_call(op);
   return call && call->target.starts_with("flashlift.");
@@ -135,7 +191,7 @@ bool is_fused_attention(mlir::Operation* op) {
 llvm::DenseSet<mlir::Operation*> find_without_softmax(mlir::Operation* module, Work& work) {
   std::vector<mlir::Operation*> stack;
   module->walk([&](mlir::Operation* op) {
-    if (kind(op) == OpKind::kExponential && is_summed(op, work)) {
+    if (is_of_softmax(op, work)) {
       stack.push_back(op);
     }
   });
@@ -178,7 +234,7 @@ bool may_follow_softmax(mlir::Value value, Work& work) {
 // What a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
-  bool has_softmax = false;  // or what may be one: a summed exponential
+  bool has_softmax = false;  // or what may be one: an exponential that is summed or less a number of its row
 };
 
 // Goes into regions by what they return, so that a product in a branch or a loop is found. No formula goes through
@@ -220,7 +276,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
     if (is_fused_attention(op)) {
       continue;
     }
-    chain.has_softmax = chain.has_softmax || (kind(op) == OpKind::kExponential && is_summed(op, work));
+    chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
@@ -306,6 +362,33 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
 
 }  // namespace
 
+bool is_normalised_by_row(mlir::Operation* product) {
+  constexpr size_t kFarthest = 100;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack(product->user_begin(), product->user_end());
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second || is_of_products(op)) {
+      continue;
+    }
+    if (kind(op) == OpKind::kExponential && subtracts_row(op) && !is_summed(op)) {
+      return true;
+    }
+    stack.insert(stack.end(), op->user_begin(), op->user_end());
+  }
+  return false;
+}
+
+Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work) {
+  const auto lift = [&](bool opens_reductions) {
+    return lift_pair(forward.first_product, forward.second_product, forward.side_of_probabilities,
+                     {.opens_reductions = opens_reductions, .gradient = GradientUse::kBesideOutput, .work = &work});
+  };
+  auto found = lift(false);
+  return found.ok() ? std::move(found) : lift(true);
+}
+
 bool is_near_softmax(mlir::Value value) {
   constexpr size_t kFarthest = 500;
   llvm::DenseSet<mlir::Operation*> seen;
@@ -374,6 +457,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
   if (work.is_spent()) {
     return refuse<Reason::kTooMuchWork>();
   }
+  work.used_elsewhere = nullptr;
   std::optional<Refusal> refusal;
   std::optional<Refusal> too_many;  // says less than what the other side is refused for
   for (unsigned side = 0; side < 2; ++side) {
@@ -397,7 +481,11 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       if (lifted.ok()) {
         return lifted;
       }
-      refusal = refusal ? refusal : lifted.error();
+      if (lifted.error().reason == Reason::kUsedElsewhere || lifted.error().reason == Reason::kNotByGradient) {
+        work.used_elsewhere = first;
+      }
+      const auto known = work.refused_gradients.find(first);
+      refusal = refusal ? refusal : known != work.refused_gradients.end() ? known->second : lifted.error();
     }
   }
   if (refusal || too_many) {

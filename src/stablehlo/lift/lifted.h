@@ -57,6 +57,7 @@ struct LiftedGradient {
 struct LiftedAttention {
   mlir::Operation* first_product = nullptr;
   mlir::Operation* second_product = nullptr;
+  unsigned side_of_probabilities = 0;  // which operand of the second product holds them
   Problem problem;
   OperandView q;
   OperandView k;

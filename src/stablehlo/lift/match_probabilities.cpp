@@ -116,25 +116,62 @@ Proof match_product(Plane& plane, const Product& product, Match& match) {
   return check_maximum(plane, match.softmax);
 }
 
-// The second product's result on its way through transposes to a division by the row sum.
-Proof find_division(Plane& plane, const Operands& operands, SymId probability, Product& product, Match& match) {
+// Divisions and multiplications of the output's gradient by what divides the output, whatever numbers it is spread
+// over.
+std::vector<mlir::Operation*> divided_gradients(Plane& plane, mlir::Operation* division, mlir::Value divisor) {
+  while (mlir::Operation* op = divisor.getDefiningOp()) {
+    if (kind(op) != OpKind::kBroadcastInDim && kind(op) != OpKind::kReshape && kind(op) != OpKind::kTranspose) {
+      break;
+    }
+    divisor = op->getOperand(0);
+  }
+  DependsOn depends(plane.pair.first, {plane.pair.second, division});
+  std::vector<mlir::Operation*> found;
+  llvm::DenseSet<mlir::Operation*> seen{division};
+  std::vector<mlir::Value> stack{divisor};
+  while (!stack.empty()) {
+    const mlir::Value value = stack.back();
+    stack.pop_back();
+    for (mlir::OpOperand& use : value.getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      if (user->getBlock() != division->getBlock() || !seen.insert(user).second) {
+        continue;
+      }
+      const OpKind how = kind(user);
+      if (how == OpKind::kBroadcastInDim || how == OpKind::kReshape || how == OpKind::kTranspose) {
+        stack.push_back(user->getResult(0));
+      } else if (how == kind(division) && (how != OpKind::kDivide || use.getOperandNumber() == 1) &&
+                 static_tensor(user->getResult(0)) &&
+                 static_tensor(user->getResult(0)).getNumElements() ==
+                     static_tensor(division->getResult(0)).getNumElements() &&
+                 !depends(user->getOperand(1 - use.getOperandNumber()).getDefiningOp())) {
+        found.push_back(user);
+      }
+    }
+  }
+  return found;
+}
+
+// The output behind its division or multiplication by a number of the row.
+Proof divide_by(Plane& plane, const Operands& operands, mlir::Operation* user, SymId probability, Product product,
+                Match& match) {
   PlacedTensor& out = *match.out;
-  while (auto next = follow_result(out, plane.sizes, plane.half)) {
-    out = std::move(*next);
-  }
-  if (!out.value.hasOneUse()) {
-    return refuse<Reason::kNotDivided>();
-  }
-  mlir::Operation* user = *out.value.getUsers().begin();
   const bool divides = kind(user) == OpKind::kDivide && user->getOperand(0) == out.value;
   if ((!divides && kind(user) != OpKind::kMultiply) || user->getBlock() != plane.pair.second->getBlock()) {
     return refuse<Reason::kNotDivided>();
   }
   const unsigned other = user->getOperand(0) == out.value ? 1 : 0;
-  const SymId factor = plane.evaluator->evaluate(user->getOperand(other), indices_of(out, plane.sizes));
-  if (factor == kNoSym) {
+  const std::vector<Index> places = indices_of(out, plane.sizes);
+  std::optional<Refusal> refusal;
+  const bool is_alone = out.value.hasOneUse();
+  const SymId factor = is_alone ? plane.evaluator->evaluate(user->getOperand(other), places)
+                                : plane.evaluator->try_evaluate(user->getOperand(other), places, refusal);
+  if (factor == kNoSym && is_alone) {
     plane.request_split(plane.evaluator->split_request());
     return plane.evaluator->why_not();
+  }
+  if (factor == kNoSym) {
+    return *refusal;
   }
   for (const int atom : operands.value_depth) {
     if (plane.arena.depends_on(factor, atom)) {
@@ -150,7 +187,35 @@ Proof find_division(Plane& plane, const Operands& operands, SymId probability, P
   }
   FLASHLIFT_RETURN_IF_ERROR(match_product(plane, product, match));
   out.value = user->getResult(0);
+  if (plane.options.gradient == GradientUse::kBesideOutput) {
+    plane.divided = divided_gradients(plane, user, user->getOperand(other));
+    plane.divided.insert(plane.divided.begin(), user);
+    plane.divided_depth = operands.value_depth;
+    plane.depends = DependsOn(plane.pair.first, plane.outputs());
+  }
   return {};
+}
+
+// The second product's result on its way through transposes to a division by the row sum. The gradient of the divisor
+// may read it, too.
+Proof find_division(Plane& plane, const Operands& operands, SymId probability, const Product& product, Match& match) {
+  while (auto next = follow_result(*match.out, plane.sizes, plane.half)) {
+    match.out = std::move(next);
+  }
+  mlir::Value undivided = match.out->value;
+  if (!undivided.hasOneUse() && plane.options.gradient != GradientUse::kBesideOutput) {
+    return refuse<Reason::kNotDivided>();
+  }
+  Proof refusal = refuse<Reason::kNotDivided>();
+  for (mlir::Operation* user : undivided.getUsers()) {
+    Match divided = match;
+    refusal = divide_by(plane, operands, user, probability, product, divided);
+    if (refusal.ok()) {
+      match = std::move(divided);
+      break;
+    }
+  }
+  return refusal;
 }
 
 }  // namespace

@@ -14,18 +14,19 @@ std::optional<DType> half_type(const Pair& pair, const AttemptOptions& options) 
   return is_shared ? half : std::nullopt;
 }
 
-// The gradient of the output is computed from the output as a rule, and is no part of the score plane.
-std::vector<mlir::Operation*> barriers_of(const Pair& pair, const AttemptOptions& options) {
-  return options.gradient == GradientUse::kBesideOutput ? std::vector{pair.second} : std::vector<mlir::Operation*>{};
-}
-
 }  // namespace
 
 Plane::Plane(const Pair& products, const AttemptOptions& wanted)
-    : pair(products),
-      options(wanted),
-      half(half_type(products, wanted)),
-      depends(products.first, barriers_of(products, wanted)) {}
+    : pair(products), options(wanted), half(half_type(products, wanted)), depends(products.first, outputs()) {}
+
+std::vector<mlir::Operation*> Plane::outputs() const {
+  std::vector<mlir::Operation*> found;
+  if (options.gradient == GradientUse::kBesideOutput) {
+    found = divided;
+    found.push_back(pair.second);
+  }
+  return found;
+}
 
 Proof Plane::check_atoms_left(size_t count) const {
   return static_cast<size_t>(next_atom) + count <= static_cast<size_t>(kFirstBound)

@@ -54,8 +54,10 @@ struct Plane {
 
   bool has_output() const { return options.gradient != GradientUse::kAlone; }
   bool is_output(mlir::Operation* op) const {
-    return op == pair.second && options.gradient == GradientUse::kBesideOutput;
+    return options.gradient == GradientUse::kBesideOutput && (op == pair.second || llvm::is_contained(divided, op));
   }
+  // What does not count as computed from the scores: the output, as its gradient is computed from it as a rule.
+  std::vector<mlir::Operation*> outputs() const;
 
   // Atoms of dimensions; to be asked for before they are added.
   Proof check_atoms_left(size_t count) const;
@@ -65,6 +67,9 @@ struct Plane {
 
   const Pair pair;
   const AttemptOptions options;
+  // Where the row sum divides behind the second product: the division, and those of the output's gradient by the same.
+  std::vector<mlir::Operation*> divided;
+  std::vector<int> divided_depth;   // the atoms of the values' depth there
   const std::optional<DType> half;  // the 16-bit type of all numbers in queries, keys and values
   DependsOn depends;                // on the scores
   SymArena arena;

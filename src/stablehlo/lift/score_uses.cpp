@@ -91,6 +91,11 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   const llvm::ArrayRef<int64_t> dims = shape(value);
   add(dims, all);
   add(dims, row);
+  if (!plane.divided.empty()) {  // a row's sum, spread over the output
+    std::vector<int> with_depth = row;
+    llvm::append_range(with_depth, plane.divided_depth);
+    add(dims, with_depth);
+  }
   if (with_sinks.size() != row.size()) {
     add(dims, with_sinks);
   }
@@ -205,9 +210,7 @@ ScoreUses read_score_uses(Plane& plane, const Probabilities& probabilities, cons
   }
   if (!uses.log_sum_exps.empty() && !uses.ends.empty()) {
     std::vector<mlir::Operation*> given = uses.log_sum_exps;
-    if (plane.options.gradient == GradientUse::kBesideOutput) {
-      given.push_back(plane.pair.second);
-    }
+    llvm::append_range(given, plane.outputs());
     plane.depends = DependsOn(plane.pair.first, std::move(given));
     std::vector<mlir::Operation*> log_sum_exps = std::move(uses.log_sum_exps);
     uses = UseReader(plane, probabilities, softmax).read();

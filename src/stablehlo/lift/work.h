@@ -7,6 +7,7 @@
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/IR/Operation.h"
+#include "stablehlo/algebra/reason.h"
 
 namespace flashlift::stablehlo {
 
@@ -26,6 +27,10 @@ class Work {
   // Operations that are computed from no summed exponential, but through products. Found when it is first asked for;
   // what is made later is not among them, and what is erased must be taken out.
   std::optional<llvm::DenseSet<mlir::Operation*>> without_softmax;
+  // The product of queries and keys of the last attention whose scores were found to be used elsewhere.
+  mlir::Operation* used_elsewhere = nullptr;
+  // Products of queries and keys of a backward pass that was not fused with its attention, and why.
+  llvm::DenseMap<mlir::Operation*, Refusal> refused_gradients;
 
  private:
   int64_t left_ = kMost;

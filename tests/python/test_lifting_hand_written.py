@@ -1,0 +1,236 @@
+"""Backward passes that are written by hand, as in FlashAttention: they compute probabilities from the log-sum-exp that
+the forward pass saved, and read sum(d_out * out) for sum(p * d_p). The right ones are fused with their attention; others
+stay, with a reason. Everything is compared with XLA."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_lifting_rules import D, S, T, fused, products, qkv, weigh
+
+SCALE = D**-0.5
+
+
+def causal():
+    return jnp.arange(T)[None, :] <= jnp.arange(S)[:, None]
+
+
+def softmax(s):
+    m = s.max(-1, keepdims=True)
+    e = jnp.exp(s - m)
+    return e, e.sum(-1, keepdims=True), m
+
+
+def by_hand(
+    mask=lambda s: s,
+    saved=lambda out: out,
+    log_sum_exp=lambda lse: lse,
+    delta=lambda d_out, out: jnp.sum(d_out * out, -1),
+    probabilities=lambda p: p,
+    scores=lambda q, k: products(q, k) * SCALE,
+    gradients=lambda d_s, q, k: (weigh(d_s, k) * SCALE, weigh(d_s.swapaxes(-1, -2), q) * SCALE),
+    again=lambda s: s,
+    divides_output=False,
+):
+    """Attention with its backward pass; `again` changes the scores that the backward pass computes again."""
+
+    def attend(q, k, v):
+        e, z, m = softmax(mask(scores(q, k)))
+        out = weigh(e, v) / z if divides_output else weigh(e / z, v)
+        return out, (m + jnp.log(z))[..., 0]
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, lse = attend(q, k, v)
+        return out, (q, k, v, saved(out), log_sum_exp(lse))
+
+    def backward(kept, d_out):
+        q, k, v, out, lse = kept
+        p = probabilities(jnp.exp(again(mask(scores(q, k))) - lse[..., None]))
+        d_p = products(d_out, v)
+        d_s = p * (d_p - delta(d_out, out)[..., None])
+        return *gradients(d_s, q, k), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    return attention
+
+
+def where_causal(s):
+    return jnp.where(causal(), s, -1e30)
+
+
+RIGHT = {
+    "plain": {},
+    "causal": {"mask": where_causal},
+    "causal by -inf": {"mask": lambda s: jnp.where(causal(), s, -jnp.inf)},
+    "division behind the values": {"divides_output": True},
+    "delta as a product": {"delta": lambda d_out, out: jnp.einsum("bhqd,bhqd->bhq", d_out, out)},
+    "delta times the output first": {"delta": lambda d_out, out: jnp.sum(out * d_out, -1)},
+    "scaled before the products": {
+        "scores": lambda q, k: products(q * SCALE, k),
+        "gradients": lambda d_s, q, k: (weigh(d_s, k) * SCALE, weigh(d_s.swapaxes(-1, -2), q) * SCALE),
+    },
+    "scaled gradient of scores": {
+        "gradients": lambda d_s, q, k: (weigh(d_s * SCALE, k), weigh((d_s * SCALE).swapaxes(-1, -2), q)),
+    },
+    "queries scaled in the backward pass": {
+        "gradients": lambda d_s, q, k: (weigh(d_s, k * SCALE), weigh(d_s.swapaxes(-1, -2), q * SCALE)),
+    },
+    "probabilities masked again": {"mask": where_causal, "probabilities": lambda p: jnp.where(causal(), p, 0)},
+}
+
+
+def check(options, dtype=jnp.float32, tolerance=3e-5):
+    candidates, report = fused(by_hand(**options), *qkv(dtype=dtype), gradients=True, tolerance=tolerance)
+    assert candidates, report
+    return candidates, report
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_backward_passes_are_fused(name):
+    candidates, report = check(RIGHT[name])
+    assert len(candidates) == 1 and candidates[0].fused, report
+
+
+WRONG = {
+    "the output scaled": {"saved": lambda out: 1.01 * out},
+    "the output rounded": {"saved": lambda out: out.astype(jnp.bfloat16).astype(jnp.float32)},
+    "the output moved": {"saved": lambda out: jnp.roll(out, 1, 2)},
+    "the output of other heads": {"saved": lambda out: out[:, ::-1]},
+    "the output plus a little": {"saved": lambda out: out + 1e-3},
+    "depths reversed": {"delta": lambda d_out, out: jnp.sum(d_out * out[..., ::-1], -1)},
+    "of the first depths": {"delta": lambda d_out, out: jnp.sum((d_out * out)[..., :4], -1)},
+    "a mean": {"delta": lambda d_out, out: jnp.mean(d_out * out, -1)},
+    "squared": {"delta": lambda d_out, out: jnp.sum(d_out * out * out, -1)},
+    "of another gradient": {"delta": lambda d_out, out: jnp.sum(jnp.sin(d_out) * out, -1)},
+    "of no gradient": {"delta": lambda d_out, out: jnp.sum(out, -1)},
+    "scaled": {"delta": lambda d_out, out: 0.99 * jnp.sum(d_out * out, -1)},
+    "none": {"delta": lambda d_out, out: jnp.zeros(out.shape[:-1])},
+    "negative": {"delta": lambda d_out, out: -jnp.sum(d_out * out, -1)},
+    "clipped": {"delta": lambda d_out, out: jnp.clip(jnp.sum(d_out * out, -1), -1, 1)},
+    "another log-sum-exp": {"log_sum_exp": lambda lse: lse + 1e-3},
+    "rows' log-sum-exps moved": {"log_sum_exp": lambda lse: jnp.roll(lse, 1, -1)},
+    "heads' log-sum-exps exchanged": {"log_sum_exp": lambda lse: lse[:, ::-1]},
+    "the log-sum-exp rounded": {"log_sum_exp": lambda lse: lse.astype(jnp.bfloat16).astype(jnp.float32)},
+    "other scores": {"again": lambda s: 0.99 * s},
+    "scores with a bias": {"again": lambda s: s + jnp.arange(T, dtype=jnp.float32)},
+    "another mask": {"again": where_causal},
+    "without the mask": {"mask": where_causal, "again": lambda s: jnp.where(causal(), s, 0.0)},
+    "probabilities cut off": {"probabilities": lambda p: jnp.where(p > 0.05, p, 0)},
+    "a gradient without the scale": {
+        "gradients": lambda d_s, q, k: (weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q) * SCALE),
+    },
+    "a part without the scale": {
+        "gradients": lambda d_s, q, k: (
+            weigh(d_s.at[..., 0].multiply(0.5), k) * SCALE,
+            weigh(d_s.swapaxes(-1, -2), q) * SCALE,
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_backward_passes_stay_with_a_reason(name):
+    candidates, report = check(WRONG[name])
+    assert sum(candidate.fused for candidate in candidates) == 1, report  # the forward pass
+    assert any(not candidate.fused and candidate.reason for candidate in candidates), report
+
+
+def test_probabilities_rounded_with_16_bit_operands():
+    """The output is saved in the operands' type, as FlashAttention does; a fused call has it unrounded."""
+
+    def attend(q, k, v):
+        e, z, m = softmax(products(q, k).astype(jnp.float32) * SCALE)
+        return weigh((e / z).astype(q.dtype), v), (m + jnp.log(z))[..., 0]
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def backward(kept, d_out):
+        q, k, v, out, lse = kept
+        p = jnp.exp(products(q, k).astype(jnp.float32) * SCALE - lse[..., None])
+        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1, keepdims=True)
+        d_s = (p * (products(d_out, v).astype(jnp.float32) - delta) * SCALE).astype(q.dtype)
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.astype(q.dtype).swapaxes(-1, -2), d_out)
+
+    def forward(q, k, v):
+        out, lse = attend(q, k, v)
+        return out, (q, k, v, out, lse)
+
+    attention.defvjp(forward, backward)
+    candidates, report = fused(attention, *qkv(dtype=jnp.bfloat16), gradients=True, tolerance=3e-2)
+    assert len(candidates) == 1 and candidates[0].fused, report
+
+
+def empty_row():
+    keep = np.random.default_rng(0).random((S, T)) > 0.5
+    keep[2] = False
+    return jnp.asarray(keep)
+
+
+def test_rows_masked_by_a_large_number():
+    """Where all of a row is masked, p = e^(s - lse) sums to the number of its keys: f32 has no room for log z there."""
+    candidates, report = check({"mask": lambda s: jnp.where(empty_row(), s, -1e30)})
+    assert sum(candidate.fused for candidate in candidates) == 1 and "log-sum-exp is subtracted" in report, report
+
+
+def test_rows_without_keys():
+    """Such a row's output and gradients are 0."""
+
+    def attend(q, k, v):
+        s = jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf)
+        m = s.max(-1, keepdims=True)
+        m = jnp.where(m == -jnp.inf, 0, m)
+        e = jnp.exp(s - m)
+        z = e.sum(-1, keepdims=True)
+        z = jnp.where(z == 0, 1, z)
+        return weigh(e / z, v), (m + jnp.log(z))[..., 0]
+
+    @jax.custom_vjp
+    def attention(q, k, v):
+        return attend(q, k, v)[0]
+
+    def forward(q, k, v):
+        out, lse = attend(q, k, v)
+        return out, (q, k, v, out, lse)
+
+    def backward(kept, d_out):
+        q, k, v, out, lse = kept
+        p = jnp.exp(jnp.where(empty_row(), products(q, k) * SCALE, -jnp.inf) - lse[..., None])
+        d_s = p * (products(d_out, v) - jnp.sum(d_out * out, -1, keepdims=True)) * SCALE
+        return weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p.swapaxes(-1, -2), d_out)
+
+    attention.defvjp(forward, backward)
+    candidates, report = fused(attention, *qkv(), gradients=True)
+    assert candidates[0].fused, report
+
+
+@pytest.mark.parametrize("mask", [lambda s: s, where_causal])
+def test_derivatives_of_a_division_behind_the_values(mask):
+    def attention(q, k, v):
+        s = mask(products(q, k) / 4)
+        e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+        return weigh(e, v) / e.sum(-1, keepdims=True)
+
+    candidates, report = fused(attention, *qkv(), gradients=True)
+    assert len(candidates) == 1 and candidates[0].fused, report
+
+
+@pytest.mark.parametrize("other", ["returned", "twice", "of another row sum"])
+def test_a_division_behind_the_values_whose_parts_are_read_elsewhere(other):
+    def attention(q, k, v):
+        s = products(q, k) / 4
+        e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+        undivided, z = weigh(e, v), e.sum(-1, keepdims=True)
+        out = undivided / z
+        if other == "returned":
+            return jnp.concatenate([out, jnp.sin(undivided)], -1)
+        if other == "twice":
+            return out / z
+        return out + undivided / (z + 1)
+
+    fused(attention, *qkv(), gradients=True)
