@@ -83,7 +83,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_backward_passes_by_hand(name):
-    """The right one is fused; whatever becomes of the others, they give what XLA gives."""
+    """The right one is fused, backward as a call of its own, since it computes the softmax again; whatever becomes of
+    the others, they give what XLA gives."""
 
     @jax.custom_vjp
     def attention(q, k, v, rows, columns):
@@ -112,4 +113,4 @@ def test_backward_passes_by_hand(name):
     operands = (*sequences(), draw(2, N, N, N), draw(2, N, N, N))
     report = run_both_ways(with_gradients(attention, 5), operands)
     if name == "nothing":
-        assert report.fused_count == 1, report
+        assert report.fused_count == 2, report
