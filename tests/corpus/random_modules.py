@@ -23,6 +23,7 @@ from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
 TOLERANCE = 1e-4  # of the largest number of a result, where the module itself is no more sensitive than that
+BY_KEYS = 1  # which of the gradients is by the keys
 BATCH = 12  # functions in one module: compiling costs the least for each then
 
 
@@ -33,7 +34,8 @@ class Drawn:
     words: str  # what was drawn, for people
     tolerance: float = TOLERANCE
     may_overflow: bool = False  # the original may give NaN or infinity where a fused softmax gives a number
-    has_gradients: bool = False
+    has_gradients: bool = False  # the function's results and then its gradients, as with_gradients gives them
+    size: float = 1.0  # of queries: gradients by keys are sums of numbers of that size, whatever they come to
 
 
 @dataclass
@@ -97,12 +99,13 @@ def compile_and_run(text, arguments, overrides=()):
     return run(arguments), run
 
 
-def disagreement(want, got):
-    """The largest error over the largest number; how many numbers are finite in `got` alone."""
+def disagreement(want, got, size=1.0):
+    """The largest error over the largest number, or a thousandth of the size of what was summed; how many numbers are
+    finite in `got` alone."""
     finite, mine = np.isfinite(want), np.isfinite(got)
     if not np.all(mine[finite]):
         return np.inf, 0
-    scale = max(1e-3, np.max(np.abs(want), initial=0, where=finite))
+    scale = max(1e-3 * size, np.max(np.abs(want), initial=0, where=finite))
     with np.errstate(invalid="ignore"):
         return np.max(np.abs(want - got), initial=0, where=finite) / scale, int(np.sum(mine & ~finite))
 
@@ -116,6 +119,15 @@ def moved(arguments):
         else x
         for x in arguments
     ]
+
+
+def sizes_of_results(drawn, arguments):
+    """For each result, the size of what it is a sum of."""
+    shapes = jax.eval_shape(drawn.function, *arguments)
+    if not drawn.has_gradients:
+        return [1.0] * len(jax.tree.leaves(shapes))
+    own, gradients = (len(jax.tree.leaves(some)) for some in shapes)
+    return [1.0] * own + [drawn.size if i == BY_KEYS else 1.0 for i in range(gradients)]
 
 
 def is_as_exact(drawn, result, want, got):
@@ -168,10 +180,14 @@ def check(batch, form, summary):
     want, original = compile_and_run(text, arguments)
     got, _ = compile_and_run(fused(text, form).module, arguments)
     ends = list(itertools.accumulate(results, initial=0))
+    sizes = [
+        sizes_of_results(drawn, arguments[begin : begin + len(drawn.arguments)])
+        for drawn, begin in zip(batch, taken, strict=False)
+    ]
     wrong, moves, better = [], None, 0
     for place, drawn in enumerate(batch):
         for i in range(ends[place], ends[place + 1]):
-            error, gained = disagreement(want[i], got[i])
+            error, gained = disagreement(want[i], got[i], sizes[place][i - ends[place]])
             better += gained > 0
             message = f"result {i - ends[place]} differs by {error:.3g}" if error > drawn.tolerance else ""
             if gained and not drawn.may_overflow:
