@@ -150,6 +150,12 @@ def test_control_flow_and_kinds_of_numbers(mod):
     assert_gradients(mine, theirs, given)
 
 
+def test_sinh_keeps_its_digits_near_zero():
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    mine = attention(*given, score_mod=lambda s, b, h, q, kv: jnp.sinh(s * 1e-5) * 1e5)
+    np.testing.assert_allclose(mine, attention(*given), atol=1e-5)
+
+
 def test_what_is_taken_of_arrays():
     check(lambda t: lambda s, b, h, q, kv: s + jnp.take(t, kv) - t.at[q].get(mode="clip"), None, normal(T))
     ends = jnp.array([0, 5, 9, S])

@@ -103,6 +103,12 @@ def test_another_default_device():
     torch.testing.assert_close(results[:4], results[4:])
 
 
+def test_sinh_keeps_its_digits_near_zero():
+    q, k, v = (torch.randn(1, 2, 9, 16) for _ in range(3))
+    out = flex_attention(q, k, v, lambda s, b, h, i, j: torch.sinh(s * 1e-5) * 1e5)
+    torch.testing.assert_close(out, flex_attention(q, k, v), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("depths", [(320, 16), (16, 320)], ids=str)
 def test_heads_deeper_than_kernels_take(compiles, depths):

@@ -301,8 +301,11 @@ class _Tracing:
             return self._emit("div", *(self._emit(one, self._text(operands[0])).text for one in ("sin", "cos")))
         if name in ("sinh", "cosh"):
             x = self._text(operands[0])
-            grown, shrunk = (self._emit("exp", one).text for one in (x, self._emit("neg", x).text))
-            return self._emit("mul", self._emit("sub" if name == "sinh" else "add", grown, shrunk).text, "0.5")
+            exponential, joins = (
+                ("expm1", "sub") if name == "sinh" else ("exp", "add")
+            )  # sinh has few digits by exp near 0
+            grown, shrunk = (self._emit(exponential, one).text for one in (x, self._emit("neg", x).text))
+            return self._emit("mul", self._emit(joins, grown, shrunk).text, "0.5")
         if name == "lt_to" and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
             name = "lt"  # the order of floats with NaN, which integers have none of
         if name == "atan":

@@ -117,9 +117,9 @@ def _scaled(builder: Builder, x: Node, factor: float) -> Node:
     return builder.emit("mul", x, builder.constant(factor, "f32"))
 
 
-def _hyperbolic(op: str) -> Compute:
+def _hyperbolic(exponential: str, op: str) -> Compute:
     def compute(builder: Builder, x: Node) -> Node:
-        grown, shrunk = builder.emit("exp", x), builder.emit("exp", builder.emit("neg", x))
+        grown, shrunk = builder.emit(exponential, x), builder.emit(exponential, builder.emit("neg", x))
         return _scaled(builder, builder.emit(op, grown, shrunk), 0.5)
 
     return compute
@@ -258,8 +258,8 @@ UNARY: dict[str, Compute] = {
     "log10": lambda builder, x: _scaled(builder, builder.emit("log", x), 1 / math.log(10)),
     "reciprocal": lambda builder, x: builder.emit("div", builder.constant(1.0, "f32"), x),
     "tan": lambda builder, x: builder.emit("div", builder.emit("sin", x), builder.emit("cos", x)),
-    "sinh": _hyperbolic("sub"),
-    "cosh": _hyperbolic("add"),
+    "sinh": _hyperbolic("expm1", "sub"),  # e^x - e^-x has few digits near 0
+    "cosh": _hyperbolic("exp", "add"),
     "atan": _arctangent,
     "arctan": _arctangent,
     "asin": _arcsine,
