@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 
 from flashlift.torch._attention.attend import attend
 from flashlift.torch._attention.request import Request
-from flashlift.torch._attention.unfused import attend_unfused, is_unfused
+from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
 from flashlift.torch._internals import disable_modes
 from flashlift.torch._mods import Leaves
 from flashlift.torch._trace import Trace, as_tensor, trace
@@ -44,7 +44,7 @@ class _FlexAttention(HigherOrderOperator):
         given_scale: Any = scale if options["scale"] else None
         if is_unfused(query, value):
             if options["dropout_p"]:
-                raise NotImplementedError("what is computed unfused has no dropout; expected a depth of up to 256")
+                refuse_dropout(query, value)
             mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
             return attend_unfused(query, key, value, *mods, given_scale, sinks)
         # A scale that may change is an argument of the program, where a captured number is.

@@ -13,7 +13,7 @@ from flashlift.torch._attention.attend import attend
 from flashlift.torch._attention.block_mask import mask_mod_of
 from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.sequences import mask_mod_of_sequences
-from flashlift.torch._attention.unfused import attend_unfused, is_unfused
+from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
 from flashlift.torch._mods import traced
 
 Mod = Callable[..., torch.Tensor]
@@ -96,10 +96,7 @@ def flex_attention(
         max_scores = max_scores if aux.max_scores else None
     elif is_unfused(query, value):
         if dropout_p:
-            raise NotImplementedError(
-                f"{query.dtype} of a depth of {query.size(-1)} and {value.size(-1)} is computed unfused, without "
-                "dropout; use float32, bfloat16 or float16 of a depth of up to 256"
-            )
+            refuse_dropout(query, value)
         out, lse, max_scores = attend_unfused(query, key, value, score_mod, mask_mod, scale, sinks)
         max_scores = max_scores if aux.max_scores else None
     else:

@@ -7,6 +7,7 @@ flex_attention without torch.compile.
 
 import math
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
@@ -19,6 +20,13 @@ _DEEPEST = 256  # that kernels take
 def is_unfused(query: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether there is no kernel for tensors like these."""
     return query.dtype == torch.float64 or query.size(-1) > _DEEPEST or value.size(-1) > _DEEPEST
+
+
+def refuse_dropout(query: torch.Tensor, value: torch.Tensor) -> NoReturn:
+    raise NotImplementedError(
+        f"{query.dtype} of a depth of {query.size(-1)} and {value.size(-1)} is computed unfused, without dropout; use "
+        f"float32, bfloat16 or float16 of a depth of up to {_DEEPEST}"
+    )
 
 
 def attend_unfused(
