@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,13 +40,12 @@ class Views:
     written as numbers, since ctypes, which keeps the objects behind pointers, takes longer than a short kernel."""
 
     def __init__(self) -> None:
-        self._capsules: list[object] = []
-        self._memory = array("Q")
+        self._kept: list[object] = []  # capsules, and the memory of arguments
 
     def of(self, tensor: torch.Tensor) -> int:
         """The address of the tensor's view."""
         capsule = to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
-        self._capsules.append(capsule)
+        self._kept.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 
     def of_any(self, tensor: torch.Tensor | None) -> int:
@@ -74,10 +73,7 @@ class Views:
             "capture_count": len(captures),
             "dropout_seed": 0 if call.seed is None else int(call.seed.item()) % 2**64,
         }
-        self._memory = memory = array("Q", [*fields.values(), *captures])
-        address = memory.buffer_info()[0]
-        memory[_CAPTURES] = address + 8 * len(_FORWARD)
-        return address
+        return self._address(fields, captures, _CAPTURES)
 
     def backward(
         self,
@@ -98,10 +94,14 @@ class Views:
             "d_v": self.of(d_inputs[2]),
             "d_sinks": self.of_any(d_sinks),
         }
-        memory = array("Q", [*fields.values(), *map(self.of_any, d_captures)])
+        return self._address(fields, map(self.of_any, d_captures), _D_CAPTURES)
+
+    def _address(self, fields: dict[str, int], captures: Iterable[int], pointer: int) -> int:
+        """Of a structure in memory, and behind it the addresses that its field of this number points to."""
+        memory = array("Q", [*fields.values(), *captures])
+        self._kept.append(memory)
         address = memory.buffer_info()[0]
-        memory[_D_CAPTURES] = address + 8 * len(_BACKWARD)
-        self._capsules.append(memory)
+        memory[pointer] = address + 8 * len(fields)
         return address
 
     def pointer(self, tensor: torch.Tensor) -> "ctypes._Pointer[DLTensor]":
