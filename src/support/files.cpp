@@ -114,12 +114,18 @@ std::error_code reserve_bytes(const Descriptor& file, size_t size) {
 std::error_code TemporaryFile::create(const Descriptor& folder, mode_t mode) {
   folder_ = &folder;
   std::random_device random;
-  do {
+  for (;;) {
     const uint64_t number = uint64_t{random()} << 32 | random();
     name_ = fmt::format("{}{:016x}", kTemporaryPrefix, number);
-    file_ = Descriptor(openat(folder.get(), name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode));
-  } while (!file_.is_open() && (errno == EEXIST || errno == EINTR));
-  return file_.is_open() ? std::error_code{} : last_error();
+    const int file = openat(folder.get(), name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
+    if (file >= 0) {
+      file_ = Descriptor(file);
+      return {};
+    }
+    if (errno != EEXIST && errno != EINTR) {
+      return last_error();
+    }
+  }
 }
 
 std::error_code TemporaryFile::rename_to(const std::string& name) {
@@ -135,7 +141,7 @@ std::error_code TemporaryFile::rename_to(const std::string& name) {
 
 void TemporaryFile::remove() {
   if (file_.is_open()) {
-    file_.close();
+    file_ = Descriptor();
     unlinkat(folder_->get(), name_.c_str(), 0);
   }
 }

@@ -76,12 +76,9 @@ Result<Backward> Backward::compile(const Problem& problem, const Device& device,
   auto after = std::async([&] {
     return state->postprocess.compile(problem, device, row_statistics(config), wants_gradient, compile_kernel);
   });
-  auto main = compile_main(problem, device, config, wants_gradient, compile_kernel);
-  const Status preprocess = before.get();
-  const Status postprocess = after.get();
-  FLASHLIFT_ASSIGN_OR_RETURN(state->main, std::move(main));
-  FLASHLIFT_RETURN_IF_ERROR(preprocess);
-  FLASHLIFT_RETURN_IF_ERROR(postprocess);
+  FLASHLIFT_ASSIGN_OR_RETURN(state->main, compile_main(problem, device, config, wants_gradient, compile_kernel));
+  FLASHLIFT_RETURN_IF_ERROR(before.get());
+  FLASHLIFT_RETURN_IF_ERROR(after.get());
   return Backward(std::move(state));
 }
 

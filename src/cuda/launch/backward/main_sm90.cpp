@@ -29,18 +29,16 @@ class MainSm90 : public BackwardMain {
     if (config_.values && !config_.fused) {
       values = begin(values_, *config_.values);
     }
-    Result<std::unique_ptr<const BackwardMain>> fallback = std::unique_ptr<const BackwardMain>();
     if (config_.fallback) {
-      fallback = compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel);
+      FLASHLIFT_ASSIGN_OR_RETURN(fallback_, compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel));
     }
-    const Status queries =
-        config_.runs_queries() ? queries_.compile(problem, device_, config_.queries, compile_kernel) : Status();
-    const Status compiled_keys = keys.get();
-    const Status compiled_values = values.valid() ? values.get() : Status();
-    FLASHLIFT_ASSIGN_OR_RETURN(fallback_, std::move(fallback));
-    FLASHLIFT_RETURN_IF_ERROR(queries);
-    FLASHLIFT_RETURN_IF_ERROR(compiled_keys);
-    FLASHLIFT_RETURN_IF_ERROR(compiled_values);
+    if (config_.runs_queries()) {
+      FLASHLIFT_RETURN_IF_ERROR(queries_.compile(problem, device_, config_.queries, compile_kernel));
+    }
+    FLASHLIFT_RETURN_IF_ERROR(keys.get());
+    if (values.valid()) {
+      FLASHLIFT_RETURN_IF_ERROR(values.get());
+    }
     if (config_.fused) {
       FLASHLIFT_ASSIGN_OR_RETURN(round_, fused_.library->kernel("flashlift_backward_round", device_.handle, 0));
     }
