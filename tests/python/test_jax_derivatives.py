@@ -1,6 +1,7 @@
 """Derivatives that no kernel computes: forward mode, second derivatives, those of unnormalized outputs."""
 
 import itertools
+import json
 
 import flashlift
 import flashlift.jax
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flashlift._library import core
 from flashlift._problem import Problem
 from flashlift.jax import flash_attention
 from flashlift.jax._call import Call, captured_names
@@ -124,3 +126,20 @@ def test_the_plain_maths_are_the_kernels(words):
     fused = flashlift.jax.attention(q, k, v, f"lse {words}", captures=captures)
     for one, other in itertools.zip_longest(fused, written_out(Call(problem, "bshd", names), q, k, v, *captures)):
         np.testing.assert_allclose(one, other, atol=2e-5 if "bf16" not in words else 2e-2)
+
+
+def test_the_plain_maths_have_every_operation():
+    operands = dict.fromkeys(("arithmetic", "function", "predicate"), ("%x", "0.3"))  # in the domain of each
+    operands |= dict.fromkeys(("integer", "bits", "comparison"), ("q", "kv"))
+    rows = [row for row in json.loads(core().flashlift_operations()) if row["kind"] in operands]
+    steps = ["%x = sigmoid score", "%sum0 = mul %x, 0.0"]
+    for i, row in enumerate(rows):
+        given = ", ".join(operands[row["kind"]][: row["operands"]])
+        steps += [f"%y{i} = {row['name']} {given}", f"%f{i} = to_f32 %y{i}", f"%sum{i + 1} = add %sum{i}, %f{i}"]
+    program = f"score_mod() {{ {'; '.join(steps)}; return %sum{len(rows)} }}"
+    q, k, v = normal(1, 5, 1, 8), normal(1, 5, 1, 8), normal(1, 5, 1, 8)
+    sizes = {"q_heads": 1, "kv_heads": 1, "q_len": 5, "kv_len": 5, "head_dim": 8, "value_dim": 8}
+    problem = Problem.parse(f"attn lse {program}", dtype="f32", **sizes)
+    out, lse = flashlift.jax.attention(q, k, v, f"lse {program}")
+    assert len(rows) > 30 and jnp.isfinite(lse).all()
+    assert_close((out, lse), tuple(written_out(Call(problem, "bshd", []), q, k, v)))

@@ -7,6 +7,7 @@ call, as part of what JAX differentiates; arrays that are read at a coordinate b
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
+from flashlift._library import core
 
 _INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
 _COORDINATES = {"b": "batch", "h": "heads", "q": "q_len", "kv": "kv_len"}
@@ -29,14 +31,10 @@ _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
 _OF_JAX = str(Path(jax.__file__).parent)
 _MAX_STEPS = 256  # of a loop, which is unrolled
-_OPERATIONS = {
-    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "rem": "rem", "max": "max", "min": "min",
-    "neg": "neg", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "pow": "pow", "exp": "exp",
-    "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt",
-    "tanh": "tanh", "logistic": "sigmoid", "sin": "sin", "cos": "cos", "atan2": "atan2", "erf": "erf",
-    "erf_inv": "erfinv", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
-    "is_finite": "is_finite", "and": "and", "or": "or", "xor": "xor", "not": "not", "shift_left": "shl",
-    "shift_right_arithmetic": "shr", "shift_right_logical": "ushr",
+# JAX's primitives that are an operation of another name.
+_OF_OTHER_NAMES = {
+    "add_any": "add", "logistic": "sigmoid", "erf_inv": "erfinv", "shift_left": "shl", "shift_right_arithmetic": "shr",
+    "shift_right_logical": "ushr",
 }  # fmt: skip
 _REDUCTIONS = {
     "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul", "reduce_and": "and",
@@ -44,6 +42,14 @@ _REDUCTIONS = {
 }  # fmt: skip
 _CONVERSIONS = {"bool": "to_i1", "int32": "to_i32", "int64": "to_i64"}
 _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
+
+
+@functools.cache
+def _operations() -> dict[str, str]:
+    """The operations that JAX's primitives are, by the primitives' names, from the table of operations."""
+    kinds = ("arithmetic", "integer", "bits", "function", "comparison", "predicate")
+    rows = json.loads(core().flashlift_operations())
+    return {row["name"]: row["name"] for row in rows if row["kind"] in kinds} | _OF_OTHER_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,8 +319,8 @@ class _Tracing:
         if name == "pow":
             types = [(one.aval.dtype, equation.outvars[0].aval.dtype) for one in equation.invars]
             operands = [self._converted(one, *pair) for one, pair in zip(operands, types, strict=True)]
-        if name in _OPERATIONS:
-            return self._emit(_OPERATIONS[name], *map(self._text, operands))
+        if name in _operations():
+            return self._emit(_operations()[name], *map(self._text, operands))
         raise UnsupportedError(
             f"{self.kind} computes {name} of the score or a coordinate, which programs do not have; expected "
             "operations of docs/problem.md: compute it before the call, or write it with others"

@@ -95,8 +95,8 @@ def _rounded(dtype: Any) -> Callable[[jax.Array], jax.Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 
+# Operations that are no function of jax.numpy or jax.lax by their own name.
 _OPERATIONS: dict[str, Callable[..., jax.Array]] = {
-    "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
     "div": _divide,
@@ -106,27 +106,8 @@ _OPERATIONS: dict[str, Callable[..., jax.Array]] = {
     "min": jnp.minimum,
     "max": jnp.maximum,
     "neg": jnp.negative,
-    "abs": jnp.abs,
-    "sign": jnp.sign,
-    "floor": jnp.floor,
-    "ceil": jnp.ceil,
     "round_even": jnp.round,
-    "pow": jnp.power,
-    "exp": jnp.exp,
-    "exp2": jnp.exp2,
-    "expm1": jnp.expm1,
-    "log": jnp.log,
-    "log2": jnp.log2,
-    "log1p": jnp.log1p,
-    "sqrt": jnp.sqrt,
-    "rsqrt": jax.lax.rsqrt,
-    "cbrt": jnp.cbrt,
-    "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
-    "sin": jnp.sin,
-    "cos": jnp.cos,
-    "atan2": jnp.arctan2,
-    "erf": jax.lax.erf,
     "erfinv": jax.lax.erf_inv,
     "eq": jnp.equal,
     "ne": jnp.not_equal,
@@ -154,6 +135,13 @@ _OPERATIONS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
+def _function(operation: str) -> Callable[..., jax.Array]:
+    function = _OPERATIONS.get(operation) or getattr(jnp, operation, None) or getattr(jax.lax, operation, None)
+    if function is None:
+        raise InternalError(f"neither jax.numpy nor jax.lax has a function {operation}; expected one in {__name__}")
+    return function
+
+
 def evaluate(program: Program, inputs: Mapping[str, jax.Array], captures: Mapping[str, jax.Array]) -> jax.Array:
     """The program's result for inputs that broadcast: the coordinates, the lengths, and, in a score_mod, the score."""
     values = dict(inputs)
@@ -168,7 +156,7 @@ def evaluate(program: Program, inputs: Mapping[str, jax.Array], captures: Mappin
         elif step.operation == "search":
             values[step.name] = _searched(captures[step.tensor or ""], operands[0])
         else:
-            values[step.name] = _OPERATIONS[step.operation](*operands)
+            values[step.name] = _function(step.operation)(*operands)
     return value(program.result)
 
 

@@ -229,7 +229,6 @@ def _of_table(kinds: tuple[str, ...], operands: int) -> dict[str, str]:
 _COMPUTING = ("arithmetic", "integer", "bits", "function")
 
 BINARY: dict[str, Compute] = {
-    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 2).items()},
     "add": _with_alpha("add"),
     "sub": _with_alpha("sub"),
     "subtract": _with_alpha("sub"),
@@ -242,10 +241,10 @@ BINARY: dict[str, Compute] = {
     "floor_divide": _floor_divide,
     "remainder": _remainder,
     "pow": _power,
+    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 2).items()},
 }
 
 UNARY: dict[str, Compute] = {
-    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 1).items()},
     "sign": _sign,
     "sgn": _sign,
     "floor": _rounded("floor"),
@@ -274,6 +273,7 @@ UNARY: dict[str, Compute] = {
     "gelu": _gelu,
     "softplus": _softplus,
     "log_sigmoid": _log_sigmoid,
+    **{name: _simple(op) for name, op in _of_table(_COMPUTING, 1).items()},
 }
 
 
