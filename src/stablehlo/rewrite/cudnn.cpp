@@ -314,9 +314,6 @@ class Replacement {
           " key_lengths mask_mod(q_lengths: i32[{}]) {{ %0 = load q_lengths[b]; %1 = lt q, %0; return %1 }}", q[0]);
     }
     Result<Problem> problem = parse_problem(text);
-    if (problem.ok()) {
-      problem = parse_problem(print(*problem));
-    }
     if (!problem.ok()) {
       return unsupported("{}", problem.error().message);
     }
