@@ -53,6 +53,152 @@ def test_mask_infos_stay_what_they_were_given_as():
     assert info.materialize_attention_mask().rules == ()
 
 
+def left_alone():
+    """MaskInfos of some queries and keys, and where these start in each batch."""
+    whole = MaskInfo.from_segments(IDS).apply_causal(2)
+    table = MaskInfo.from_random(B, S, sparsity=0.3, seed=1)
+    lengths = jnp.asarray([9, 15])
+    yield whole.apply_sliding_window((4, 1), mode="decode", index=jnp.asarray([7, 18])), (7, 18), (3, 13)
+    yield table.apply_chunked(8).apply_sliding_window(5, mode="prefill"), (0, 0), (14, 14)
+    yield whole.apply_kv_lengths(lengths, q_len=4, end_index=lengths), (5, 11), (0, 0)
+    yield table.apply_kv_lengths(lengths, q_len=1, end_index=lengths, sliding_window=6), (8, 14), (3, 9)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_mask_infos_of_some_queries_and_keys(case):
+    """They say of those what the whole says of them, and conditions that come later count from there."""
+    part, q_starts, kv_starts = list(left_alone())[case]
+    whole = [
+        MaskInfo.from_segments(IDS).apply_causal(2).apply_sliding_window((4, 1)),
+        MaskInfo.from_random(B, S, sparsity=0.3, seed=1).apply_chunked(8).apply_sliding_window(5),
+        MaskInfo.from_segments(IDS).apply_causal(2).apply_kv_lengths(jnp.asarray([9, 15])),
+        MaskInfo.from_random(B, S, sparsity=0.3, seed=1).apply_kv_lengths(jnp.asarray([9, 15])),
+    ][case].attention_mask
+    q_len, kv_len = part.q_len, part.kv_len
+    rows, columns = (
+        jnp.asarray(starts)[:, None] + jnp.arange(n) for starts, n in ((q_starts, q_len), (kv_starts, kv_len))
+    )
+    batch = jnp.arange(B)[:, None, None]
+    expected = whole[batch, 0, rows[:, :, None], columns[:, None, :]][:, None]
+    np.testing.assert_array_equal(part.attention_mask, expected)
+    got = jax.jit(lambda info: flash_attention(Q[:, :q_len], K[:, :kv_len], V[:, :kv_len], mask_info=info))(part)
+    np.testing.assert_allclose(
+        got, flash_attention(Q[:, :q_len], K[:, :kv_len], V[:, :kv_len], attention_mask=expected), atol=1e-6
+    )
+    later = part.apply_causal().attention_mask
+    np.testing.assert_array_equal(later, expected & (jnp.arange(kv_len) <= jnp.arange(q_len)[:, None]))
+
+
+def test_token_types_leave_padding_and_other_segments_out():
+    """As ejkernel's function does, which takes the mask and the segments."""
+    types = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, S)))
+    same = (types[:, :, None] == types[:, None])[:, None]
+    of_ids = MaskInfo.from_segments(IDS)
+    causal = of_ids.apply_causal()
+    shown = causal.apply_token_type_ids(types).attention_mask
+    np.testing.assert_array_equal(
+        shown, (causal.attention_mask | (same & (types != 0)[:, None, :, None])) & of_ids.attention_mask
+    )
+    both_typed = (types != 0)[:, None, :, None] & (types != 0)[:, None, None]
+    for combine, before in (("intersect", causal.attention_mask), ("replace", jnp.ones((B, 1, S, S), bool))):
+        shown = causal.apply_token_type_ids(types, combine=combine, zero_policy="none")
+        np.testing.assert_array_equal(shown.attention_mask, before & same & both_typed)
+        np.testing.assert_array_equal(shown.q_segment_ids, jnp.where(types == 0, -1, types))
+    shown = causal.apply_token_type_ids(types, combine="replace", zero_policy="none", update_segment_ids=False)
+    np.testing.assert_array_equal(shown.attention_mask, same & of_ids.attention_mask)
+
+
+def test_what_a_mask_info_tells():
+    info = MaskInfo.from_segments(jnp.asarray([[0, 0, 1, 1, 1], [-1, 0, 0, 1, -1]]))
+    assert bool(info.is_multi_sequence) and bool(info.is_self_attention())
+    assert info.q_lens.tolist() == info.kv_lens.tolist() == [4, 4]
+    assert info.get_or_compute_qkv_cu_seqlens(max_segments=3)[0].tolist() == [0, 4, 8, 8]
+    assert info.cu_seqlens_kv.shape == (129,)
+    assert info.q_position_ids.tolist() == [[0, 1, 0, 1, 2], [-1, 0, 1, 0, -1]]
+    assert info.get_or_compute_positions()[1][1].tolist() == [2**31 - 1, 0, 1, 0, 2**31 - 1]
+    assert info.q_attention_mask.tolist() == [[1] * 5, [0, 1, 1, 1, 0]]
+    of_q, of_kv, pairs = info.get_qkv_masks(jnp.int32)
+    assert of_q.dtype == of_kv.dtype == jnp.int32
+    np.testing.assert_array_equal(pairs, info.attention_mask)
+    assert info.create_bias(jnp.bfloat16).dtype == jnp.bfloat16
+    as_numbers = info.to_dtype(jnp.float32)
+    assert as_numbers._attention_mask.dtype == jnp.float32
+    small = normal(2, 5, 2, 8)
+    assert jnp.array_equal(
+        flash_attention(small, small, small, mask_info=as_numbers), flash_attention(small, small, small, mask_info=info)
+    )
+    assert info.apply_causal().apply_chunked(2).baked_in_masks == {
+        "causal": True, "sliding_window": False, "chunked": True, "token_type_ids": False,
+    }  # fmt: skip
+
+    table = jnp.ones((2, 1, 3, 4), bool).at[0, :, :, 1].set(False).at[1, :, 2].set(False)
+    masked = MaskInfo.from_attention_mask(table)
+    assert masked.q_segment_ids.tolist() == [[0, 0, 0], [0, 0, -1]]
+    assert masked.kv_segment_ids.tolist() == [[0, -1, 0, 0], [0] * 4]
+    assert masked.cu_seqlens_q.tolist() == [0, 3, 0, 2]
+    assert not masked.is_multi_sequence and not masked.is_self_attention() and masked.q_lens is None
+    assert masked.materialize_segment_ids()._q_segment_ids is not None
+    assert masked.apply_causal().replace(attention_mask=table).rules == ()
+    packed = MaskInfo.from_cu_seqlens(jnp.asarray([0, 5, 2, 16]), max_q_len=S)
+    assert packed.cu_seqlens_q.tolist() == [0, 5, 2, 16]
+    assert MaskInfo.create_chunked_attention_mask(2, 3, 4, dtype=jnp.int32).tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+    ]
+    assert MaskInfo.dynamic_init(mask_info=info) is info
+    assert MaskInfo.dynamic_init(inputs_embeds=jnp.ones((2, 3, 4))).attention_mask.all()
+    assert MaskInfo.dynamic_init(attention_mask=jnp.asarray([[1, 0]])).q_segment_ids.tolist() == [[0, -1]]
+
+
+def test_shardings_of_a_mask_info():
+    mesh = jax.sharding.AbstractMesh((2, 1, 4, 2), ("dp", "fsdp", "tp", "sp"))
+    info = MaskInfo.from_random(B, S).replace(q_segment_ids=IDS, kv_segment_ids=IDS[:, :18])
+    shardings = info.get_shardings(mesh=mesh)
+    assert shardings.attention_mask == P(("dp", "fsdp"), None, None, None)
+    assert shardings.q_segment_ids == P(("dp", "fsdp"), None) and shardings.q_positions is None
+    split = dataclasses.replace(info, batch_axis_name="dp").get_shardings(True, mesh=mesh)
+    assert split.q_segment_ids == P("dp", None) and split.kv_segment_ids == P("dp", "sp")
+    assert set(MaskInfo.get_empty_sharding()) == {None}
+    with pytest.raises(ValueError, match=r'the mesh has no axis "fsdp", only \'dp\', \'tp\''):
+        info.get_shardings(mesh=jax.sharding.AbstractMesh((2, 4), ("dp", "tp")))
+
+
+def test_a_mask_info_as_text(capsys):
+    info = MaskInfo.from_segments(jnp.asarray([[0, 0, 0, 0, 1, 1, 1, 1, -1, -1]])).apply_causal()
+    text = info.visualize(block_size=2, charset="ascii", return_str=True)
+    assert text.splitlines()[1:8] == [
+        "         00000101  ", "         ==========", "     0 ||..        ||", "     0 ||##..      ||",
+        "     1 ||    ..    ||", "     1 ||    ##..  ||", "   PAD ||          ||",
+    ]  # fmt: skip
+    assert info.visualize(block_size=1, max_rows=2, max_cols=2, show_segments=False) is None
+    assert "||░░  ||" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="batch is 1; expected 0 to 0"):
+        info.visualize(batch=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda info: info.apply_sliding_window(3, mode="decode"), "mode is 'decode' and index None; the position"),
+        (lambda info: info.apply_sliding_window(3, mode="middle"), "mode is 'middle'; expected None, "),
+        (lambda info: info.apply_sliding_window((1, 2, 3)), "expected one number or two"),
+        (
+            lambda info: info.apply_causal(jnp.arange(3)),
+            r"offset is int32\[3\]; expected an integer, or int32 \[batch\]",
+        ),
+        (lambda info: info.apply_kv_lengths(jnp.arange(3)), r"expected int32 \[2\], a length for each batch"),
+        (lambda info: info.apply_kv_lengths(jnp.arange(2), q_len=1), "expected q_len and end_index together"),
+        (lambda info: MaskInfo.from_random(1, 2, sparsity=2), "sparsity is 2; expected a probability"),
+        (lambda info: MaskInfo.dynamic_init(), "nothing came; expected mask_info"),
+        (lambda info: info.visualize(charset="emoji"), "charset is 'emoji'"),
+    ],
+)
+def test_what_a_mask_info_refuses(call, message):
+    with pytest.raises(flashlift.FlashliftError, match=message):
+        call(MaskInfo.from_segments(IDS))
+
+
 @dataclasses.dataclass
 class Theirs:
     """What flash_attention reads of ejkernel's MaskInfo."""

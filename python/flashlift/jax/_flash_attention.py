@@ -13,7 +13,8 @@ from flashlift.jax import _arguments as arguments
 from flashlift.jax._arguments.seeds import SeedOfPart, seed_of_part
 from flashlift.jax._attention import attention
 from flashlift.jax._config import check_config
-from flashlift.jax._mask_info import MaskInfo, both, masks_of
+from flashlift.jax._mask_info import both, masks_of
+from flashlift.jax._mask_rules import keeps_by
 from flashlift.jax._sharding import is_split, over_batches_and_heads
 
 # The dimensions of operands: b and h are those that may be split over devices.
@@ -239,7 +240,7 @@ def _within_shard_map(
             if one is not None and name not in operands:
                 operands[name], specs[name] = one, alike(one, _SPLIT_ALIKE[name])
         operands["rules"] = getattr(given["mask_info"], "rules", ())
-        specs["rules"] = jax.tree.map(lambda one: alike(one, "b"), operands["rules"])
+        specs["rules"] = jax.tree.map(lambda one: alike(one, "bh" if one.ndim == 4 else "b"), operands["rules"])
     rate = _dropout_rate(given["dropout_prob"], given["dropout_rate"], given["deterministic"])
     if rate > 0:
         operands["seed"] = arguments.seed_words(_dropout_seed(given["dropout_seed"], given["dropout_rng"]))
@@ -253,7 +254,7 @@ def _within_shard_map(
         words = own.pop("seed", None)
         if words is not None:
             own["dropout_seed"] = seed_of_part(words, axes, dict(zip("bshd", own["query"].shape, strict=True)))
-        mask_mod = MaskInfo(rules=rules).mask_mod
+        mask_mod = keeps_by(rules)
         return flash_attention(**(rest | own | {"mask_mod": mask_mod}))
 
     of_out = (*out_specs, None, None, None)

@@ -6,51 +6,36 @@ for it, and flash_attention never does.
 
 import dataclasses
 import operator
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from flashlift._errors import InvalidArgumentError
 from flashlift.jax._arguments import as_array, described, short
+from flashlift.jax._mask_picture import as_numpy, picture
+from flashlift.jax._mask_rules import Keep, Rule, keeps_by
 
 AxisName = str | tuple[str, ...] | None
-Keep = Callable[[Any, Any, Any, Any], Any]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    """One condition: its kind, its numbers, and its arrays, whose first dimension is the batch."""
+class MaskSharding(NamedTuple):
+    """How the arrays of a MaskInfo are split; None for those that it lacks."""
 
-    kind: str = dataclasses.field(metadata={"static": True})  # "union": what it keeps is kept besides what others keep
-    numbers: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    arrays: tuple[jax.Array, ...] = ()
+    attention_mask: PartitionSpec | None = None
+    q_segment_ids: PartitionSpec | None = None
+    kv_segment_ids: PartitionSpec | None = None
+    cu_seqlens_q: PartitionSpec | None = None
+    cu_seqlens_kv: PartitionSpec | None = None
+    q_positions: PartitionSpec | None = None
+    kv_positions: PartitionSpec | None = None
 
-    def keep(self, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        offset = self.arrays[0][b] if self.kind in ("causal", "window", "chunk") and self.arrays else 0
-        if self.kind == "causal":
-            return kv <= q + self.numbers[0] + offset
-        if self.kind == "window":
-            left, right, shift = self.numbers
-            at = q + shift + offset
-            return (kv >= at - left) & (kv <= at + right)
-        if self.kind == "chunk":
-            size, shift = self.numbers
-            return (q // size == kv // size) & (kv <= q + shift + offset)
-        if self.kind == "lengths":
-            return kv < self.arrays[0][b]
-        if self.kind == "mask":
-            mask = self.arrays[0]
-            return mask[b if mask.shape[0] > 1 else 0, h if mask.shape[1] > 1 else 0, q, kv]
-        if self.kind == "segments":
-            of_q, of_kv = self.arrays[0][b, q], self.arrays[1][b, kv]
-            return (of_q == of_kv) & (of_q >= 0)
-        of_q, of_kv = self.arrays[0][b, q], self.arrays[1][b, kv]  # token types
-        return (of_q == of_kv) & (of_q != 0 if self.numbers[0] else True) & (of_kv != 0 if self.numbers[1] else True)
+
+def _static(default: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -59,19 +44,25 @@ class MaskInfo:
     """Which keys a query sees: a mask, segment ids, and conditions on positions, all of which hold together.
 
     Make one by from_segments, from_attention_mask or from_cu_seqlens, and add conditions by apply_*. Each apply_*
-    gives a new object. The four axis names are ejkernel's: of the mesh's axes that flash_attention(mesh=...) splits by.
+    gives a new object. The four axis names are ejkernel's: of the mesh's axes that get_shardings splits by.
     """
 
-    mask: jax.Array | None = None
-    q_segment_ids: jax.Array | None = None
-    kv_segment_ids: jax.Array | None = None
+    _attention_mask: jax.Array | None = None
+    _q_segment_ids: jax.Array | None = None
+    _kv_segment_ids: jax.Array | None = None
+    _cu_seqlens_q: jax.Array | None = None
+    _cu_seqlens_kv: jax.Array | None = None
     q_positions: jax.Array | None = None
     kv_positions: jax.Array | None = None
-    rules: tuple[_Rule, ...] = ()
-    batch_axis_name: AxisName = dataclasses.field(default=("dp", "fsdp"), metadata={"static": True})
-    qheads_axis_name: AxisName = dataclasses.field(default="tp", metadata={"static": True})
-    kvheads_axis_name: AxisName = dataclasses.field(default="tp", metadata={"static": True})
-    sequence_axis_name: AxisName = dataclasses.field(default="sp", metadata={"static": True})
+    rules: tuple[Rule, ...] = ()
+    causal_mask_baked_in: bool = _static(False)
+    sliding_window_baked_in: bool = _static(False)
+    chunked_mask_baked_in: bool = _static(False)
+    token_type_ids_baked_in: bool = _static(False)
+    batch_axis_name: AxisName = _static(("dp", "fsdp"))
+    qheads_axis_name: AxisName = _static("tp")
+    kvheads_axis_name: AxisName = _static("tp")
+    sequence_axis_name: AxisName = _static("sp")
 
     @classmethod
     def from_segments(
@@ -88,10 +79,10 @@ class MaskInfo:
         of_q = _ids("q_segment_ids", q_segment_ids)
         of_kv = of_q if kv_segment_ids is None else _ids("kv_segment_ids", kv_segment_ids)
         if is_attn_mask:
-            of_q, of_kv = (jnp.where(one != 0, 0, -1).astype(jnp.int32) for one in (of_q, of_kv))
+            of_q, of_kv = _padding(of_q != 0), _padding(of_kv != 0)
         return cls(
-            q_segment_ids=of_q,
-            kv_segment_ids=of_kv,
+            _q_segment_ids=of_q,
+            _kv_segment_ids=of_kv,
             q_positions=q_positions,
             kv_positions=kv_positions,
             **axis_names,
@@ -99,7 +90,13 @@ class MaskInfo:
 
     @classmethod
     def from_attention_mask(
-        cls, attention_mask: ArrayLike, *, mask_is_valid: bool = True, **axis_names: Any
+        cls,
+        attention_mask: ArrayLike,
+        q_positions: jax.Array | None = None,
+        kv_positions: jax.Array | None = None,
+        *,
+        mask_is_valid: bool = True,
+        **axis_names: Any,
     ) -> "MaskInfo":
         """Booleans or integers: [batch, length] is padding of queries and keys; [batch, q_len, kv_len] and [batch,
         heads or 1, q_len, kv_len] are masks. mask_is_valid=False: 0 is what is kept."""
@@ -110,8 +107,9 @@ class MaskInfo:
             )
         kept = (mask != 0) == mask_is_valid
         if kept.ndim == 2:
-            return cls.from_segments(jnp.where(kept, 0, -1), **axis_names)
-        return cls(mask=kept[:, None] if kept.ndim == 3 else kept, **axis_names)
+            return cls.from_segments(_padding(kept), None, q_positions, kv_positions, **axis_names)
+        kept = kept[:, None] if kept.ndim == 3 else kept
+        return cls(_attention_mask=kept, q_positions=q_positions, kv_positions=kv_positions, **axis_names)
 
     @classmethod
     def from_cu_seqlens(
@@ -121,60 +119,155 @@ class MaskInfo:
         max_q_len: int,
         cu_seqlens_kv: ArrayLike | None = None,
         max_kv_len: int | None = None,
-        **axis_names: Any,
+        **others: Any,
     ) -> "MaskInfo":
-        """Where each batch's sequence begins and ends, one after the other: [start, end, start, end, ...]."""
+        """Where each batch's sequence begins and ends, one after the other: [start, end, start, end, ...]. others:
+        positions and axis names."""
 
-        def ids(name: str, bounds: ArrayLike, length: int) -> jax.Array:
+        def ids(name: str, bounds: ArrayLike, length: int) -> tuple[jax.Array, jax.Array]:
             array = as_array(name, bounds)
             if array.ndim != 1 or array.size % 2 or not jnp.issubdtype(array.dtype, jnp.integer):
                 raise InvalidArgumentError(f"{name} is {described(array)}; expected int32 [2 * batch]: starts and ends")
             start, end = array.reshape(-1, 2).T[..., None]
             at = jnp.arange(length)
-            return jnp.where((at >= start) & (at < end), 0, -1).astype(jnp.int32)
+            return _padding((at >= start) & (at < end)), array.astype(jnp.int32)
 
-        of_q = ids("cu_seqlens_q", cu_seqlens_q, max_q_len)
-        if cu_seqlens_kv is None and max_kv_len in (None, max_q_len):
-            return cls.from_segments(of_q, **axis_names)
-        of_kv = ids("cu_seqlens_kv", cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv, max_kv_len or max_q_len)
-        return cls.from_segments(of_q, of_kv, **axis_names)
+        of_q, cu_q = ids("cu_seqlens_q", cu_seqlens_q, max_q_len)
+        of_kv, cu_kv = of_q, cu_q
+        if cu_seqlens_kv is not None or max_kv_len not in (None, max_q_len):
+            bounds = cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv
+            of_kv, cu_kv = ids("cu_seqlens_kv", bounds, max_kv_len or max_q_len)
+        return cls(_q_segment_ids=of_q, _kv_segment_ids=of_kv, _cu_seqlens_q=cu_q, _cu_seqlens_kv=cu_kv, **others)
+
+    @classmethod
+    def from_random(
+        cls,
+        batch_size: int,
+        q_len: int,
+        kv_len: int | None = None,
+        sparsity: float = 0.5,
+        seed: int = 0,
+        **others: Any,
+    ) -> "MaskInfo":
+        """A mask that leaves out each key with the probability `sparsity`, for tests. others: as of from_cu_seqlens."""
+        if not 0 <= sparsity <= 1:
+            raise InvalidArgumentError(f"sparsity is {sparsity}; expected a probability, from 0 to 1")
+        shape = (batch_size, 1, q_len, q_len if kv_len is None else kv_len)
+        return cls(_attention_mask=jax.random.bernoulli(jax.random.key(seed), 1 - sparsity, shape), **others)
+
+    @classmethod
+    def dynamic_init(
+        cls,
+        *,
+        mask_info: "MaskInfo | None" = None,
+        input_ids: ArrayLike | None = None,
+        inputs_embeds: ArrayLike | None = None,
+        attention_mask: ArrayLike | None = None,
+    ) -> "MaskInfo":
+        """mask_info, if it is given; else what attention_mask says; else one without padding, of the inputs' size."""
+        if mask_info is not None:
+            return mask_info
+        if attention_mask is not None:
+            return cls.from_attention_mask(attention_mask)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs is None:
+            raise InvalidArgumentError(
+                "nothing came; expected mask_info, attention_mask, input_ids or inputs_embeds, to know a size"
+            )
+        return cls.from_segments(jnp.zeros(jnp.shape(inputs)[:2], jnp.int32))
 
     def apply_causal(self, offset: int | jax.Array = 0) -> "MaskInfo":
         """Keeps keys up to the query's position plus an offset, a number or int32 [batch]."""
-        number, arrays = _offset(offset)
-        return self._with(_Rule("causal", (number,), arrays))
+        number, arrays = self._offset(offset)
+        return self._with(Rule("causal", (number,), arrays), causal_mask_baked_in=True)
 
     def apply_sliding_window(
-        self, sliding_window: int | tuple[int, int], *, offset: int | jax.Array = 0, mode: str | None = None
+        self,
+        sliding_window: int | tuple[int, int],
+        *,
+        offset: int | jax.Array = 0,
+        mode: str | None = None,
+        index: int | jax.Array | None = None,
     ) -> "MaskInfo":
-        """Keeps so many positions to the left and to the right of the query's plus an offset; one number is both."""
-        if mode not in (None, "default"):
+        """Keeps so many positions to the left and to the right of the query's plus an offset; one number is both.
+        mode="decode" leaves the one query at `index`, an integer or int32 [batch], and the keys that its window can
+        see; mode="prefill" leaves as many keys as a window holds, from the end. The call then gets these alone."""
+        if mode not in (None, "default", "decode", "prefill"):
+            raise InvalidArgumentError(f'mode is {mode!r}; expected None, "default", "decode" or "prefill"')
+        if (mode == "decode") != (index is not None):
             raise InvalidArgumentError(
-                f'mode is "{mode}"; expected None or "default": slice key and value before the call, and give an offset'
+                f'mode is {mode!r} and index {short(index)}; the position of the query goes with mode="decode"'
             )
         sides = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window,) * 2
+        if len(sides) != 2:
+            raise InvalidArgumentError(f"sliding_window is {sliding_window}; expected one number or two: left, right")
         left, right = (_whole("sliding_window", one) for one in sides)
-        number, arrays = _offset(offset)
-        return self._with(_Rule("window", (left, right, number), arrays))
+        number, arrays = self._offset(offset)
+        whole = self._with(Rule("window", (left, right, number), arrays), sliding_window_baked_in=True)
+        if mode in (None, "default"):
+            return whole
+        q_len, kv_len = self._lengths()
+        if mode == "prefill":
+            span = sliding_window if isinstance(sliding_window, int) else left + right + 1
+            width = min(span, kv_len)
+            return whole._sliced(0, q_len, kv_len - width, width)
+        width = min(left + right + 1, kv_len)
+        at = jnp.clip(jnp.asarray(index, jnp.int32), 0, q_len - 1)
+        return whole._sliced(at, 1, jnp.clip(at - left, 0, kv_len - width), width)
 
     def apply_chunked(self, chunk_size: int, offset: int = 0) -> "MaskInfo":
         """Keeps keys of the query's own chunk, up to its position plus an offset."""
         size = _whole("chunk_size", chunk_size)
         if size == 0:
             raise InvalidArgumentError("chunk_size is 0; expected at least 1")
-        return self._with(_Rule("chunk", (size, operator.index(offset))))
+        return self._with(Rule("chunk", (size, operator.index(offset))), chunked_mask_baked_in=True)
 
-    def apply_kv_lengths(self, kv_lengths: ArrayLike) -> "MaskInfo":
-        """Keeps the first kv_lengths[batch] keys."""
-        return self._with(_Rule("lengths", (), (as_array("kv_lengths", kv_lengths).astype(jnp.int32).reshape(-1),)))
+    def apply_kv_lengths(
+        self,
+        kv_lengths: ArrayLike,
+        *,
+        q_len: int | None = None,
+        end_index: ArrayLike | None = None,
+        sliding_window: int | None = None,
+    ) -> "MaskInfo":
+        """Keeps the first kv_lengths[batch] keys. q_len: leaves the q_len queries before end_index[batch] alone;
+        sliding_window: leaves as many keys alone, before kv_lengths. The call then gets these alone."""
+        lengths = as_array("kv_lengths", kv_lengths).astype(jnp.int32).reshape(-1)
+        if self.batch_size is not None and lengths.size not in (1, self.batch_size):
+            raise InvalidArgumentError(
+                f"kv_lengths is {described(lengths)}; expected int32 [{self.batch_size}], a length for each batch"
+            )
+        if (q_len is None) != (end_index is None) or (sliding_window is not None and q_len is None):
+            raise InvalidArgumentError(
+                f"q_len is {q_len}, end_index {short(end_index)} and sliding_window {sliding_window}; expected q_len "
+                "and end_index together, and sliding_window with them alone"
+            )
+        if self._kv_segment_ids is None:
+            kept = self._with(Rule("lengths", (), (lengths,)))
+        else:
+            behind = jnp.arange(self._kv_segment_ids.shape[1]) >= lengths[:, None]
+            kept = self.replace(kv_segment_ids=jnp.where(behind, -1, self._kv_segment_ids))
+        if q_len is None or end_index is None:
+            return kept
+        all_q, all_kv = self._lengths()
+        width = all_kv if sliding_window is None else min(_whole("sliding_window", sliding_window), all_kv)
+        end = as_array("end_index", end_index).astype(jnp.int32).reshape(-1)
+        q_start = jnp.clip(end - q_len, 0, max(all_q - q_len, 0))
+        return kept._sliced(q_start, min(q_len, all_q), jnp.clip(lengths - width, 0, all_kv - width), width)
 
     def apply_token_type_ids(
-        self, token_type_ids: Any, *, combine: str = "union", zero_policy: str = "q"
+        self,
+        token_type_ids: Any,
+        *,
+        combine: str = "union",
+        zero_policy: str = "q",
+        update_segment_ids: bool | None = None,
     ) -> "MaskInfo":
         """Keys of the query's own type: one array [batch, length], or one for queries and one for keys. They are kept
         besides what was kept until now ("union"), or of what was kept those alone ("intersect"), or all else is
         forgotten ("replace"). Type 0 sees nothing by its type ("q"), is not seen ("kv"), both, or is a type like others
-        ("none")."""
+        ("none"). Padding and other segments stay what they are; update_segment_ids, which "intersect" and "replace"
+        do unless told otherwise: the types are the segments from then on, and 0 is padding."""
         if combine not in ("union", "intersect", "replace") or zero_policy not in ("q", "kv", "both", "none"):
             raise InvalidArgumentError(
                 f'combine is "{combine}" and zero_policy "{zero_policy}"; expected union, intersect or replace, and q, '
@@ -183,35 +276,91 @@ class MaskInfo:
         pair = token_type_ids if isinstance(token_type_ids, (tuple, list)) else (token_type_ids, token_type_ids)
         arrays = tuple(_ids("token_type_ids", one) for one in pair)
         zeros = int(zero_policy in ("q", "both")), int(zero_policy in ("kv", "both"))
-        if combine == "intersect":
-            return self._with(_Rule("types", zeros, arrays))
-        before = self._as_rules() if combine == "union" else ()
+        ids: tuple[jax.Array | None, jax.Array | None] = self._q_segment_ids, self._kv_segment_ids
+        before: tuple[Rule, ...] = ()
+        if combine != "replace":
+            before = self._as_rules()
+            if ids[0] is None and self._attention_mask is not None:
+                ids = self.get_or_compute_segment_ids()
         if combine == "union" and not before:
             raise InvalidArgumentError(
                 'combine is "union", and nothing is masked yet, so that all would be kept; expected "replace", or '
                 "conditions before"
             )
-        kind = "union" if combine == "union" else "types"
-        alone = dataclasses.replace(self, mask=None, q_segment_ids=None, kv_segment_ids=None)
-        return dataclasses.replace(alone, rules=(*before, _Rule(kind, zeros, arrays)))
+        if combine != "union" if update_segment_ids is None else update_segment_ids:
+            ids = jnp.where(arrays[0] == 0, -1, arrays[0]), jnp.where(arrays[1] == 0, -1, arrays[1])
+        return dataclasses.replace(
+            self,
+            _attention_mask=None,
+            _q_segment_ids=ids[0],
+            _kv_segment_ids=ids[1],
+            _cu_seqlens_q=None,
+            _cu_seqlens_kv=None,
+            rules=(*before, Rule("union" if combine == "union" else "types", zeros, arrays)),
+            token_type_ids_baked_in=True,
+        )
 
-    def _as_rules(self) -> tuple[_Rule, ...]:
+    def _as_rules(self) -> tuple[Rule, ...]:
         """All of it as conditions, in which a mask and segment ids stand as they are."""
         first = []
-        if self.mask is not None:
-            first.append(_Rule("mask", (), (self.mask,)))
-        if self.q_segment_ids is not None and self.kv_segment_ids is not None:
-            first.append(_Rule("segments", (), (self.q_segment_ids, self.kv_segment_ids)))
+        if self._attention_mask is not None:
+            first.append(Rule("mask", (), (self._attention_mask,)))
+        if self._q_segment_ids is not None and self._kv_segment_ids is not None:
+            first.append(Rule("segments", (), (self._q_segment_ids, self._kv_segment_ids)))
         return (*first, *self.rules)
 
-    def replace(self, **fields: Any) -> "MaskInfo":
-        """The same with other fields; attention_mask is the mask."""
-        if "attention_mask" in fields:
-            fields["mask"] = fields.pop("attention_mask")
-        return dataclasses.replace(self, **fields)
+    def replace(
+        self,
+        *,
+        attention_mask: jax.Array | None = None,
+        q_segment_ids: jax.Array | None = None,
+        kv_segment_ids: jax.Array | None = None,
+        cu_seqlens_q: jax.Array | None = None,
+        cu_seqlens_kv: jax.Array | None = None,
+        **fields: Any,
+    ) -> "MaskInfo":
+        """The same with other fields; None is as it was. A mask takes the place of all conditions, but segment ids."""
+        changed = {
+            "_attention_mask": attention_mask, "_q_segment_ids": q_segment_ids, "_kv_segment_ids": kv_segment_ids,
+        }  # fmt: skip
+        new: dict[str, Any] = {name: one for name, one in changed.items() if one is not None}
+        if new:
+            new |= {"_cu_seqlens_q": None, "_cu_seqlens_kv": None}
+        if attention_mask is not None:
+            new["rules"] = ()
+        new |= {} if cu_seqlens_q is None else {"_cu_seqlens_q": cu_seqlens_q}
+        new |= {} if cu_seqlens_kv is None else {"_cu_seqlens_kv": cu_seqlens_kv}
+        return dataclasses.replace(self, **(new | fields))
 
-    def _with(self, rule: _Rule) -> "MaskInfo":
-        return dataclasses.replace(self, rules=(*self.rules, rule))
+    def _with(self, rule: Rule, **flags: Any) -> "MaskInfo":
+        return dataclasses.replace(self, rules=(*self.rules, rule), **flags)
+
+    def _sliced(self, q_start: Any, q_len: int, kv_start: Any, kv_len: int) -> "MaskInfo":
+        """Of these queries and keys alone; where they start is a number or int32 [batch]."""
+        starts = tuple(jnp.broadcast_to(jnp.asarray(one, jnp.int32), (self.batch_size,)) for one in (q_start, kv_start))
+
+        def cut(array: jax.Array | None, q_axis: int, kv_axis: int) -> jax.Array | None:
+            """Of an array whose queries and keys lie there; 0 where it has none."""
+            if array is None:
+                return None
+            lengths = list(array.shape[1:])
+            at = [jnp.zeros_like(starts[0])] * len(lengths)
+            for axis, start, length in ((q_axis, starts[0], q_len), (kv_axis, starts[1], kv_len)):
+                if axis:
+                    lengths[axis - 1], at[axis - 1] = length, start
+            return jax.vmap(lambda one, *at: jax.lax.dynamic_slice(one, at, lengths))(array, *at)
+
+        return dataclasses.replace(
+            self,
+            _attention_mask=cut(self._attention_mask, 2, 3),
+            _q_segment_ids=cut(self._q_segment_ids, 1, 0),
+            _kv_segment_ids=cut(self._kv_segment_ids, 0, 1),
+            _cu_seqlens_q=None,
+            _cu_seqlens_kv=None,
+            q_positions=cut(self.q_positions, 1, 0),
+            kv_positions=cut(self.kv_positions, 0, 1),
+            rules=tuple(rule.behind(*starts) for rule in self.rules),
+        )
 
     @property
     def batch_size(self) -> int | None:
@@ -223,10 +372,10 @@ class MaskInfo:
 
     @property
     def kv_len(self) -> int | None:
-        if self.kv_segment_ids is not None:
-            return int(self.kv_segment_ids.shape[1])
-        if self.mask is not None:
-            return int(self.mask.shape[3])
+        if self._kv_segment_ids is not None:
+            return int(self._kv_segment_ids.shape[1])
+        if self._attention_mask is not None:
+            return int(self._attention_mask.shape[3])
         types = self._types()
         return None if types is None else int(types[1].shape[1])
 
@@ -235,25 +384,129 @@ class MaskInfo:
         return self.batch_size, self.q_len, self.kv_len
 
     def _size(self, of_ids: int, of_mask: int) -> int | None:
-        if self.q_segment_ids is not None:
-            return int(self.q_segment_ids.shape[of_ids])
-        if self.mask is not None:
-            return int(self.mask.shape[of_mask])
+        if self._q_segment_ids is not None:
+            return int(self._q_segment_ids.shape[of_ids])
+        if self._attention_mask is not None:
+            return int(self._attention_mask.shape[of_mask])
         types = self._types()
         return None if types is None else int(types[0].shape[of_ids])
 
     def _types(self) -> tuple[jax.Array, ...] | None:
         """Arrays that tell the lengths where neither a mask nor segment ids do."""
-        return next((rule.arrays for rule in self.rules if rule.kind in ("types", "union")), None)
+        return next((rule.arrays for rule in self.rules if rule.kind in ("types", "union") and not rule.starts), None)
+
+    def _lengths(self) -> tuple[int, int]:
+        if self.q_len is None or self.kv_len is None:
+            raise InvalidArgumentError(
+                "neither a mask nor segment ids came, so that the lengths are unknown; expected one of them"
+            )
+        return self.q_len, self.kv_len
+
+    def _offset(self, given: int | jax.Array) -> tuple[int, tuple[jax.Array, ...]]:
+        if isinstance(given, (int, np.integer)):
+            return int(given), ()
+        array = as_array("offset", given)
+        batches = (1,) if array.ndim == 0 else (1, self.batch_size or array.size)
+        if array.ndim > 1 or array.size not in batches or not jnp.issubdtype(array.dtype, jnp.integer):
+            raise InvalidArgumentError(f"offset is {described(array)}; expected an integer, or int32 [batch]")
+        return 0, (array.astype(jnp.int32).reshape(-1),)
+
+    def is_self_attention(self) -> bool | jax.Array:
+        """Whether queries and keys have the same segments, or as many positions where there are none."""
+        of_q, of_kv = self._q_segment_ids, self._kv_segment_ids
+        if of_q is None or of_kv is None or of_q is of_kv:
+            return self.q_len is not None and self.q_len == self.kv_len
+        return of_q.shape == of_kv.shape and jnp.array_equal(of_q, of_kv)
 
     @property
-    def is_self_attention(self) -> bool:
-        return self.kv_segment_ids is None or self.kv_segment_ids is self.q_segment_ids
+    def baked_in_masks(self) -> dict[str, bool]:
+        kinds = ("causal", "sliding_window", "chunked", "token_type_ids")
+        flags = (self.causal_mask_baked_in, self.sliding_window_baked_in, self.chunked_mask_baked_in)
+        return dict(zip(kinds, (*flags, self.token_type_ids_baked_in), strict=True))
 
-    def get_or_compute_segment_ids(self, per_head: bool = False) -> tuple[jax.Array | None, jax.Array | None]:
+    def get_or_compute_segment_ids(self, per_head: bool = False) -> tuple[jax.Array, jax.Array]:
+        """Those given; of a mask, 0 for queries and keys that it keeps anything of, and -1 for padding. Conditions that
+        came since do not count."""
         if per_head:
             raise InvalidArgumentError("per_head is True; expected False: segments are the same for all heads")
-        return self.q_segment_ids, self.kv_segment_ids
+        if self._q_segment_ids is not None and self._kv_segment_ids is not None:
+            return self._q_segment_ids, self._kv_segment_ids
+        mask = self.attention_mask if self._attention_mask is None else self._attention_mask != 0
+        return _padding(mask.any((1, 3))), _padding(mask.any((1, 2)))
+
+    @property
+    def q_segment_ids(self) -> jax.Array:
+        return self.get_or_compute_segment_ids()[0]
+
+    @property
+    def kv_segment_ids(self) -> jax.Array:
+        return self.get_or_compute_segment_ids()[1]
+
+    def materialize_segment_ids(self, per_head: bool = False) -> "MaskInfo":
+        of_q, of_kv = self.get_or_compute_segment_ids(per_head)
+        return dataclasses.replace(self, _q_segment_ids=of_q, _kv_segment_ids=of_kv)
+
+    @property
+    def q_attention_mask(self) -> jax.Array:
+        """int32 [batch, q_len]: 0 for padding."""
+        return (self.q_segment_ids != -1).astype(jnp.int32)
+
+    def get_qkv_masks(self, dtype: DTypeLike = jnp.bool_) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Which queries and keys are no padding, [batch, length], and which are of one segment."""
+        of_q, of_kv = self.get_or_compute_segment_ids()
+        both = Rule("segments", (), (of_q, of_kv))
+        return (of_q >= 0).astype(dtype), (of_kv >= 0).astype(dtype), _plane(both.keep, of_q, of_kv).astype(dtype)
+
+    @property
+    def is_multi_sequence(self) -> jax.Array:
+        """Whether there is a segment besides number 0."""
+        ids = self._kv_segment_ids if self._q_segment_ids is None else self._q_segment_ids
+        return jnp.asarray(False) if ids is None else jnp.max(ids, initial=0) > 0
+
+    @property
+    def q_lens(self) -> jax.Array | None:
+        """How many queries each segment has, all batches together, or each batch where number 0 is the only one."""
+        return None if self._q_segment_ids is None else _counts(self._q_segment_ids)
+
+    @property
+    def kv_lens(self) -> jax.Array | None:
+        return None if self._kv_segment_ids is None else _counts(self._kv_segment_ids)
+
+    def get_or_compute_qkv_cu_seqlens(
+        self, *, out_dtype: DTypeLike = jnp.int32, max_segments: int = 128
+    ) -> tuple[jax.Array, jax.Array]:
+        """As from_cu_seqlens took them, and so of a mask; of segments, the sums of their lengths, all batches
+        together, as ends [max_segments + 1]."""
+        of_q, of_kv = self._cu_seqlens_q, self._cu_seqlens_kv
+        if of_q is None and of_kv is None:
+            ids = self.get_or_compute_segment_ids()
+            of_q, of_kv = (
+                _bounds(one >= 0) if self._q_segment_ids is None else _ends(one, max_segments) for one in ids
+            )
+        of_q, of_kv = (of_kv if of_q is None else of_q), (of_q if of_kv is None else of_kv)
+        return jnp.asarray(of_q, out_dtype), jnp.asarray(of_kv, out_dtype)
+
+    @property
+    def cu_seqlens_q(self) -> jax.Array:
+        return self.get_or_compute_qkv_cu_seqlens()[0]
+
+    @property
+    def cu_seqlens_kv(self) -> jax.Array:
+        return self.get_or_compute_qkv_cu_seqlens()[1]
+
+    @property
+    def q_position_ids(self) -> jax.Array:
+        """Positions within segments, int32 [batch, q_len], -1 for padding."""
+        return _positions(self.q_segment_ids, -1)
+
+    def get_or_compute_positions(self) -> tuple[jax.Array | None, jax.Array | None]:
+        """Those given, or else positions within segments: for padding -1 of queries, and the largest int32 of keys."""
+        of_q, of_kv = self.q_positions, self.kv_positions
+        if self.q_len is None or self.kv_len is None or (of_q is not None and of_kv is not None):
+            return of_q, of_kv
+        ids = self.get_or_compute_segment_ids()
+        of_q = _positions(ids[0], -1) if of_q is None else of_q
+        return of_q, _positions(ids[1], np.iinfo(np.int32).max) if of_kv is None else of_kv
 
     @property
     def attention_mask(self) -> jax.Array:
@@ -261,53 +514,126 @@ class MaskInfo:
         return self.get_or_compute_attention_mask()
 
     def get_or_compute_attention_mask(self, dtype: DTypeLike = jnp.bool_) -> jax.Array:
-        if self.q_len is None or self.kv_len is None:
-            raise InvalidArgumentError(
-                "neither a mask nor segment ids came, so that the lengths are unknown; expected one of them"
-            )
-        plane = (self.batch_size or 1, 1, self.q_len, self.kv_len)
+        q_len, kv_len = self._lengths()
+        batch = self.batch_size or 1
+        keep = keeps_by(self.rules)
+        kept = jnp.ones((batch, 1, q_len, kv_len), bool) if self._attention_mask is None else self._attention_mask != 0
+        if self._q_segment_ids is not None and self._kv_segment_ids is not None:
+            kept &= self.get_qkv_masks()[2]
+        if keep is None:
+            return kept.astype(dtype)
+        heads = max((rule.arrays[0].shape[1] for rule in self.rules if rule.kind == "mask"), default=1)
+        plane = (batch, heads, q_len, kv_len)
         b, h, q, kv = (jax.lax.broadcasted_iota(jnp.int32, plane, axis) for axis in range(4))
-        kept = jnp.ones(plane, bool) if self.mask is None else self.mask
-        if self.q_segment_ids is not None and self.kv_segment_ids is not None:
-            of_q, of_kv = self.q_segment_ids[:, None, :, None], self.kv_segment_ids[:, None, None, :]
-            kept &= (of_q == of_kv) & (of_q >= 0)
-        keep = self.mask_mod
-        return (kept if keep is None else kept & keep(b, h, q, kv)).astype(dtype)
+        return (kept & keep(b, h, q, kv)).astype(dtype)
 
     @property
     def bias(self) -> jax.Array:
         """The mask to add to scores: 0 and the lowest float32, in memory."""
-        return jnp.where(self.attention_mask, 0.0, jnp.finfo(jnp.float32).min)
+        return self.create_bias()
+
+    def create_bias(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.where(self.attention_mask, 0, jnp.finfo(dtype).min).astype(dtype)
 
     def materialize_attention_mask(self, dtype: DTypeLike = jnp.bool_) -> "MaskInfo":
-        return dataclasses.replace(self, mask=self.get_or_compute_attention_mask(dtype), rules=())
+        return dataclasses.replace(self, _attention_mask=self.get_or_compute_attention_mask(dtype), rules=())
+
+    to_dtype = materialize_attention_mask
 
     @property
     def mask_mod(self) -> Keep | None:
         """The conditions on positions as a function of (b, h, q, kv), or None."""
-        if not self.rules:
-            return None
+        return keeps_by(self.rules)
 
-        def keep(b: Any, h: Any, q: Any, kv: Any) -> Any:
-            kept = self.rules[0].keep(b, h, q, kv)
-            for rule in self.rules[1:]:
-                own = rule.keep(b, h, q, kv)
-                kept = kept | own if rule.kind == "union" else kept & own
-            return kept
+    @staticmethod
+    def create_chunked_attention_mask(
+        chunk_size: int, q_len: int, kv_len: int | None = None, offset: int = 0, dtype: DTypeLike = jnp.bool_
+    ) -> jax.Array:
+        """apply_chunked's condition as a mask [q_len, kv_len]."""
+        rules = MaskInfo().apply_chunked(chunk_size, offset).rules
+        q, kv = jnp.arange(q_len)[:, None], jnp.arange(q_len if kv_len is None else kv_len)
+        return jnp.asarray(rules[0].keep(0, 0, q, kv)).astype(dtype)
 
-        return keep
+    @staticmethod
+    def get_empty_sharding() -> MaskSharding:
+        return MaskSharding()
+
+    def get_shardings(self, sequence_parallel: bool = False, *, mesh: jax.sharding.Mesh) -> MaskSharding:
+        """How the arrays are split over the mesh by the four axis names: batches, heads, and lengths of queries where
+        sequence_parallel. Axes that do not divide a dimension do not split it."""
+        axes = {"b": self.batch_axis_name, "h": self.qheads_axis_name}
+        axes["q"] = axes["k"] = self.sequence_axis_name if sequence_parallel else None
+        for name in {one: None for names in axes.values() for one in _names(names)}:
+            if name not in mesh.shape:
+                raise InvalidArgumentError(
+                    f'the mesh has no axis "{name}", only {", ".join(map(repr, mesh.shape))}; name its axes by '
+                    "batch_axis_name=, qheads_axis_name= and sequence_axis_name="
+                )
+
+        def spec(array: jax.Array | None, letters: str) -> PartitionSpec | None:
+            if array is None:
+                return None
+            parts = []
+            for letter, size in zip(letters, array.shape, strict=True):
+                names = axes.get(letter)
+                count = int(np.prod([mesh.shape[one] for one in _names(names)], dtype=int))
+                parts.append(names if size % count == 0 else None)
+            return PartitionSpec(*parts)
+
+        return MaskSharding(
+            attention_mask=spec(self._attention_mask, "bhq."),
+            q_segment_ids=spec(self._q_segment_ids, "bq"),
+            kv_segment_ids=spec(self._kv_segment_ids, "bk"),
+            q_positions=spec(self.q_positions, "bq"),
+            kv_positions=spec(self.kv_positions, "bk"),
+        )
+
+    def visualize(
+        self,
+        block_size: int | tuple[int, int] = 32,
+        batch: int = 0,
+        head: int = 0,
+        fit_in_screen: bool = True,
+        max_rows: int = 32,
+        max_cols: int = 64,
+        charset: str = "unicode",
+        show_segments: bool = True,
+        return_str: bool = False,
+    ) -> str | None:
+        """Prints one batch's and head's mask, two characters for each block_size queries and keys, or returns the text.
+        fit_in_screen: by larger blocks where there are more than max_rows and max_cols. charset: or "ascii"."""
+        if charset not in ("unicode", "ascii"):
+            raise InvalidArgumentError(f'charset is {charset!r}; expected "unicode" or "ascii"')
+        mask = self.attention_mask
+        for name, at, size in (("batch", batch, mask.shape[0]), ("head", head, mask.shape[1])):
+            if not 0 <= at < size:
+                raise InvalidArgumentError(f"{name} is {at}; expected 0 to {size - 1}")
+        tile = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+        of_q, of_kv = (as_numpy(one[batch]) for one in self.get_or_compute_segment_ids())
+        text = picture(
+            as_numpy(mask[batch, head]),
+            (max(tile[0], 1), max(tile[1], 1)),
+            (of_q, of_kv) if show_segments else None,
+            (max_rows, max_cols) if fit_in_screen else None,
+            charset,
+        )
+        if return_str:
+            return text
+        print(text)
+        return None
 
 
 def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, Keep | None]:
     """The mask, both segment ids and a mask_mod of a MaskInfo, ours or ejkernel's."""
-    if isinstance(info, MaskInfo):
-        return info.mask, info.q_segment_ids, info.kv_segment_ids, info.mask_mod
     if not hasattr(info, "_attention_mask") or not hasattr(info, "_q_segment_ids"):
         raise InvalidArgumentError(f"mask_info is {short(info)}; expected a MaskInfo: pass a mask as attention_mask=")
     mask = info._attention_mask
+    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
+        mask = mask != 0  # of to_dtype: 0 and 1
+    keep = info.mask_mod if isinstance(info, MaskInfo) else None
     if info._q_segment_ids is None and info._kv_segment_ids is None:
-        return mask, None, None, None
-    return mask, *info.get_or_compute_segment_ids(per_head=False), None
+        return mask, None, None, keep
+    return mask, *info.get_or_compute_segment_ids(per_head=False), keep
 
 
 def both(one: Keep | None, other: Keep | None) -> Keep | None:
@@ -317,6 +643,47 @@ def both(one: Keep | None, other: Keep | None) -> Keep | None:
     return lambda b, h, q, kv: one(b, h, q, kv) & other(b, h, q, kv)
 
 
+def _names(axis: AxisName) -> tuple[str, ...]:
+    return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+
+
+def _padding(kept: jax.Array) -> jax.Array:
+    """Segment ids: 0, and -1 for padding."""
+    return jnp.where(kept, 0, -1).astype(jnp.int32)
+
+
+def _plane(keep: Keep, of_q: jax.Array, of_kv: jax.Array) -> jax.Array:
+    plane = (of_q.shape[0], 1, of_q.shape[1], of_kv.shape[1])
+    return jnp.asarray(keep(*(jax.lax.broadcasted_iota(jnp.int32, plane, axis) for axis in range(4))))
+
+
+def _positions(ids: jax.Array, of_padding: int) -> jax.Array:
+    """How many positions of the same segment stand before one, without a gap."""
+    at = jnp.arange(ids.shape[1], dtype=jnp.int32)
+    is_first = jnp.concatenate([jnp.full_like(ids[:, :1], True, bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    first = jax.lax.cummax(jnp.where(is_first, at, 0), axis=1)
+    return jnp.where(ids < 0, of_padding, at - first).astype(jnp.int32)
+
+
+def _counts(ids: jax.Array) -> jax.Array:
+    segments = int(jnp.max(ids, initial=-1)) + 1
+    if segments <= 1:
+        return (ids >= 0).sum(1).astype(jnp.int32)
+    return jnp.diff(_ends(ids, segments))
+
+
+def _ends(ids: jax.Array, segments: int) -> jax.Array:
+    """Cumulative lengths of segments 0 to `segments`, all batches together, after a 0."""
+    counts = jnp.zeros(segments, jnp.int32).at[jnp.where(ids < 0, segments, ids)].add(1, mode="drop")
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+
+
+def _bounds(kept: jax.Array) -> jax.Array:
+    """The first position that is kept and the one behind the last, of each batch: [start, end, start, end, ...]."""
+    start, end = jnp.argmax(kept, 1), kept.shape[1] - jnp.argmax(kept[:, ::-1], 1)
+    return jnp.where(kept.any(1)[:, None], jnp.stack([start, end], 1), 0).reshape(-1).astype(jnp.int32)
+
+
 def _ids(name: str, given: ArrayLike) -> jax.Array:
     array = as_array(name, given)
     if array.ndim != 2 or not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_):
@@ -324,15 +691,6 @@ def _ids(name: str, given: ArrayLike) -> jax.Array:
             f"{name} is {described(array)}; expected an integer for each position: [batch, length]"
         )
     return array.astype(jnp.int32)
-
-
-def _offset(given: int | jax.Array) -> tuple[int, tuple[jax.Array, ...]]:
-    if isinstance(given, (int, np.integer)):
-        return int(given), ()
-    array = as_array("offset", given)
-    if array.ndim > 1 or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise InvalidArgumentError(f"offset is {described(array)}; expected an integer, or int32 [batch]")
-    return 0, (array.astype(jnp.int32).reshape(-1),)
 
 
 def _whole(name: str, given: Any) -> int:
