@@ -36,7 +36,7 @@ Result<int> read_architecture(const std::string& text) {
 
 Result<std::vector<int>> find_architectures(const std::vector<std::string>& named) {
   if (named.empty()) {
-    const Result<std::vector<int>> here = architectures_here();
+    Result<std::vector<int>> here = architectures_here();
     if (!here.ok() || here->empty()) {
       return invalid_argument("no GPU was found here, so name architectures, such as --architecture 80,90 ({})",
                               here.ok() ? "the driver shows none" : here.error().message);

@@ -95,7 +95,7 @@ std::string message_of(const CLI::ParseError& error, const CLI::App& app, int ar
   if (!option.empty()) {
     return unknown(option, fmt::format("an option of {}", innermost.get_name()), options_of(innermost));
   }
-  const std::string message = error.what();
+  std::string message = error.what();
   for (const auto& [name, what] :
        {std::pair("PROBLEM", "a problem"), std::pair("SUBJECT", "a problem, or a module's file,")}) {
     if (message.starts_with(name)) {
@@ -177,7 +177,7 @@ extern "C" __attribute__((visibility("default"))) int flashlift_command_line(int
 
 int flashlift_command_line(int argc, char** argv) {
   flashlift::cli::prepare_process();
-  int code = flashlift::cli::kBadInput;
+  int code = 0;
   try {
     code = flashlift::cli::parse_and_run(argc, argv);
   } catch (const std::bad_alloc&) {
@@ -185,6 +185,7 @@ int flashlift_command_line(int argc, char** argv) {
     return flashlift::cli::kBadInput;
   } catch (const std::system_error&) {
     // Of fmt, for a stream that takes nothing: if it is not the one below, there is no one to tell.
+    code = flashlift::cli::kBadInput;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     flashlift::cli::print_error("standard output could not be written in full; is the disk full?");

@@ -53,15 +53,16 @@ Status judge(const FlashliftSubject* given, FlashliftJudgement* result) {
     FLASHLIFT_ASSIGN_OR_RETURN(magnitudes, dense_values<double>(subject.magnitudes, "magnitudes", DType::kF64, got));
   }
   const int64_t width = std::clamp<int64_t>(subject.row_width, 1, std::max<int64_t>(1, got.element_count()));
-  const problem::Judgement judgement = problem::judge(
-      {.name = subject.name == nullptr ? "out" : subject.name,
-       .got = got,
-       .want = want,
-       .eager = eager,
-       .magnitudes = magnitudes,
-       .row_width = width,
-       .samples = subject.samples > 0 ? subject.samples : static_cast<double>(got.element_count() / width),
-       .same_non_finite = subject.is_gradient == 0});
+  const int64_t rows = got.element_count() / width;
+  const problem::Judgement judgement =
+      problem::judge({.name = subject.name == nullptr ? "out" : subject.name,
+                      .got = got,
+                      .want = want,
+                      .eager = eager,
+                      .magnitudes = magnitudes,
+                      .row_width = width,
+                      .samples = subject.samples > 0 ? subject.samples : static_cast<double>(rows),
+                      .same_non_finite = subject.is_gradient == 0});
   FlashliftJudgement made{.struct_size = result->struct_size,
                           .mean = to_c(judgement.mean),
                           .largest = to_c(judgement.largest),

@@ -117,7 +117,7 @@ const Bounds::Linear& Bounds::linear(SymId id) {
 
 Bounds::Linear Bounds::compute_linear(SymId id) {
   const Sym& sym = arena_[id];
-  const Linear itself{.terms = {{id, 1}}, .constant = 0};
+  Linear itself{.terms = {{id, 1}}, .constant = 0};
   if (arena_.is_constant(id)) {
     return is_small(sym.payload) ? Linear{.terms = {}, .constant = sym.payload} : itself;
   }
