@@ -15,12 +15,12 @@ namespace flashlift {
 // Every gradient is an output that may be left out; each has the shape of its tensor, any strides, and overlaps nothing
 // else. It is written, not added to.
 struct BackwardArguments {
-  // The forward call's arguments as it left them: out and lse are read now. A problem that asks for lse and for an f32
-  // output has the fastest backward: without lse the row sums are computed once more, and what rounding does to a
-  // 16-bit output is too much for <d_out, out>, so that this is computed once more too.
+  // The forward call's arguments as it left them: out and lse are read now. A problem that asks for lse, and for an f32
+  // output or the residual, has the fastest backward: without lse the row sums are computed once more, and what
+  // rounding takes from a 16-bit output is too much for <d_out, out>, so that this is computed once more too.
   AttentionArguments forward;
 
-  TensorView d_out;                 // of out's dtype and shape
+  TensorView d_out;                 // of Problem::d_out_dtype() and out's shape
   std::optional<TensorView> d_lse;  // f32, of lse's shape; only if the problem asks for lse
 
   std::optional<TensorView> d_q;  // of the problem's dtype, as d_k and d_v
@@ -33,7 +33,7 @@ struct BackwardArguments {
   std::optional<TensorView> d_sinks;  // f32, of the sinks' shape: summed over the heads that share them
 };
 
-// Why this problem has no backward: kUnsupported for an output that is not normalised.
+// Why this problem has no backward: kUnsupported for an output that is not normalised, and for pages.
 Status verify_backward(const Problem& problem);
 // Checks that the arguments of a backward call are what the problem says.
 Status verify(const Problem& problem, const BackwardArguments& arguments);

@@ -37,8 +37,8 @@ struct PrecompiledKernel {
 
 // Compiles what calls of these problems run, side by side on all cores, unless the cache has it. It needs NVRTC and no
 // GPU. A call finds the kernels if its machine has the cache's folder (FLASHLIFT_CACHE_DIR), the same version of
-// Flashlift and the same version of NVRTC. Errors: what verify(problem) says; INVALID_ARGUMENT where no architecture is
-// named, a length is below 1 or a name is no captured tensor's; UNSUPPORTED with each implementation's reason where
+// Flashlift and the same version of NVRTC. Errors: what verify(problem) says; kInvalidArgument where no architecture is
+// named, a length is below 1 or a name is no captured tensor's; kUnsupported with each implementation's reason where
 // none takes a problem; what NVRTC says; a folder that cannot be used. What was compiled by then stays in the cache.
 Result<std::vector<PrecompiledKernel>> precompile(const std::vector<Problem>& problems,
                                                   const PrecompileOptions& options);
