@@ -1,8 +1,11 @@
 #include "cpu/tile/capabilities.h"
 
-namespace flashlift::cpu {
+#include <iterator>
 
-const char* describe(Capability capability) {
+namespace flashlift::cpu {
+namespace {
+
+constexpr const char* words_for(Capability capability) {
   switch (capability) {
     case Capability::kAvx2:
       return "AVX2 with FMA and F16C";
@@ -17,5 +20,11 @@ const char* describe(Capability capability) {
   }
   return "?";
 }
+static_assert(*words_for(static_cast<Capability>(std::size(kAllCapabilities))) == '?',
+              "kAllCapabilities lacks a capability");
+
+}  // namespace
+
+const char* describe(Capability capability) { return words_for(capability); }
 
 }  // namespace flashlift::cpu

@@ -1,8 +1,11 @@
 #include "cpu/tile/isa.h"
 
-namespace flashlift::cpu {
+#include <iterator>
 
-const char* to_string(Isa isa) {
+namespace flashlift::cpu {
+namespace {
+
+constexpr const char* name_of(Isa isa) {
   switch (isa) {
     case Isa::kPortable:
       return "portable";
@@ -17,6 +20,11 @@ const char* to_string(Isa isa) {
   }
   return "?";
 }
+static_assert(*name_of(static_cast<Isa>(std::size(kAllIsas))) == '?', "kAllIsas lacks an instruction set");
+
+}  // namespace
+
+const char* to_string(Isa isa) { return name_of(isa); }
 
 Capabilities needs_of(Isa isa) {
   using enum Capability;
