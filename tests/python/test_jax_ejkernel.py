@@ -335,3 +335,45 @@ def test_the_default_executor():
         out_specs=SPECS[0],
     )
     np.testing.assert_allclose(got, flash_attention(Q, K, V), atol=1e-6)
+
+
+def test_configurations_as_ejkernel_writes_them(tmp_path, monkeypatch):
+    named = FlashAttentionConfig("cpu", "any", fj.FwdParams(q_blocksize=64), {"num_warps": 4})
+    assert (named.platform, named.fwd_params.q_blocksize, named.bwd_params.num_warps) == ("cpu", 64, 4)
+    assert FlashAttentionConfig.from_json(named.to_json()) == FlashAttentionConfig.from_dict(named.to_dict()) == named
+    for arguments, message in (((3,), "platform is 3; expected a name"), (("auto", "any", 64), "fwd_params is 64")):
+        with pytest.raises(ValueError, match=message):
+            FlashAttentionConfig(*arguments)
+    monkeypatch.setenv("FLASHLIFT_CACHE_DIR", str(tmp_path))
+    key = ("cpu", "flash_attention@v1", "0")
+    fj.PersistentCache("flash_attention").put(*key, named)
+    assert fj.PersistentCache("another name", tmp_path / "flash_attention.json").get(*key) == named
+    assert fj.PersistentCache(str(tmp_path / "flash_attention.json")).get(*key) == named
+
+
+def test_policies_of_tuners():
+    measured = []
+
+    class Kernel(FlashAttention):
+        def run(self, query, *others, **more):
+            measured.append(isinstance(query, jax.core.Tracer))
+            return super().run(query, *others, **more)
+
+    policy = fj.AutotunePolicy(allow_autotune=True, validate_backward=True)
+    chain = fj.ConfigSelectorChain(fj.ConfigCache(), policy, fj.Tuner(0, 1))
+    choose = lambda: (chain.cache.clear(), measured.clear(), fj.Executor(chain).choose_config(Kernel(), Q, K, V))
+    choose()
+    assert measured and all(measured), "the gradient is measured"
+    choose()
+    assert measured == [], "nothing is measured twice"
+    chain.forbid_reautotune = False
+    with fj.policy_override(chain, cache_miss_fallback="heuristics"):
+        choose()
+        assert measured == []
+    with fj.forward_autotune_only():
+        choose()
+    assert measured and not any(measured)
+    with pytest.raises(ValueError, match="cache_miss_fallback is 'measure'; expected"):
+        fj.AutotunePolicy(cache_miss_fallback="measure")
+    with pytest.raises(NotImplementedError, match="block_tables came; pages are a problem of"):
+        flash_attention(Q, K, V, None, None, None, None, IDS)

@@ -23,6 +23,7 @@ from flashlift.jax._config import (
     Invocation,
     PersistentCache,
     Tuner,
+    forward_autotune_only,
     overlay_cache,
     policy_override,
 )
@@ -31,7 +32,7 @@ from flashlift.jax._executor import Executor, FlashAttention, create_default_exe
 from flashlift.jax._export import export_checks
 from flashlift.jax._flash_attention import flash_attention
 from flashlift.jax._fuse import FusedFunction, Report, fuse
-from flashlift.jax._mask_info import MaskInfo
+from flashlift.jax._mask_info import MaskInfo, MaskSharding
 from flashlift.jax._register import register
 from flashlift.jax._tune import tune
 
@@ -47,6 +48,7 @@ __all__ = [
     "FwdParams",
     "Invocation",
     "MaskInfo",
+    "MaskSharding",
     "PersistentCache",
     "Report",
     "Tuner",
@@ -57,6 +59,7 @@ __all__ = [
     "export_checks",
     "flash_attention",
     "flax_attention_fn",
+    "forward_autotune_only",
     "fuse",
     "haiku_attention_fn",
     "overlay_cache",

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from flashlift._errors import FlashliftError, InvalidArgumentError
 from flashlift.jax._arguments.values import short
@@ -51,16 +53,37 @@ class FlashAttentionConfig:
     """platform: as flash_attention takes it. implementation: one of those that `flashlift.compile(...).considerations`
     names, or None for the first that accepts the problem; another one is an error with its reason."""
 
-    fwd_params: FwdParams | None = None
-    bwd_params: BwdParams | None = None
     platform: str = "auto"
     backend: str = "any"
+    fwd_params: FwdParams | None = None
+    bwd_params: BwdParams | None = None
     implementation: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(getattr(self.platform, "value", self.platform), str):
+            raise InvalidArgumentError(f'platform is {short(self.platform)}; expected a name, such as "auto" or "cpu"')
         for name, kind in (("fwd_params", FwdParams), ("bwd_params", BwdParams)):
-            if isinstance(getattr(self, name), Mapping):
-                object.__setattr__(self, name, kind(**getattr(self, name)))
+            given = getattr(self, name)
+            if isinstance(given, Mapping):
+                object.__setattr__(self, name, kind(**given))
+            elif given is not None and not dataclasses.is_dataclass(given):
+                raise InvalidArgumentError(
+                    f"{name} is {short(given)}; expected {kind.__name__}, a dict of its fields, or None"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "FlashAttentionConfig":
+        return cls(**data)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, s: str) -> "FlashAttentionConfig":
+        return cls.from_dict(json.loads(s))
 
 
 def check_config(cfg: Any) -> tuple[str | None, str | None]:
@@ -94,17 +117,22 @@ class ConfigCache:
 
 
 class PersistentCache:
-    """Configurations in a JSON file that processes share. A file that cannot be read holds none."""
+    """Configurations in a JSON file that processes share. A file that cannot be read holds none. Without a path it is
+    the operation's, in the folder of Flashlift's caches; what ends in .json is a path itself."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        opname: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         loader: Callable[[Any], Any] | None = None,
         dumper: Callable[[Any], Any] | None = None,
-        cfg_type: type = FlashAttentionConfig,
+        cfg_type: type | None = None,
     ) -> None:
+        of_type = FlashAttentionConfig if cfg_type is None else cfg_type
+        if path is None:
+            path = opname if Path(opname).suffix == ".json" else _caches_folder() / f"{opname}.json"
         self._path = Path(path)
-        self._load = loader or (lambda fields: cfg_type(**fields))
+        self._load = loader or (lambda fields: of_type(**fields))
         self._dump = dumper or dataclasses.asdict
 
     def get(self, device: str, op_id: str, call_key: str) -> Any:
@@ -133,6 +161,12 @@ class PersistentCache:
         return entries if isinstance(entries, dict) else {}
 
 
+def _caches_folder() -> Path:
+    if folder := os.environ.get("FLASHLIFT_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashlift"
+
+
 def _joined(device: str, op_id: str, call_key: str) -> str:
     return "|".join((device, op_id, call_key))
 
@@ -152,12 +186,20 @@ def overlay_cache(mapping: Mapping[Key, Any]) -> Iterator[None]:
 
 @dataclasses.dataclass
 class AutotunePolicy:
-    """allow_autotune: whether a tuner may measure where nothing is remembered; it is off unless asked for."""
+    """allow_autotune: whether a tuner may measure where nothing is remembered; it is off unless asked for, and with
+    cache_miss_fallback="heuristics". validate_backward: it measures the gradient, too, and a candidate that has none
+    is left out."""
 
     allow_autotune: bool = False
     allow_heuristics: bool = True
-    cache_miss_fallback: str = "heuristics"
+    cache_miss_fallback: str = "autotune"
     validate_backward: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cache_miss_fallback not in ("autotune", "heuristics"):
+            raise InvalidArgumentError(
+                f'cache_miss_fallback is {self.cache_miss_fallback!r}; expected "autotune" or "heuristics"'
+            )
 
 
 class Tuner:
@@ -195,7 +237,9 @@ class Invocation:
     op_id: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    batch_axes: Mapping[str, int] | None = None
     override_cfg: Any = None
+    stamp: bool = True
     method: str | None = None
     mesh: Any = None
     in_specs: Any = None
@@ -205,9 +249,13 @@ class Invocation:
     @property
     def call_key(self) -> str:
         """16 hexadecimal digits of all shapes, dtypes and plain arguments."""
-        given = dict(enumerate(self.args)) | dict(self.kwargs)
+        given = dict(enumerate(self.args)) | dict(self.kwargs) | {"batch_axes": self.batch_axes, "method": self.method}
         text = "; ".join(f"{name}={_looks(given[name])}" for name in sorted(given, key=str) if given[name] is not None)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def make_key(self, key_builder: Callable[["Invocation"], str] | None = None) -> str:
+        """The key that a function of one's own makes, or call_key."""
+        return self.call_key if key_builder is None else key_builder(self)
 
 
 def _looks(value: Any) -> str:
@@ -217,7 +265,8 @@ def _looks(value: Any) -> str:
 
 class ConfigSelectorChain:
     """Chooses by override, overlay, memory, disk, an explicit tuner, heuristics, in this order, and tells `on_event`
-    which it was. An override is not remembered."""
+    which it was. An override is not remembered. persist_autotune: what was measured goes to disk, too;
+    forbid_reautotune: nothing is measured twice, even where the cache was cleared since."""
 
     def __init__(
         self,
@@ -225,13 +274,18 @@ class ConfigSelectorChain:
         policy: AutotunePolicy | None = None,
         tuner: Tuner | None = None,
         persistent: PersistentCache | None = None,
+        persist_autotune: bool = True,
         on_event: Callable[..., None] | None = None,
+        forbid_reautotune: bool = True,
     ) -> None:
         self.cache = cache if cache is not None else ConfigCache()
         self.policy = policy or AutotunePolicy()
         self.tuner = tuner
         self.persistent = persistent
+        self.persist_autotune = persist_autotune
         self.on_event = on_event
+        self.forbid_reautotune = forbid_reautotune
+        self._tuned: set[Key] = set()
 
     def choose(self, inv: Invocation, kernel: Any) -> Any:
         key = (device_kind(), f"{kernel.op_id}@v{kernel.version}", inv.call_key)
@@ -248,13 +302,14 @@ class ConfigSelectorChain:
         if chosen is not None:
             self.cache.put(*key, chosen)
             return self._told("persistent_hit", key, chosen)
-        if self.policy.allow_autotune and self.tuner is not None and not _is_traced(inv):
-            chosen = self.tuner.autotune(
-                lambda cfg: lambda *args, **kwargs: kernel.run(*args, **kwargs, cfg=cfg),
-                inv.args,
-                inv.kwargs,
-                kernel.candidate_cfgs(inv),
-            )
+        if self.tuner is not None and self._may_tune(key) and not _is_traced(inv):
+            with_gradient = self.policy.validate_backward and not _forward_only.get()
+
+            def function_of(cfg: Any) -> Callable[..., Any]:
+                run = functools.partial(kernel.run, cfg=cfg)
+                return _with_gradient(run) if with_gradient else run
+
+            chosen = self.tuner.autotune(function_of, inv.args, inv.kwargs, kernel.candidate_cfgs(inv))
             self._remember(key, chosen)
             return self._told("autotune", key, chosen)
         if self.policy.allow_heuristics:
@@ -265,9 +320,14 @@ class ConfigSelectorChain:
             f"no configuration for {key}: none is remembered, and the policy allows neither a tuner nor heuristics"
         )
 
+    def _may_tune(self, key: Key) -> bool:
+        asked_for = self.policy.allow_autotune and self.policy.cache_miss_fallback == "autotune"
+        return asked_for and not (self.forbid_reautotune and key in self._tuned)
+
     def _remember(self, key: Key, cfg: Any) -> None:
+        self._tuned.add(key)
         self.cache.put(*key, cfg)
-        if self.persistent is not None:
+        if self.persistent is not None and self.persist_autotune:
             self.persistent.put(*key, cfg)
 
     def _told(self, event: str, key: Key, cfg: Any) -> Any:
@@ -285,6 +345,38 @@ def policy_override(selector: ConfigSelectorChain, **updates: Any) -> Iterator[N
         yield
     finally:
         selector.policy = before
+
+
+_forward_only: contextvars.ContextVar[bool] = contextvars.ContextVar("forward_only", default=False)
+
+
+@contextlib.contextmanager
+def forward_autotune_only() -> Iterator[None]:
+    """Within it, tuners measure no gradients, whatever the policy says."""
+    token = _forward_only.set(True)
+    try:
+        yield
+    finally:
+        _forward_only.reset(token)
+
+
+def _with_gradient(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, and the gradient of its sum by all arrays of floats."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        floats = [
+            i for i, one in enumerate(leaves) if hasattr(one, "dtype") and jnp.issubdtype(one.dtype, jnp.floating)
+        ]
+
+        def loss(parts: list[Any]) -> Any:
+            by_place = dict(enumerate(leaves)) | dict(zip(floats, parts, strict=True))
+            own_args, own_kwargs = jax.tree.unflatten(tree, list(by_place.values()))
+            return sum(one.sum() for one in jax.tree.leaves(run(*own_args, **own_kwargs)))
+
+        return jax.value_and_grad(loss)([leaves[i] for i in floats])
+
+    return call
 
 
 def device_kind() -> str:

@@ -66,8 +66,6 @@ class FlashAttention:
         **others: Any,
     ) -> Result:
         """flash_attention in ejkernel's order. others: more of its keywords."""
-        if block_tables is not None:
-            raise UnsupportedError("block_tables came; pages are a problem of flashlift.compile's: page_size=N")
         return flash_attention(
             query,
             key,
@@ -76,6 +74,7 @@ class FlashAttention:
             cum_seqlens_q,
             cum_seqlens_k,
             softmax_aux,
+            block_tables,
             attention_mask=attention_mask,
             softmax_scale=softmax_scale,
             dropout_prob=dropout_prob,
@@ -110,7 +109,7 @@ class FlashAttention:
 
     def candidate_cfgs(self, inv: Invocation) -> list[FlashAttentionConfig]:
         """One for each implementation that accepts shapes like these, the library's own choice first."""
-        given = inspect.signature(self.run).bind(*inv.args, **inv.kwargs).arguments
+        given = inspect.signature(FlashAttention.run).bind(self, *inv.args, **inv.kwargs).arguments
         query, key, value = given["query"], given["key"], given["value"]
         dtype = {name: text for text, name in DTYPES.items()}[query.dtype.name]
         problem = Problem.parse("attn", dtype=dtype, **sizes_of("bshd", query, key, value))
@@ -165,7 +164,8 @@ class FlashAttention:
 class Executor:
     """Runs a module with the configuration that a chooser finds."""
 
-    def __init__(self, chooser: ConfigSelectorChain | None = None) -> None:
+    def __init__(self, chooser: ConfigSelectorChain | None = None, stamp_prefix: str | None = None) -> None:
+        """stamp_prefix is ejkernel's, and names nothing here."""
         self.chooser = chooser if chooser is not None else ConfigSelectorChain()
 
     def __call__(
@@ -231,6 +231,8 @@ def create_default_executor(
             cache=ConfigCache(),
             policy=AutotunePolicy(allow_autotune=enable_autotuning),
             tuner=Tuner(warmup=warmup_iterations, iters=timing_iterations),
-            persistent=None if persistent_cache_path is None else PersistentCache(persistent_cache_path),
+            persistent=None
+            if persistent_cache_path is None
+            else PersistentCache(FlashAttention.op_id, persistent_cache_path),
         )
     )

@@ -31,6 +31,7 @@ def flash_attention(
     cum_seqlens_q: jax.Array | None = None,
     cum_seqlens_k: jax.Array | None = None,
     softmax_aux: jax.Array | None = None,
+    block_tables: jax.Array | None = None,
     *,
     mask_info: Any = None,
     attention_mask: jax.Array | None = None,
@@ -94,7 +95,7 @@ def flash_attention(
         products are those of Precision.HIGHEST.
     platform: None, "auto" or "xla", for wherever JAX runs the call; "cpu" or "cuda", which is an error elsewhere. Tiles
         are chosen by shapes, and kernels are cached in memory and on disk. cfg: a FlashAttentionConfig, which may name
-        an implementation.
+        an implementation. block_tables, of pages, are refused.
     mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as ejkernel's,
         those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split as
         the query is, and dropout leaves out what it does on one device.
@@ -113,6 +114,8 @@ def flash_attention(
     if mesh is not None or in_specs is not None or out_specs is not None:
         own = {name: one for name, one in locals().items() if name not in ("mesh", "in_specs", "out_specs")}
         return _within_shard_map(mesh, in_specs, out_specs, own)
+    if block_tables is not None:
+        raise UnsupportedError("block_tables came; pages are a problem of flashlift.compile's: page_size=N")
     implementation = None
     if cfg is not None:
         of_cfg, implementation = check_config(cfg)
