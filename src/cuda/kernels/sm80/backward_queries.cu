@@ -168,54 +168,6 @@ __device__ __forceinline__ RowGradient row_gradient(const ForwardParams& params,
   return {maximum, 1.0f / sum, weighted / sum - d_lse, 0};
 }
 
-#define FL_ROWS_FROM_OUTPUT (FL_INPUT_F32 && FL_OUT_F32 && FL_WANT_LSE)
-#if FL_ROWS_FROM_OUTPUT
-// What rounding does to an f32 lse is a relative error of the row's probabilities: here half of 2^-20. Beyond, and
-// where one tile has all keys of the rows and an error of lse shows most, the scores are summed again. So they are for
-// inputs or outputs of 16 bits: what rounding, of the output or of the probabilities that it is made of, does to <d_out,
-// out> is an error that all keys of the row share.
-constexpr float kTrustedLse = 16.0f;
-
-// The rows' statistics from lse and <d_out, out>; false, for all threads, if that is not exact enough.
-__device__ __forceinline__ bool rows_from_output(RowGradient (&rows)[2], const ForwardParams& params,
-                                                 const BackwardParams& backward, const QueryPlace& place, int visits) {
-  bool trusted = visits > 1;
-  if (trusted) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int q = min(place.rows[r], params.q_len - 1);
-      const float lse = params.lse[place.b * params.lse_strides[0] + place.h * params.lse_strides[1] +
-                                   q * params.lse_strides[2]];
-      trusted = trusted && fabsf(lse) < kTrustedLse;
-      rows[r] = {lse, 1.0f, 0.0f, 0};
-    }
-  }
-  if (__syncthreads_or(!trusted)) {
-    return false;
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int q = min(place.rows[r], params.q_len - 1);
-    const float* const out = static_cast<const float*>(params.out) + place.b * params.out_strides.batch +
-                             place.h * params.out_strides.head + q * params.out_strides.row;
-    const float* const d_out = static_cast<const float*>(backward.d_out) + place.b * backward.d_out_strides.batch +
-                               place.h * backward.d_out_strides.head + q * backward.d_out_strides.row;
-    double sums[2] = {0.0, 0.0};
-#pragma unroll 4
-    for (int column = threadIdx.x % 4; column < FL_VALUE_DIM; column += 4) {
-      const double x = out[column * params.out_strides.column];
-      const double y = d_out[column * backward.d_out_strides.column];
-      sums[column / 4 % 2] += x * y;
-    }
-    double sum = sums[0] + sums[1];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    rows[r].delta = static_cast<float>(sum - d_lse_at(backward, place.b, place.h, q));
-  }
-  return true;
-}
-#endif
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
@@ -229,22 +181,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   const QueryTile tile = query_tile(params, blockIdx.x);
   const QueryPlace rows_place = place_of(tile, 0);
   const Visits found = find_visits(params, tile);
+  // Not from lse and <d_out, out>, even of an f32 output: what rounding does to <d_out, v> cancels in d_p - delta only
+  // where delta is a sum of the same products. A row of one key shows it, and so does one whose probabilities are
+  // nearly those of one key.
+  RowSums sums;
+  for_each_tile(params, backward, tile, found, shared,
+                [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
+                  sum_tile(s, dp, sums, params, place_of(tile, kv), partial);
+                });
   RowGradient rows[2];
-  bool known = false;
-#if FL_ROWS_FROM_OUTPUT
-  known = rows_from_output(rows, params, backward, rows_place, found.partial + found.full);
-#endif
-  if (!known) {
-    RowSums sums;
-    for_each_tile(params, backward, tile, found, shared,
-                  [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
-                    sum_tile(s, dp, sums, params, place_of(tile, kv), partial);
-                  });
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float d_lse = d_lse_at(backward, tile.b, tile.h, min(rows_place.rows[r], params.q_len - 1));
-      rows[r] = row_gradient(params, sums.maximum[r], quad_sum(sums.sum[r]), quad_sum(sums.weighted[r]), d_lse, tile.h);
-    }
+  for (int r = 0; r < 2; ++r) {
+    const float d_lse = d_lse_at(backward, tile.b, tile.h, min(rows_place.rows[r], params.q_len - 1));
+    rows[r] = row_gradient(params, sums.maximum[r], quad_sum(sums.sum[r]), quad_sum(sums.weighted[r]), d_lse, tile.h);
   }
   RowGradient* const head = row_gradients(params, backward, tile.b, tile.h);
 #pragma unroll
