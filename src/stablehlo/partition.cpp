@@ -262,7 +262,9 @@ int64_t Partitioner::parts(const std::string& mesh, const Axes& axes) const {
   for (const std::string& axis : axes) {
     const auto at = std::find_if(found->second.begin(), found->second.end(),
                                  [&](const MeshAxis& each) { return each.name == axis; });
-    count *= at == found->second.end() ? 1 : at->size;
+    if (at != found->second.end() && __builtin_mul_overflow(count, at->size, &count)) {
+      return INT64_MAX;  // more than any operand has
+    }
   }
   return count;
 }

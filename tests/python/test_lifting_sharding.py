@@ -107,6 +107,12 @@ def test_stays(options, reason):
     assert reason in result.candidates[0].reason
 
 
+def test_more_devices_than_a_number_can_say():
+    mesh = '  sdy.mesh @mesh = <["data"=4294967296, "more"=4294967296]>\n'
+    (candidate,) = fuse(attention(None, 4, argument('[{"data", "more"}, {}, {}, {}]'), mesh)).candidates
+    assert "devices cannot share evenly" in candidate.reason
+
+
 def test_composite_is_partitioned_as_before():
     result = flashlift.stablehlo.fuse(attention(partitions=4), fuse_as="composite")
     assert result.fused_count == 1

@@ -34,6 +34,9 @@ TEST(Attributes, CanonicalTextIsStableHlosOwn) {
             "conv<[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]>");
   EXPECT_EQ(canonical_attribute("type_extensions<bounds = [3, ?]>"), "bounds<3, ?>");
   EXPECT_EQ(canonical_attribute("x<\"a  ,  b\\\"  c\" ,1>"), "x<\"a  ,  b\\\"  c\", 1>");
+  for (const char* text : {"x<[1 // 2]\n]>", "x<[1, // ]>"}) {
+    EXPECT_FALSE(canonical_attribute(text).has_value()) << text;
+  }
 }
 
 TEST(Attributes, Enumerations) {

@@ -47,6 +47,8 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{"%0 = stablehlo.constant dense<\"0x0102\"> : tensor<300xi1>", "elements hex data size is invalid"},
         Malformed{"%0 = stablehlo.reduce_precision %x, format = e8x10 : tensor<4x6xf32>", "such as e8m10"},
         Malformed{"%0 = stablehlo.complex %x, %x : tensor<4x6xf32>", "complex"},
+        Malformed{"\"sdy.x\"() {a = #sdy.sharding<@m, [{\"a\"}, // {}]>} : () -> ()\n]>} : () -> ()",
+                  "a comment within this attribute or type holds a bracket"},
         Malformed{"%0 = stablehlo.get_tuple_element %x[99999999999] : (tensor<4x6xf32>) -> tensor<f32>", "32-bit"}));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -56,6 +58,10 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{R"(%0 = "stablehlo.add"(%x, %i) : (tensor<4x6xf32>, tensor<i32>) -> tensor<4x6xf32>)", "one shape"},
         Malformed{R"("stablehlo.negate"(%x) : (tensor<4x6xf32>) -> ())", "expected one result"},
         Malformed{R"(%0 = "stablehlo.negate"(%x) : (tensor<4x6xf32>) -> f32)", "ranked tensor"},
+        Malformed{R"("sdy.sharding_constraint"(%x) : (tensor<4x6xf32>) -> ())",
+                  "expected one result of its operand's type, tensor<4x6xf32>"},
+        Malformed{R"(%0 = "sdy.reshard"(%x) : (tensor<4x6xf32>) -> tensor<6x4xf32>)",
+                  "expected one result of its operand's type, tensor<4x6xf32>"},
         Malformed{R"(%0 = "stablehlo.transpose"(%x) : (tensor<4x6xf32>) -> tensor<6x4xf32>)", "'permutation'"},
         Malformed{
             R"(%0 = "stablehlo.transpose"(%x) <{permutation = array<i64: 1, 1>}> : (tensor<4x6xf32>) -> tensor<6x6xf32>)",

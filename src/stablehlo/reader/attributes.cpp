@@ -115,8 +115,9 @@ void append_list(std::string& text, std::string_view name, const std::vector<int
 }
 
 // Runs of white space become one space, none beside brackets and before commas, one after a comma; comments go, strings
-// stay.
-std::string squeeze(std::string_view text) {
+// stay. Nothing where a comment holds a bracket: MLIR counts brackets in comments, too, and would not find the end of
+// what is left without them.
+std::optional<std::string> squeeze(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   bool space = false;
@@ -127,7 +128,11 @@ std::string squeeze(std::string_view text) {
       continue;
     }
     if (text.substr(i).starts_with("//")) {
-      i = std::min(text.find('\n', i), text.size());
+      const size_t end = std::min(text.find('\n', i), text.size());
+      if (text.substr(i, end - i).find_first_of("<>[](){}") != std::string_view::npos) {
+        return std::nullopt;
+      }
+      i = end;
       space = true;
       continue;
     }
@@ -197,18 +202,18 @@ std::string print_gather(const GatherDims& dims) {
   return text + ">";
 }
 
-std::string canonical_attribute(std::string_view text) {
+std::optional<std::string> canonical_attribute(std::string_view text) {
   if (const std::optional<DotDims> dot = parse_dot(text)) {
     return print_dot(*dot);
   }
   if (const std::optional<GatherDims> gather = parse_gather(text)) {
     return print_gather(*gather);
   }
-  std::string squeezed = squeeze(text);
+  std::optional<std::string> squeezed = squeeze(text);
   // StableHLO reads two spellings of bounds and keeps one.
   constexpr std::string_view kLongBounds = "type_extensions<bounds = [";
-  if (squeezed.starts_with(kLongBounds) && squeezed.ends_with("]>")) {
-    return "bounds<" + squeezed.substr(kLongBounds.size(), squeezed.size() - kLongBounds.size() - 2) + ">";
+  if (squeezed && squeezed->starts_with(kLongBounds) && squeezed->ends_with("]>")) {
+    return "bounds<" + squeezed->substr(kLongBounds.size(), squeezed->size() - kLongBounds.size() - 2) + ">";
   }
   return squeezed;
 }

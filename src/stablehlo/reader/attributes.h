@@ -27,8 +27,8 @@ struct GatherDims {
 
 // The text between "#stablehlo." (or "#stablehlo<") and the end, in one spelling: single spaces, dimension numbers in
 // StableHLO's order without empty lists, as StableHLO itself prints them. Two attributes are equal exactly if their
-// canonical texts are.
-std::string canonical_attribute(std::string_view text);
+// canonical texts are. Nothing where a comment within it holds a bracket.
+std::optional<std::string> canonical_attribute(std::string_view text);
 
 // "dot<lhs_contracting_dimensions = [1], ...>"; nothing for any other text.
 std::optional<DotDims> parse_dot(std::string_view text);

@@ -16,6 +16,17 @@
 namespace flashlift::stablehlo {
 namespace {
 
+// The text of an attribute or a type in its one spelling; an error and nothing where it has none.
+std::optional<std::string> canonical_text(mlir::DialectAsmParser& parser) {
+  const mlir::StringRef text = parser.getFullSymbolSpec();
+  std::optional<std::string> canonical = canonical_attribute({text.data(), text.size()});
+  if (!canonical) {
+    parser.emitError(parser.getNameLoc(),
+                     "a comment within this attribute or type holds a bracket; leave the comment out");
+  }
+  return canonical;
+}
+
 class TextDialect : public mlir::Dialect {
  public:
   std::optional<ParseOpHook> getParseOperationHook(mlir::StringRef op_name) const override {
@@ -25,16 +36,16 @@ class TextDialect : public mlir::Dialect {
   }
 
   mlir::Attribute parseAttribute(mlir::DialectAsmParser& parser, mlir::Type type) const override {
-    const mlir::StringRef text = parser.getFullSymbolSpec();
-    return mlir::OpaqueAttr::get(mlir::StringAttr::get(getContext(), getNamespace()),
-                                 canonical_attribute({text.data(), text.size()}),
-                                 type ? type : mlir::NoneType::get(getContext()));
+    const auto text = canonical_text(parser);
+    return text ? mlir::OpaqueAttr::get(mlir::StringAttr::get(getContext(), getNamespace()), *text,
+                                        type ? type : mlir::NoneType::get(getContext()))
+                : mlir::OpaqueAttr();
   }
 
   mlir::Type parseType(mlir::DialectAsmParser& parser) const override {
-    const mlir::StringRef text = parser.getFullSymbolSpec();
-    return mlir::OpaqueType::get(mlir::StringAttr::get(getContext(), getNamespace()),
-                                 canonical_attribute({text.data(), text.size()}));
+    const auto text = canonical_text(parser);
+    return text ? mlir::OpaqueType::get(mlir::StringAttr::get(getContext(), getNamespace()), *text)
+                : mlir::OpaqueType();
   }
 
  protected:

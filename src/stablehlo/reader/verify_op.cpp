@@ -130,6 +130,11 @@ class OpCheck {
     const bool one_result = is_plain_elementwise() || (info_.kind >= OpKind::kCompare && info_.kind <= OpKind::kIota) ||
                             (info_.kind >= OpKind::kBitcastConvert && info_.kind <= OpKind::kDynamicGather) ||
                             info_.kind == OpKind::kDot || info_.kind == OpKind::kDotGeneral;
+    if (info_.kind == OpKind::kSdyShardingConstraint || info_.kind == OpKind::kSdyReshard) {
+      return op_->getResultTypes() == op_->getOperandTypes()
+                 ? Status()
+                 : error("expected one result of its operand's type, {}", text(op_->getOperand(0).getType()));
+    }
     if (!one_result) {
       return {};
     }
