@@ -88,7 +88,7 @@ Status verify(const Problem& problem, const BackwardArguments& arguments) {
   FLASHLIFT_RETURN_IF_ERROR(verify_gradient("d_v", arguments.d_v, problem.dtype, forward.v));
   FLASHLIFT_RETURN_IF_ERROR(verify_capture_gradients(problem, arguments));
   if (arguments.d_sinks && problem.sinks == 0) {
-    return invalid_argument("the call gives d_sinks, but the problem has no sinks");
+    return invalid_argument("the call gives d_sinks, but the problem has no sinks; compile it with sinks=<N>");
   }
   if (arguments.d_sinks) {
     FLASHLIFT_RETURN_IF_ERROR(verify_gradient("d_sinks", arguments.d_sinks, DType::kF32, *forward.sinks));

@@ -205,7 +205,8 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
                                                       .shape = v_shape,
                                                       .dimensions = "[batch,kv_heads,kv_len,value_dim]"}));
     if (arguments.page_table) {
-      return invalid_argument("the call gives a page table, but the problem has no page_size");
+      return invalid_argument(
+          "the call gives a page table, but the problem has no page_size; compile it with page_size=<N>");
     }
     return {};
   }
@@ -215,7 +216,8 @@ Status verify_keys(const Problem& p, const AttentionArguments& arguments, int64_
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"k (pages)", arguments.k, p.dtype, k_shape}));
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"v (pages)", arguments.v, p.dtype, v_shape}));
   if (!arguments.page_table) {
-    return invalid_argument("the problem has pages of {} keys, but the call lacks a page table", p.page_size);
+    return invalid_argument("the problem has pages of {} keys, but the call lacks a page table, i32 [batch, pages]",
+                            p.page_size);
   }
   const std::array<int64_t, 2> table_shape = {batch, -1};
   FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"page_table", *arguments.page_table, DType::kI32, table_shape}));

@@ -65,7 +65,8 @@ class Reader {
     }
     auto& slot = program->kind == ProgramKind::kScoreMod ? read_.score_mod : read_.mask_mod;
     if (slot) {
-      return invalid_argument("the problem has two programs of one kind");
+      return invalid_argument("the problem has two {}s; write them as one program",
+                              program->kind == ProgramKind::kScoreMod ? "score_mod" : "mask_mod");
     }
     slot = *program;
     rest_.remove_prefix(end + 1);

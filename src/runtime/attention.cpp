@@ -42,7 +42,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
       return unsupported("this build has no CUDA backend: configure it with FLASHLIFT_CUDA=ON");
 #endif
   }
-  return invalid_argument("unknown device");
+  return invalid_argument("device {} is unknown: expected DeviceKind::kCpu or kCuda", static_cast<int>(options.device));
 }
 
 // What the database says of passes of which the caller says nothing. True if it said anything.

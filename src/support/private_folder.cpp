@@ -72,7 +72,7 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
                                                                 : failed.message());
   }
   if (status.st_uid != geteuid()) {
-    return invalid_argument("{} belongs to another user", name.string());
+    return invalid_argument("{} belongs to another user; name a folder of your own", name.string());
   }
   if ((status.st_mode & kOthersMayWrite) != 0) {
     return invalid_argument("others may write to {}; remove it, or take that right away (chmod 700)", name.string());

@@ -29,7 +29,7 @@ Status verify_library_is_whole(const std::filesystem::path& path) {
     return {};
   }
   if (!S_ISREG(status.st_mode)) {
-    return invalid_argument("{} is no file, but a folder, a pipe or a device", path.string());
+    return invalid_argument("{} is no file, but a folder, a pipe or a device; name a shared library", path.string());
   }
   Elf64_Ehdr header{};
   if (!read_at(file, &header, sizeof(header), 0) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||

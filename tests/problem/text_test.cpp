@@ -67,6 +67,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BadText{"attn h4 hq4 hkv4 s8 d8", "give either h<N>"},
                     BadText{"attn hq4 hkv3 s8 d8", "q_heads must be a multiple of kv_heads, got 4 and 3"},
                     BadText{"attn h4 s8 d300", "head_dim must be 1 to 256, got 300"},
+                    BadText{"attn h4 s8 d8 score_mod() { return score } score_mod() { return score }",
+                            "the problem has two score_mods; write them as one"},
                     BadText{"attn h4 s8 d8 f64", "expected f32, bf16 or f16"},
                     BadText{"attn h4 s8 d8 causall", "unknown word `causall`"},
                     BadText{"attn h4 s8 d8 x7", "unknown word `x7`"}, BadText{"attn h4 h4 s8 d8", "`h` is given twice"},
