@@ -38,11 +38,13 @@ Symbol operator*(const Symbol& x, const Symbol& y) { return operation(Op::k_mul,
 Symbol operator/(const Symbol& x, const Symbol& y) { return operation(Op::k_div, x, y); }
 Symbol operator-(const Symbol& x) { return operation(Op::k_neg, x); }
 Symbol sign(const Symbol& x) { return operation(Op::k_sign, x); }
-Symbol exp(const Symbol& x) { return operation(Op::k_exp, x); }
-Symbol log(const Symbol& x) { return operation(Op::k_log, x); }
-Symbol sin(const Symbol& x) { return operation(Op::k_sin, x); }
-Symbol cos(const Symbol& x) { return operation(Op::k_cos, x); }
-Symbol pow(const Symbol& x, const Symbol& y) { return operation(Op::k_pow, x, y); }
+// All functions of f32 are in it.
+#define FLASHLIFT_OP(...)
+#define FLASHLIFT_FUNCTION(name, ...) \
+  [[maybe_unused]] Symbol name(const Symbol& x) { return operation(Op::k_##name, x); }
+#define FLASHLIFT_FUNCTION2(name, ...) \
+  [[maybe_unused]] Symbol name(const Symbol& x, const Symbol& y) { return operation(Op::k_##name, x, y); }
+#include "flashlift/ops.def"
 Condition operator==(const Symbol& x, const Symbol& y) { return comparison(Op::k_eq, x, y); }
 Condition operator<(const Symbol& x, const Symbol& y) { return comparison(Op::k_lt, x, y); }
 Condition operator>(const Symbol& x, const Symbol& y) { return comparison(Op::k_gt, x, y); }

@@ -1,7 +1,9 @@
 // What the rows of flashlift/ops.def need to state derivatives once, for programs (derivative.cpp) and for numbers
 // (here).
 //
-// A rule gives the gradient that an operand gets, from the operands x and y, the result f and its gradient g.
+// A rule gives the gradient that an operand gets, from the operands x and y, the result f and its gradient g. It is
+// written with the operators of C++ and the functions of namespace rules. derivative.cpp has all functions of the
+// table; here, one that rules is the first to need takes a line.
 #pragma once
 
 #include <cmath>
@@ -31,11 +33,20 @@ struct NumberGradients {
 
 namespace rules {
 
+using std::atan2;
+using std::cbrt;
 using std::cos;
+using std::erf;
 using std::exp;
+using std::exp2;
+using std::expm1;
 using std::log;
+using std::log1p;
+using std::log2;
 using std::pow;
 using std::sin;
+using std::sqrt;
+using std::tanh;
 inline double sign(double x) { return x > 0 ? 1.0 : (x < 0 ? -1.0 : x); }
 inline double truncated(double x) { return std::trunc(x); }
 inline double where(bool condition, double x, double y) { return condition ? x : y; }
