@@ -49,6 +49,8 @@ qkv, seed = (normal(4, 24, 8, 8), normal(4, 24, 4, 8), normal(4, 24, 4, 8)), jax
 check(drop, (*qkv, seed), [split, split, split, P()])
 check(drop, (*[normal(8, 24, 2, 8)] * 3, seed), [P(("data", "model"))] * 3 + [P()])
 check(lambda q, k, seed: drop(q, k, k, seed), (qkv[0], one_head, seed), [split, P("data"), P()])
+# As many devices as query heads, more than key-value heads: each uses one of those that it holds.
+check(lambda q, k, seed: drop(q, k, k, seed), (qkv[0], normal(4, 24, 2, 8), seed), [split, P("data"), P()])
 slopes = normal(8)
 check(lambda q, slopes: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j)),
       (normal(4, 24, 8, 8), slopes), [split, P("model")])
@@ -84,9 +86,105 @@ print("agree")
 """
 
 
-def on_eight_devices(*arguments):
+BY_MESH = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import flashlift.jax
+from flashlift.jax import MaskInfo, flash_attention
+
+rng = np.random.default_rng(0)
+normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+q, k, v, slopes = normal(4, 16, 8, 8), normal(4, 16, 4, 8), normal(4, 16, 4, 8), normal(8)
+ids = jnp.asarray(rng.integers(0, 3, (4, 16)), jnp.int32)
+per_head = jnp.asarray(rng.random((4, 8, 16, 16)) < 0.7)
+split = P("data", None, "model")
+auto, explicit = (jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+                  for kind in (AxisType.Auto, AxisType.Explicit))
+
+def assert_close(ones, others):
+    for one, other in zip(jax.tree.leaves(ones), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, rtol=1e-4)
+
+def check(*operands, **arguments):
+    expected = flash_attention(q, k, v, *operands, **arguments)
+    specs = [split] * 3 + [P("data", "model"), P("model"), None, None]
+    assert_close(flash_attention(q, k, v, *operands, **arguments, mesh=auto, in_specs=specs, out_specs=split), expected)
+    with jax.set_mesh(explicit):
+        placed = [jax.device_put(one, NamedSharding(explicit, split)) for one in (q, k, v)]
+        assert_close(jax.jit(lambda *qkv: flash_attention(*qkv, *operands, **arguments))(*placed), expected)
+
+by_rules = MaskInfo.from_segments(ids).apply_causal(jnp.asarray([1, 2, 0, 3]))
+check(mask_info=by_rules, dropout_prob=0.3, dropout_seed=3)
+check(mask_info=MaskInfo.from_attention_mask(per_head).apply_causal().apply_token_type_ids(ids))
+check(attention_mask=ids > 0)
+check(None, jnp.asarray([0, 5, 20, 24, 30]), q_segment_ids=ids)
+# Functions count batches and heads in the whole.
+check(score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j) + b, mask_mod=lambda b, h, i, j: i - j <= 4 + h)
+
+def loss(slopes, **of_mesh):
+    out = flash_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j), **of_mesh)
+    return (out**2).sum()
+
+of_mesh = {"mesh": auto, "in_specs": [split] * 3 + [None] * 4, "out_specs": split}
+assert_close(jax.grad(lambda slopes: loss(slopes, **of_mesh))(slopes), jax.grad(loss)(slopes))
+
+# A fused function within shard_map: its results, and gradients, vary as its operands do.
+attend = lambda q, k, v, s: jax.nn.dot_product_attention(q, k, v * s, is_causal=True)
+fused = flashlift.jax.fuse(attend)
+parts = jax.shard_map(fused, mesh=auto, in_specs=(split,) * 3 + (P(),), out_specs=split)
+both = lambda f: jax.value_and_grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2, 3))(q, k, v, jnp.float32(0.5))
+assert_close(both(parts), both(attend))
+assert_close(both(jax.jit(parts)), both(attend))
+assert fused.report.fused_count
+
+# A training loop with dropout, table and slopes, each device with its own batches and heads: the losses of one device.
+width = 16
+weights = {"qkv": normal(3, width, 8, 8) / 4, "out": normal(8, 8, width) / 8, "slopes": slopes / 8, "table": normal(16)}
+specs = {"qkv": P(None, None, "model"), "out": P("model"), "slopes": P("model"), "table": P()}
+x = normal(4, 16, width)
+
+def squares(weights, x, whole=lambda one: one, **dropout):
+    q, k, v = jnp.einsum("bsw,nwhd->nbshd", x, weights["qkv"])
+    bias = (weights["slopes"][:, None, None] * weights["table"])[None]
+    bias = jnp.broadcast_to(bias, (1, bias.shape[1], 16, 16))
+    out = flash_attention(q, k, v, bias, causal=True, **dropout)
+    return ((whole(jnp.einsum("bshd,hdw->bsw", out, weights["out"])) - x) ** 2).mean()
+
+def train(loss):
+    def step(weights, x, number):
+        value, slope = jax.value_and_grad(lambda weights: loss(weights, x, number))(weights)
+        return value, jax.tree.map(lambda one, by: one - 0.3 * by, weights, slope)
+    return jax.jit(step)
+
+def losses_of(loss, weights, x):
+    step, values = train(loss), []
+    text = step.lower(weights, x, 0).compile().as_text()
+    for number in range(3):
+        value, weights = step(weights, x, number)
+        values.append(float(value))
+    return values, text
+
+place = lambda one, spec: jax.device_put(one, NamedSharding(auto, spec))
+placed = jax.tree.map(place, weights, specs), place(x, P("data"))
+
+def by_parts(weights, x, step):
+    sums = lambda one: jax.lax.psum(one, "model")
+    part = lambda weights, x: jax.lax.pmean(squares(weights, x, sums), "data")
+    return jax.shard_map(part, mesh=auto, in_specs=(specs, P("data")), out_specs=P())(weights, x)
+
+drops = lambda weights, x, step: squares(weights, x, dropout_prob=0.2, dropout_seed=step)
+for split_up, alone in ((drops, drops), (by_parts, lambda weights, x, step: squares(weights, x))):
+    values, text = losses_of(split_up, *placed)
+    assert "all-gather" not in text
+    assert_close(values, losses_of(alone, weights, x)[0])
+print("agree")
+"""
+
+
+def on_eight_devices(*arguments, program=PROGRAM):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "agree\n", done.stderr
 
@@ -97,6 +195,10 @@ def test_by_shardy():
 
 def test_by_gspmd():
     on_eight_devices("gspmd")
+
+
+def test_meshes_that_calls_are_given():
+    on_eight_devices(program=BY_MESH)
 
 
 FUSED = """

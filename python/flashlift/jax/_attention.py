@@ -13,7 +13,7 @@ from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import DTYPES, Call, captured_names, sizes_of
 from flashlift.jax._mods import trace_mods
 from flashlift.jax._primitive import attend
-from flashlift.jax._sharding import vary_together
+from flashlift.jax._varying import vary_together
 
 _TYPES = {name: text for text, name in DTYPES.items()}
 

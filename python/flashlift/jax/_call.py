@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flashlift._problem import Problem
 from flashlift.jax._program import Program, parse, printed
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
-from flashlift.jax._sharding import result_type
+from flashlift.jax._varying import result_type
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 

@@ -1,6 +1,6 @@
 """Attention in JAX by the names that its features have elsewhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ from flashlift.jax import _arguments as arguments
 from flashlift.jax._arguments.seeds import SeedOfPart, seed_of_part
 from flashlift.jax._attention import attention
 from flashlift.jax._config import check_config
-from flashlift.jax._mask_info import both, masks_of
-from flashlift.jax._mask_rules import keeps_by
-from flashlift.jax._sharding import is_split, over_batches_and_heads
+from flashlift.jax._mask_info import masks_of
+from flashlift.jax._mask_rules import Rule, both, keeps_by
+from flashlift.jax._mods import counted_from
+from flashlift.jax._sharding import first_of_part, is_split, over_batches_and_heads
 
 # The dimensions of operands: b and h are those that may be split over devices.
 _LETTERS = dict.fromkeys(("query", "key", "value"), "bshd") | dict.fromkeys(("bias", "mask"), "bhqk")
@@ -122,13 +123,11 @@ def flash_attention(
         platform = of_cfg if platform is None else platform
     arguments.check_platform(platform)
     arguments.check_precision(precision)
+    rules: tuple[Rule, ...] = ()
     if mask_info is not None:
         given = {"attention_mask": attention_mask, "mask": mask, "q_segment_ids": q_segment_ids}
-        twice = [name for name, one in (given | {"kv_segment_ids": kv_segment_ids}).items() if one is not None]
-        if twice:
-            raise InvalidArgumentError(f"mask_info and {', '.join(twice)} came; expected one of them")
-        attention_mask, q_segment_ids, kv_segment_ids, of_info = masks_of(mask_info)
-        mask_mod = both(of_info, mask_mod)
+        _check_alone("mask_info", given | {"kv_segment_ids": kv_segment_ids})
+        attention_mask, q_segment_ids, kv_segment_ids, rules = masks_of(mask_info)
     if module is not None:
         raise UnsupportedError("module asks for the attention weights, which are never stored; leave sow_weights out")
     if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
@@ -175,14 +174,22 @@ def flash_attention(
     operands = {"query": query, "key": key, "value": value} | captures
     operands |= {} if softmax_aux is None else {"softmax_aux": softmax_aux}
 
+    mods = {name: one for name, one in (("score_mod", score_mod), ("mask_mod", mask_mod)) if one is not None}
+    leaves, tree = jax.tree.flatten(rules)
+    of_info = {f"rule {i}": one for i, one in enumerate(leaves)}
+    operands |= of_info
+
     def run(
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
+        mods: Mapping[str, Callable[..., Any]],
         softmax_aux: jax.Array | None = None,
         dropout_seed: SeedOfPart | jax.Array | int | None = seed,
         **captures: jax.Array,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
+        of_rules = [captures.pop(name) for name in of_info]
+        keep = both(keeps_by(jax.tree.unflatten(tree, of_rules)), mods.get("mask_mod"))
         return attention(
             query,
             key,
@@ -191,16 +198,23 @@ def flash_attention(
             captures=captures,
             sinks=softmax_aux,
             dropout_seed=dropout_seed,
-            score_mod=score_mod,
-            mask_mod=mask_mod,
             implementation=implementation,
+            score_mod=mods.get("score_mod"),
+            mask_mod=keep,
         )
 
     if not is_split(list(operands.values())):
-        return run(**operands)
+        return run(**operands, mods=mods)
     operands |= {} if seed is None else {"dropout_seed": arguments.seed_words(seed)}
     letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
-    return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"])
+    letters |= {name: "bhqk" if one.ndim == len("bhqk") else "bn"[: one.ndim] for name, one in of_info.items()}
+    return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"], mods)
+
+
+def _check_alone(name: str, others: Mapping[str, Any]) -> None:
+    twice = [other for other, one in others.items() if one is not None]
+    if twice:
+        raise InvalidArgumentError(f"{name} and {', '.join(twice)} came; expected one of them")
 
 
 # In ejkernel's order.
@@ -221,8 +235,6 @@ def _within_shard_map(
         raise InvalidArgumentError(f"{missing} is missing; expected mesh, in_specs and out_specs, or none of them")
     if len(in_specs) != len(_SPLIT):
         raise InvalidArgumentError(f"in_specs are {len(in_specs)}; expected {len(_SPLIT)}: of {', '.join(_SPLIT)}")
-    if given["score_mod"] is not None or given["mask_mod"] is not None:
-        raise UnsupportedError("score_mod or mask_mod came with a mesh; call flash_attention within jax.shard_map")
     of_query = (*(in_specs[0] or ()), None, None, None)
     axes = {"b": of_query[0], "h": of_query[2]}
     specs: dict[str, Any] = {name: spec or PartitionSpec() for name, spec in zip(_SPLIT, in_specs, strict=True)}
@@ -232,33 +244,43 @@ def _within_shard_map(
             *(axes[one] if size > 1 else None for one, size in zip(letters, array.shape, strict=False))
         )
 
+    rules: Any = ()
+    if given["mask_info"] is not None:
+        _check_alone("mask_info", {name: given[name] for name in _SPLIT_ALIKE})
+        mask, of_q, of_kv, rules = masks_of(given["mask_info"])
+        given = given | {"attention_mask": mask, "q_segment_ids": of_q, "kv_segment_ids": of_kv, "mask_info": None}
+    if given["cum_seqlens_q"] is not None and given["query"].shape[0] > 1:
+        ids = _sequences(
+            given["cum_seqlens_q"], given["cum_seqlens_k"], given["q_segment_ids"], given["kv_segment_ids"],
+            given["causal"], given["query"], given["key"],
+        )[1]  # fmt: skip
+        of_ids = dict(zip(("q_segment_ids", "kv_segment_ids"), ids or (), strict=True))
+        given = given | of_ids | {"cum_seqlens_q": None, "cum_seqlens_k": None}
     operands = {name: given[name] for name in _SPLIT if given[name] is not None}
     for name, letters in _SPLIT_ALIKE.items():
         if given[name] is not None:
-            operands[name] = given[name]
-            specs[name] = alike(given[name], letters if given[name].ndim in (2, 4) else "")
-    if given["mask_info"] is not None:
-        masks = masks_of(given["mask_info"])[:3]
-        for name, one in zip(("attention_mask", "q_segment_ids", "kv_segment_ids"), masks, strict=True):
-            if one is not None and name not in operands:
-                operands[name], specs[name] = one, alike(one, _SPLIT_ALIKE[name])
-        operands["rules"] = getattr(given["mask_info"], "rules", ())
-        specs["rules"] = jax.tree.map(lambda one: alike(one, "bh" if one.ndim == 4 else "b"), operands["rules"])
+            operands[name] = jnp.asarray(given[name])
+            specs[name] = alike(operands[name], letters if operands[name].ndim == len("bhqk") else "b")
+    operands["rules"] = rules
+    specs["rules"] = jax.tree.map(lambda one: alike(one, "bh" if one.ndim == len("bhqk") else "b"), rules)
+    mods = {name: given[name] for name in ("score_mod", "mask_mod") if given[name] is not None}
     rate = _dropout_rate(given["dropout_prob"], given["dropout_rate"], given["deterministic"])
     if rate > 0:
         operands["seed"] = arguments.seed_words(_dropout_seed(given["dropout_seed"], given["dropout_rng"]))
         specs["seed"] = PartitionSpec()
         given = given | {"dropout_prob": rate, "dropout_rng": None, "dropout_rate": 0.0}
-    rest = {name: one for name, one in given.items() if name not in operands and name != "mask_info"}
+    rest = {name: one for name, one in given.items() if name not in operands and name not in mods}
 
     def run(parts: dict[str, Any]) -> jax.Array | tuple[jax.Array, jax.Array]:
         own = dict(parts)
-        rules = own.pop("rules", ())
-        words = own.pop("seed", None)
+        rules, words = own.pop("rules"), own.pop("seed", None)
+        sizes = dict(zip("bshd", own["query"].shape, strict=True))
         if words is not None:
-            own["dropout_seed"] = seed_of_part(words, axes, dict(zip("bshd", own["query"].shape, strict=True)))
-        mask_mod = keeps_by(rules)
-        return flash_attention(**(rest | own | {"mask_mod": mask_mod}))
+            own["dropout_seed"] = seed_of_part(words, axes, sizes)
+        first = first_of_part(axes, sizes)
+        counted = {name: counted_from(name, one, first) for name, one in mods.items()}
+        mask_mod = both(keeps_by(rules), counted.pop("mask_mod", None))
+        return flash_attention(**(rest | own | counted | {"mask_mod": mask_mod}))
 
     of_out = (*out_specs, None, None, None)
     results = (out_specs, PartitionSpec(of_out[0], of_out[2])) if given["return_lse"] else out_specs

@@ -23,6 +23,7 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
 from flashlift.jax._register import register
+from flashlift.jax._varying import vary_together
 
 # Locations in reports are to be the user's lines, not ours.
 source_info_util.register_exclusion(__file__)
@@ -77,7 +78,7 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _, call, leaves = self._prepare(args, kwargs)
-        return call(*leaves)
+        return call(*vary_together(leaves))
 
     @property
     def report(self) -> Report:
@@ -224,7 +225,11 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         fused.module, stablehlo_dialect.get_current_version()
     )
     replaced = dataclasses.replace(exported, mlir_module_serialized=serialized)
-    return replaced.call, Report(fused.candidates, "", original, fused.module)
+
+    def run(*leaves: Any) -> Any:
+        return jax.tree.map(lambda one: vary_together([one, *leaves])[0], replaced.call(*leaves))
+
+    return run, Report(fused.candidates, "", original, fused.module)
 
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:

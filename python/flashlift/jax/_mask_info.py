@@ -623,24 +623,17 @@ class MaskInfo:
         return None
 
 
-def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, Keep | None]:
-    """The mask, both segment ids and a mask_mod of a MaskInfo, ours or ejkernel's."""
+def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, tuple[Rule, ...]]:
+    """The mask, both segment ids and the rules of a MaskInfo, ours or ejkernel's."""
     if not hasattr(info, "_attention_mask") or not hasattr(info, "_q_segment_ids"):
         raise InvalidArgumentError(f"mask_info is {short(info)}; expected a MaskInfo: pass a mask as attention_mask=")
     mask = info._attention_mask
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
         mask = mask != 0  # of to_dtype: 0 and 1
-    keep = info.mask_mod if isinstance(info, MaskInfo) else None
+    rules = info.rules if isinstance(info, MaskInfo) else ()
     if info._q_segment_ids is None and info._kv_segment_ids is None:
-        return mask, None, None, keep
-    return mask, *info.get_or_compute_segment_ids(per_head=False), keep
-
-
-def both(one: Keep | None, other: Keep | None) -> Keep | None:
-    """What both keep."""
-    if one is None or other is None:
-        return other if one is None else one
-    return lambda b, h, q, kv: one(b, h, q, kv) & other(b, h, q, kv)
+        return mask, None, None, rules
+    return mask, *info.get_or_compute_segment_ids(per_head=False), rules
 
 
 def _names(axis: AxisName) -> tuple[str, ...]:

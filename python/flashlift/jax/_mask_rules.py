@@ -65,3 +65,10 @@ def keeps_by(rules: tuple[Rule, ...]) -> Keep | None:
         return kept
 
     return keep
+
+
+def both(one: Keep | None, other: Keep | None) -> Keep | None:
+    """What both keep."""
+    if one is None or other is None:
+        return other if one is None else one
+    return lambda b, h, q, kv: one(b, h, q, kv) & other(b, h, q, kv)

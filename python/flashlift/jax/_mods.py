@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._library import core
+from flashlift.jax._varying import vary_together
 
 _INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
 _COORDINATES = {"b": "batch", "h": "heads", "q": "q_len", "kv": "kv_len"}
@@ -26,7 +27,8 @@ _DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int64": "i64", "bool": "bool",
     "int8": "i8", "uint8": "u8", "int16": "i16",
 }  # fmt: skip
-_SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "pvary", "pcast", "expand_dims"}
+_VARIES = {"pvary", "pcast"}  # within shard_map
+_SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "expand_dims"} | _VARIES
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
 _OF_JAX = str(Path(jax.__file__).parent)
@@ -90,13 +92,34 @@ def trace_mods(
     return [_trace(kind, function, named) for kind, function in given if function is not None]
 
 
+def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) -> Callable[..., Any]:
+    """The function for a part that begins at this batch and this head of the whole; None where it begins with it."""
+    shifts = [(_INPUTS[kind].index(name), one) for name, one in zip("bh", first, strict=True) if one is not None]
+
+    def run(*inputs: Any) -> Any:
+        own = list(inputs)
+        for at, shift in shifts:
+            own[at] += shift
+        return function(*own)
+
+    return run if callable(function) else function
+
+
 def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Traced:
     """kind: score_mod or mask_mod. sizes: of batch, heads, q_len and kv_len."""
     inputs = _INPUTS[kind]
     scalars = [jax.ShapeDtypeStruct((), jnp.float32 if name == "score" else jnp.int32) for name in inputs]
     if not callable(function):
         raise InvalidArgumentError(f"{kind} is {function!r}; expected a function of ({', '.join(inputs)})")
-    closed = jax.make_jaxpr(function)(*scalars)
+    try:
+        closed = jax.make_jaxpr(function)(*scalars)
+    except NotImplementedError as error:
+        if "Explicit" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{kind} reads an array that lies on a mesh of explicit axes; expected one that was made without the mesh, "
+            "or a call within jax.shard_map that has the array as an argument"
+        ) from error
     out = closed.out_avals
     if len(out) != 1 or out[0].shape != () or (out[0].dtype == jnp.bool_) != (kind == "mask_mod"):
         came = ", ".join(f"{one.dtype}{list(one.shape)}" for one in out) or "nothing"
@@ -410,11 +433,13 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
     found = equation.primitive.get_bind_params(equation.params)
     functions, params = found if isinstance(found, tuple) else ((), found)
     if all(isinstance(one, np.ndarray) for one in operands):  # numbers of the function's own, which stay numbers
+        if equation.primitive.name in _VARIES:
+            return list(operands)
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(np.asarray, results)
     else:
-        results = equation.primitive.bind(*functions, *operands, **params)
+        results = equation.primitive.bind(*functions, *vary_together(operands), **params)
     return list(results) if equation.primitive.multiple_results else [results]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -69,14 +70,22 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
         batches = batches[:-1]
     heads = tuple(one for one in axes_of(q, "h") or axes_of(k, "h") if one not in batches)
     while heads:
-        # Devices beyond as many as there are key-value heads share one: they hold consecutive query heads.
         shared = heads
         while shared and kv_heads % _count(mesh, shared):
             shared = shared[:-1]
-        if sizes["h"] % _count(mesh, heads) == 0 and (shared == heads or kv_heads == _count(mesh, shared)):
+        if sizes["h"] % _count(mesh, heads) == 0 and _shares(mesh, heads, shared, kv_heads) is not None:
             return {"b": batches, "h": heads, "k": shared}
         heads = heads[:-1]
     return {"b": batches, "h": (), "k": ()}
+
+
+def _shares(mesh: Any, heads: Axes, shared: Axes, kv_heads: int) -> tuple[int, int] | None:
+    """How many key-value heads a device holds, and how many devices of those that hold the same ones use the same one.
+    Devices hold consecutive query heads. None: a device would use a part of them."""
+    held, holders = kv_heads // _count(mesh, shared), _count(mesh, heads[len(shared) :])
+    if holders == 1:
+        return held, 1
+    return (held, holders // held) if holders % held == 0 else None
 
 
 def _count(mesh: Any, axes: Axes) -> int:
@@ -94,10 +103,24 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
     of_operands, of_results, _fixed = kind.letters(operands)
     plan = _plan(kind, mesh, operands)
 
+    at = kind.call.layout.index("h")
+    held, alike = _shares(mesh, plan["h"], plan["k"], kind.call.axes(operands[1])["h"]) or (1, 1)
+    further = plan["h"][len(plan["k"]) :]  # the axes whose devices hold the same key-value heads
+    is_chosen = bool(further) and held > 1  # of several, of which each device uses one
+
     def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        results = kind.run(*_with_origin(kind.call, parts, plan))
+        own = _with_origin(kind.call, parts, plan)
+        head = jax.lax.axis_index(further) // alike if is_chosen else 0
+        if is_chosen:
+            own[1:3] = (jax.lax.dynamic_slice_in_dim(one, head, 1, at) for one in own[1:3])
+        results = kind.run(*own)
         if kind.wanted is None:
             return tuple(results)
+        if is_chosen:
+            for i, letters in enumerate(of_results):
+                if "k" in letters:
+                    whole = jnp.zeros((*results[i].shape[:at], held, *results[i].shape[at + 1 :]), results[i].dtype)
+                    results[i] = jax.lax.dynamic_update_slice_in_dim(whole, results[i], head, at)
         # What several devices read, each of them has a share of the gradient of.
         return tuple(_summed(one, letters, plan) for one, letters in zip(results, of_results, strict=True))
 
@@ -125,14 +148,17 @@ def _infer(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[Name
     return tuple(_sharding(mesh, letters, plan) for letters in of_results)
 
 
-def _rule(kind: Kind, _mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
-    """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole."""
+def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
+    """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole.
+    Where an axis of the mesh has more devices than there are key-value heads for, Shardy would split these by a part of
+    it, which JAX cannot express: query heads and key-value heads are then split each as they are."""
     of_operands, of_results, fixed = kind.letters(operands)
     q_heads, kv_heads = (kind.call.axes(operands[i])["h"] for i in (0, 1))
-    is_grouped = 1 < kv_heads < q_heads
+    fits = all(kv_heads % size == 0 for size in mesh.shape.values())
+    is_grouped = 1 < kv_heads < q_heads and fits
     names = {"b": "batch", "h": "(heads group)" if is_grouped else "heads"}
     if kv_heads > 1:
-        names["k"] = "heads"
+        names["k"] = "heads" if is_grouped or kv_heads == q_heads else "shared"
     whole: list[str] = []  # in the order in which they are met, as Shardy wants them
 
     def factor(letter: str) -> str:

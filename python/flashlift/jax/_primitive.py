@@ -21,7 +21,7 @@ from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
 from flashlift.jax._partition import Kind, run_partitioned
 from flashlift.jax._plain import plain, plain_gradients
-from flashlift.jax._sharding import result_aval
+from flashlift.jax._varying import result_aval
 
 attention_p = Primitive("flashlift_attention")
 tangent_p = Primitive("flashlift_attention_tangent")
