@@ -175,18 +175,20 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
 #endif
 }
 
+// Few calls store like this, but all wait for the compiler: one loop, over sums in local memory.
 template <int kCount>
 __device__ __forceinline__ void store_elements(const float (&accumulator)[kCount], OutElement* out, long long stride,
                                                int r, bool inside) {
-  const int lane = threadIdx.x % 32;
+  float row[kCount / 2];
 #pragma unroll
-  for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int column = 8 * j + 2 * (lane % 4) + c;
-      if (inside && column < FL_VALUE_DIM) {
-        out[column * stride] = to_out(accumulator[4 * j + 2 * r + c]);
-      }
+  for (int i = 0; i < kCount / 2; ++i) {
+    row[i] = accumulator[i / 2 * 4 + 2 * r + i % 2];
+  }
+#pragma unroll 1
+  for (int i = 0; i < kCount / 2; ++i) {
+    const int column = i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+    if (inside && column < FL_VALUE_DIM) {
+      out[column * stride] = to_out(row[i]);
     }
   }
 }

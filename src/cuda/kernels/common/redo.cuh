@@ -92,13 +92,12 @@ __device__ __forceinline__ void redo_keys(float (&sums)[FL_V_DIM / 2], const flo
   }
 }
 
-// Multiplies a warp's tiles again, those that the mask cuts through or all. Of each tile its keys are the kKeys from
+// Sums a warp's tiles again, those that the mask cuts through or all. Of each tile its keys are the kKeys from
 // `first_key` on. Small code counts, not speed: the sums are in local memory, so that no loop is unrolled.
 template <int kKeys>
-__device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], const float (&maximum)[2],
+__device__ __forceinline__ void redo_tiles(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
                                            const ForwardParams& params, const QueryTile& tile, const Rows& rows,
                                            int first_key) {
-  float sums[FL_V_DIM / 2];
 #pragma unroll 1
   for (int i = 0; i < FL_V_DIM / 2; ++i) {
     sums[i] = 0.0f;
@@ -117,6 +116,10 @@ __device__ __forceinline__ void redo_tiles(float (&accumulator)[FL_V_DIM / 2], c
       }
     }
   }
+}
+
+// From local memory.
+__device__ __forceinline__ void copy_sums(float (&accumulator)[FL_V_DIM / 2], const float (&sums)[FL_V_DIM / 2]) {
 #pragma unroll
   for (int i = 0; i < FL_V_DIM / 2; ++i) {
     if (i % 8 == 0) {
@@ -132,7 +135,9 @@ __device__ __forceinline__ void redo_nonfinite(float (&accumulator)[FL_V_DIM / 2
                                                int first_key) {
 #if FL_REDO_ALL || FL_HAS_MASK_MOD
   if (warp_has_nonfinite(accumulator)) {
-    redo_tiles<kKeys>(accumulator, maximum, params, tile, rows, first_key);
+    float sums[FL_V_DIM / 2];
+    redo_tiles<kKeys>(sums, maximum, params, tile, rows, first_key);
+    copy_sums(accumulator, sums);
   }
 #endif
 }

@@ -203,6 +203,45 @@ __device__ __forceinline__ void take_exponentials(Scores& s, WarpRows& rows, flo
   }
 }
 
+// redo_tiles() as a function: among the kernel's registers it takes a quarter of the compiler's time.
+__device__ __noinline__ void redo_fragment(float (&sums)[FL_V_DIM / 2], const float (&maximum)[2],
+                                           const ForwardParams& params, const QueryTile& tile, const Rows& rows) {
+  redo_tiles<FL_BLOCK_N>(sums, maximum, params, tile, rows, 0);
+}
+
+// redo_nonfinite() for all fragments, from and to local memory: no accumulators are in registers around the call.
+template <typename RowsOf>
+__device__ __forceinline__ void redo_fragments(Output& output, const WarpRows& state, const ForwardParams& params,
+                                               const QueryTile& tile, const RowsOf& rows_of) {
+#if FL_REDO_ALL || FL_HAS_MASK_MOD
+  u32 fragments = 0;
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    fragments |= static_cast<u32>(warp_has_nonfinite(output[f])) << f;
+  }
+  if (fragments == 0) {
+    return;
+  }
+  Output sums;
+  float maximum[kFragments][2];
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    copy_sums(sums[f], output[f]);
+    maximum[f][0] = state.of[f].maximum[0];
+    maximum[f][1] = state.of[f].maximum[1];
+  }
+#pragma unroll 1
+  for (; fragments != 0; fragments &= fragments - 1) {
+    const int f = __ffs(fragments) - 1;
+    redo_fragment(sums[f], maximum[f], params, tile, rows_of(f));
+  }
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+    copy_sums(output[f], sums[f]);
+  }
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     flashlift_forward(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -286,10 +325,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     }
     multiply_values(output, state, scores, v_tile);
     if (i + 1 == (FL_REDO_ALL ? visits : found.partial())) {
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        redo_nonfinite<FL_BLOCK_N>(output[f], state.of[f].maximum, params, tile, rows_of(f), 0);
-      }
+      redo_fragments(output, state, params, tile, rows_of);
     }
   }
   copy_wait<0>();  // of a block that visits no tile
