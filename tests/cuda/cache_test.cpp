@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 
 #include "cuda/compile/cubin_cache.h"
+#include "cuda/compile/nvrtc_version.h"
 
 namespace flashlift::cuda {
 namespace {
@@ -173,6 +175,75 @@ TEST(CubinKey, DependsOnEverything) {
     change(changed);
     EXPECT_NE(cubin_key(changed, "13.0"), key);
   }
+}
+
+class NvrtcVersion : public Cache {
+ protected:
+  PrivateFolder folder() {
+    auto folder = PrivateFolder::open(path_);
+    EXPECT_TRUE(folder.ok()) << folder.error().message;
+    return *std::move(folder);
+  }
+};
+
+TEST_F(NvrtcVersion, IsRememberedUntilTheFileChanges) {
+  const PrivateFolder kept = folder();
+  const fs::path library = path_ / "libnvrtc.so.13";
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
+  remember_nvrtc_version(kept, library, "13.0");  // there is no such file
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
+  std::ofstream(library) << "one";
+  remember_nvrtc_version(kept, library, "13.0");
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), "13.0");
+  EXPECT_EQ(remembered_nvrtc_version(kept, path_ / "libnvrtc.so.12"), std::nullopt);
+  EXPECT_EQ(remembered_nvrtc_version(kept, "libnvrtc.so.13"), std::nullopt);
+  make_older(library, 1);
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
+  remember_nvrtc_version(kept, library, "13.1");
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), "13.1");
+  std::ofstream(library) << "two, longer";
+  EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
+}
+
+TEST_F(NvrtcVersion, TornAndForeignRecordsAreMisses) {
+  const PrivateFolder kept = folder();
+  const fs::path library = path_ / "libnvrtc.so.13";
+  std::ofstream(library) << "one";
+  remember_nvrtc_version(kept, library, "13.0");
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    if (entry.path().extension() == ".nvrtc") {
+      const auto size = fs::file_size(entry.path());
+      for (const auto shorter : {size - 1, size - 2, size - 5, size - 6, uintmax_t{0}}) {
+        fs::resize_file(entry.path(), shorter);
+        EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt) << shorter;
+      }
+      std::ofstream(entry.path()) << "flashlift-nvrtc-1 of another file\n13.0";
+      EXPECT_EQ(remembered_nvrtc_version(kept, library), std::nullopt);
+    }
+  }
+}
+
+// In a process of its own: what others have loaded stays.
+TEST_F(NvrtcVersion, MachineCodeFromDiskNeedsNoCompiler) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  path_ = fs::path(::testing::TempDir()) / "flashlift_machine_code_from_disk";  // the same in both processes
+  setenv("FLASHLIFT_CACHE_DIR", path_.c_str(), 1);
+  KernelSource source;
+  source.name = "nothing.cu";
+  source.text = "extern \"C\" __global__ void nothing() {}";
+  const auto is_loaded = [] {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all((std::istreambuf_iterator<char>(maps)), {});
+    return all.find("/libnvrtc.") != std::string::npos;
+  };
+  EXPECT_EXIT(
+      {
+        fs::remove_all(path_);
+        std::exit(cached_cubin(source).ok() && is_loaded() ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(std::exit(cached_cubin(source).ok() && !is_loaded() ? 0 : 1), ::testing::ExitedWithCode(0), "");
+  unsetenv("FLASHLIFT_CACHE_DIR");
 }
 
 }  // namespace

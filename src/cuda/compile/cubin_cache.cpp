@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/compile/nvrtc.h"
+#include "cuda/compile/nvrtc_version.h"
 #include "support/environment.h"
 #include "support/error.h"
 #include "support/hash.h"
@@ -105,19 +106,20 @@ std::string cubin_key(const KernelSource& source, const std::string& compiler_ve
 }
 
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
   const Result<CubinCache> cache = open_cache();
   if (!cache.ok()) {
     log_once(cache.error());
   }
-  const std::string key = cubin_key(source, nvrtc->version());
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string version, nvrtc_version(cache.ok() ? &cache->folder() : nullptr));
+  const std::string key = cubin_key(source, version);
   if (std::optional<std::string> cubin = cache.ok() ? cache->read(key) : std::nullopt) {
     log(LogLevel::kInfo, "{}: from {} in the cache", source.name, CubinCache::file_name(key));
     return std::make_shared<const std::string>(std::move(*cubin));
   }
+  FLASHLIFT_ASSIGN_OR_RETURN(const Nvrtc* nvrtc, Nvrtc::get());
   FLASHLIFT_ASSIGN_OR_RETURN(std::string cubin, compile_timed(*nvrtc, source));
   if (cache.ok()) {
-    if (const std::error_code failed = cache->write(key, cubin)) {
+    if (const std::error_code failed = cache->write(cubin_key(source, nvrtc->version()), cubin)) {
       log(LogLevel::kWarning, "the kernel cache was not written: {}", failed.message());
     }
   }

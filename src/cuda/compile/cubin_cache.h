@@ -25,6 +25,7 @@ class CubinCache {
   // they had finished.
   std::error_code write(const std::string& key, const std::string& cubin) const;
   static std::string file_name(const std::string& key) { return key + ".cubin"; }
+  const PrivateFolder& folder() const { return folder_; }
 
  private:
   void trim() const;
@@ -36,8 +37,8 @@ class CubinCache {
 // What the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 
-// From the disk cache, or compiled and put there. Where no folder can be trusted it is compiled, which is logged once.
-// Errors: those of Nvrtc.
+// From the disk cache, without loading NVRTC if its version is known (nvrtc_version()), or compiled and put there.
+// Where no folder can be trusted it is compiled, which is logged once. Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
 
 // How a kernel came to be in the disk cache.
