@@ -177,6 +177,20 @@ TEST(CubinKey, DependsOnEverything) {
   }
 }
 
+TEST_F(Cache, OfAPackageIsReadWithoutACompiler) {
+  KernelSource source;
+  source.name = "a.cu";
+  EXPECT_EQ(packaged_cubin(path_, source), std::nullopt);
+  EXPECT_FALSE(open().write(cubin_key(source, "13.0"), "code"));
+  EXPECT_EQ(packaged_cubin(path_, source), std::nullopt);
+  std::ofstream(path_ / kPackagedVersion) << "13.0";
+  EXPECT_EQ(packaged_cubin(path_, source), "code");
+  overwrite(cubin_key(source, "13.0"), "something else");
+  EXPECT_EQ(packaged_cubin(path_, source), std::nullopt);
+  source.architecture = 90;
+  EXPECT_EQ(packaged_cubin(path_, source), std::nullopt);
+}
+
 class NvrtcVersion : public Cache {
  protected:
   PrivateFolder folder() {

@@ -1,5 +1,7 @@
 #include "cuda/compile/cubin_cache.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,6 +12,7 @@
 #include "cuda/compile/nvrtc_version.h"
 #include "support/environment.h"
 #include "support/error.h"
+#include "support/files.h"
 #include "support/hash.h"
 #include "support/log.h"
 
@@ -25,6 +28,27 @@ std::string header(const std::string& key, std::string_view cubin) {
 }
 
 constexpr size_t kMostEntryBytes = size_t{64} << 20;
+
+// Nothing, with a warning, where the content is not all that was written.
+std::optional<std::string> cubin_of_entry(const std::string& content, const std::string& key) {
+  const size_t line = content.find('\n');
+  std::string cubin = line == std::string::npos ? "" : content.substr(line + 1);
+  if (cubin.empty() || content.substr(0, line + 1) != header(key, cubin)) {
+    log(LogLevel::kWarning, "{} is not a whole cache entry; compiling again", CubinCache::file_name(key));
+    return std::nullopt;
+  }
+  return cubin;
+}
+
+// Beside this library's file, which can be trusted as far as the library.
+std::filesystem::path packaged_folder() {
+  Dl_info info = {};
+  std::error_code error;
+  const bool is_known = dladdr(reinterpret_cast<void*>(&packaged_folder), &info) != 0 && info.dli_fname != nullptr;
+  const std::filesystem::path own = is_known ? std::filesystem::canonical(info.dli_fname, error) : "";
+  return own.empty() ? own : own.parent_path() / "flashlift_kernels";
+}
+
 constexpr std::chrono::hours kOldestTemporary{1};  // writing takes milliseconds
 
 bool is_entry(const std::string& name) { return name.ends_with(".cubin"); }
@@ -61,16 +85,7 @@ void log_once(const Error& error) {
 
 std::optional<std::string> CubinCache::read(const std::string& key) const {
   const std::optional<std::string> content = folder_.read(file_name(key), kMostEntryBytes);
-  if (!content) {
-    return std::nullopt;
-  }
-  const size_t line = content->find('\n');
-  std::string cubin = line == std::string::npos ? "" : content->substr(line + 1);
-  if (cubin.empty() || content->substr(0, line + 1) != header(key, cubin)) {
-    log(LogLevel::kWarning, "{} is not a whole cache entry; compiling again", file_name(key));
-    return std::nullopt;
-  }
-  return cubin;
+  return content ? cubin_of_entry(*content, key) : std::nullopt;
 }
 
 std::error_code CubinCache::write(const std::string& key, const std::string& cubin) const {
@@ -105,7 +120,22 @@ std::string cubin_key(const KernelSource& source, const std::string& compiler_ve
   return hash_hex(std::string(kFormat) + "\nnvrtc " + compiler_version + "\n" + source.fingerprint());
 }
 
+std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, const KernelSource& source) {
+  const Result<std::string> version = read_file(folder / kPackagedVersion);
+  if (!version.ok()) {
+    return std::nullopt;
+  }
+  const std::string key = cubin_key(source, *version);
+  const Result<std::string> content = read_file(folder / CubinCache::file_name(key), kMostEntryBytes);
+  return content.ok() ? cubin_of_entry(*content, key) : std::nullopt;
+}
+
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source) {
+  static const std::filesystem::path packaged = packaged_folder();
+  if (std::optional<std::string> cubin = packaged_cubin(packaged, source)) {
+    log(LogLevel::kInfo, "{}: from {}", source.name, packaged.string());
+    return std::make_shared<const std::string>(std::move(*cubin));
+  }
   const Result<CubinCache> cache = open_cache();
   if (!cache.ok()) {
     log_once(cache.error());

@@ -37,8 +37,15 @@ class CubinCache {
 // What the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 
-// From the disk cache, without loading NVRTC if its version is known (nvrtc_version()), or compiled and put there.
-// Where no folder can be trusted it is compiled, which is logged once. Errors: those of Nvrtc.
+// A file in the folder of machine code that came with the package: the version of the compiler that made it.
+inline constexpr const char* kPackagedVersion = "nvrtc-version";
+
+// From such a folder, whose other files are a CubinCache's. Whatever NVRTC is here: none is needed.
+std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, const KernelSource& source);
+
+// From what came with the package, or from the disk cache, without loading NVRTC if its version is known
+// (nvrtc_version()), or compiled and put there. Where no folder can be trusted it is compiled, which is logged once.
+// Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
 
 // How a kernel came to be in the disk cache.
