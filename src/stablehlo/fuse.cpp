@@ -119,7 +119,7 @@ class Fuser {
     if (found.ok() || found.error().reason == Reason::kNoCandidate || found.error().reason == Reason::kTooMuchWork) {
       return found;
     }
-    for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
+    for (const auto& rearrange : {move_weights_to_values, move_weights_to_output, join_parts_of_keys}) {
       const auto other = rearrange(product);
       if (!other) {
         continue;
@@ -207,8 +207,8 @@ class Fuser {
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
       std::vector<mlir::Operation*> unused;  // before any is erased: one may be computed from another
-      if (rearranged) {
-        unused.push_back(mlir::Value(rearranged->original).getDefiningOp());
+      for (const auto& replaced : rearranged ? rearranged->replaced : std::vector<Rearrangement::Replaced>{}) {
+        unused.push_back(mlir::Value(replaced.original).getDefiningOp());
       }
       for (const ResultView* result : results_of(*found)) {
         unused.push_back(mlir::Value(result->replaced).getDefiningOp());

@@ -448,6 +448,11 @@ mlir::Value Joiner::with_joined_scores(mlir::Value value) {
   return made;
 }
 
+void replace(Rearrangement& rearrangement, mlir::Value original, mlir::Value result) {
+  original.replaceAllUsesWith(result);
+  rearrangement.replaced.push_back({original, result});
+}
+
 // A value that is the same along all dimensions but these: what it is broadcast from, and which of its dimensions the
 // source's dimensions are. Those of size 1 are none.
 struct Broadcast {
@@ -527,18 +532,18 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
     }
   }
   mlir::Operation* const last = behind.empty() ? op : behind.back();
-  Rearrangement found{.original = last->getResult(0), .result = {}, .product = nullptr, .added = {}};
+  Rearrangement found;
   Joiner joiner(last, found.added);
-  found.result = joiner.add(op->getOperand(0), op->getOperand(1));
+  mlir::Value result = joiner.add(op->getOperand(0), op->getOperand(1));
   found.product = joiner.product();
-  if (!found.result) {
+  if (!result) {
     take_back(found);
     return std::nullopt;
   }
   for (mlir::Operation* each : behind) {
-    found.result = joiner.behind(each, found.result);
+    result = joiner.behind(each, result);
   }
-  found.original.replaceAllUsesWith(found.result);
+  replace(found, last->getResult(0), result);
   // Scores that something else reads are computed by the module anyway: then nothing would be saved.
   llvm::DenseMap<mlir::Operation*, bool> known;
   const auto dies = [&](mlir::Operation* scores) { return dies_with(scores, last, known); };
@@ -595,7 +600,7 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
       if (!fits || !is_of_keys || is_near_softmax(broadcast.source)) {  // the values must not need the probabilities
         continue;
       }
-      Rearrangement found{.original = product->getResult(0), .result = {}, .product = nullptr, .added = {}};
+      Rearrangement found;
       Builder builder(product, found.added);
       const mlir::Location location = product->getLoc();
       const mlir::Type element = static_tensor(weighted->getResult(0)).getElementType();
@@ -610,9 +615,207 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
       if (rounds) {
         operands[side] = builder.like(rounds, operands[side], rounds->getResult(0).getType());
       }
-      found.result = builder.like(product, operands, product->getResult(0).getType());
-      found.product = found.result.getDefiningOp();
-      found.original.replaceAllUsesWith(found.result);
+      const mlir::Value result = builder.like(product, operands, product->getResult(0).getType());
+      found.product = result.getDefiningOp();
+      replace(found, product->getResult(0), result);
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+// A multiplication by a number for each row, or a condition on rows under which alone numbers stay.
+struct RowWeights {
+  mlir::Operation* op = nullptr;  // multiply or select
+  unsigned of = 0;                // which operand is weighted
+  Broadcast weights;
+};
+
+std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
+  if (op == nullptr || op->getNumResults() != 1 || !static_tensor(op->getResult(0))) {
+    return std::nullopt;
+  }
+  if (kind(op) == OpKind::kMultiply && of < 2) {
+    return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(1 - of))};
+  }
+  if (kind(op) == OpKind::kSelect && of > 0 && splat(op->getOperand(3 - of)) == 0 &&
+      !shape(op->getOperand(0)).empty()) {
+    return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(0))};
+  }
+  return std::nullopt;
+}
+
+// Where the dimensions of one tensor stand in another, in the same order: `map` gives the other's, or -1. Those of size
+// 1 have none.
+std::optional<Broadcast> moved(const Broadcast& weights, llvm::function_ref<int64_t(int64_t)> map) {
+  Broadcast result{.source = weights.source, .dims = {}};
+  int64_t last = -1;
+  for (const int64_t dim : weights.dims) {
+    result.dims.push_back(dim < 0 ? -1 : map(dim));
+    if (dim >= 0 && result.dims.back() <= last) {
+      return std::nullopt;
+    }
+    last = std::max(last, result.dims.back());
+  }
+  return result;
+}
+
+bool have_equal_numbers(mlir::Value x, mlir::Value y) { return x == y || (splat(x) && splat(x) == splat(y)); }
+
+int64_t position(const std::vector<int64_t>& list, int64_t wanted) {
+  const auto at = std::find(list.begin(), list.end(), wanted);
+  return at == list.end() ? -1 : at - list.begin();
+}
+
+// The value, weighted as by `like`, in its own type.
+mlir::Value weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
+  const mlir::Location location = like.op->getLoc();
+  llvm::SmallVector<int64_t> sizes;
+  llvm::SmallVector<int64_t> dims;
+  for (const auto [d, dim] : llvm::enumerate(weights.dims)) {
+    if (dim >= 0) {
+      sizes.push_back(shape(weights.source)[d]);
+      dims.push_back(dim);
+    }
+  }
+  const mlir::Value source = builder.reshape(location, weights.source, sizes);
+  auto type = static_tensor(value);
+  if (kind(like.op) == OpKind::kSelect) {
+    const mlir::Value condition =
+        builder.broadcast(location, source, type.clone(static_tensor(source).getElementType()), dims);
+    auto element = mlir::cast<mlir::FloatType>(type.getElementType());
+    const mlir::Value zero =
+        builder.constant(location, mlir::DenseElementsAttr::get(type, mlir::FloatAttr::get(element, 0.0).getValue()));
+    return like.of == 1 ? builder.like(like.op, {condition, value, zero}, type)
+                        : builder.like(like.op, {condition, zero, value}, type);
+  }
+  const mlir::Type element = static_tensor(source).getElementType();
+  const mlir::Value wide = builder.convert(location, value, element);
+  const mlir::Value spread =
+      builder.broadcast(location, source, mlir::cast<mlir::RankedTensorType>(wide.getType()), dims);
+  return builder.convert(location, builder.multiply(location, wide, spread), type.getElementType());
+}
+
+// Numbers in which a product may be weighted instead of its operand. 16 bits of f16 may overflow.
+bool may_be_weighted(mlir::Value value) {
+  const auto type = dtype(value.getType());
+  return type == DType::kF32 || type == DType::kBF16;
+}
+
+// The weighted operand's dimension d among those of the product's result, or -1.
+int64_t in_result(mlir::Operation* product, unsigned side, int64_t d) {
+  const OperandDims own = operand_dims(product, side);
+  const OperandDims left = operand_dims(product, 0);
+  if (const int64_t batch = position(own.batch, d); batch >= 0) {
+    return batch;
+  }
+  const int64_t free = position(own.free, d);
+  return free < 0 ? -1 : static_cast<int64_t>(own.batch.size() + (side == 0 ? 0 : left.free.size())) + free;
+}
+
+// The weighted operand's dimension d among those of the other operand, or -1.
+int64_t in_other(mlir::Operation* product, unsigned side, int64_t d) {
+  const OperandDims own = operand_dims(product, side);
+  const OperandDims other = operand_dims(product, 1 - side);
+  const int64_t batch = position(own.batch, d);
+  const int64_t summed = position(own.contract, d);
+  return batch >= 0    ? other.batch[static_cast<size_t>(batch)]
+         : summed >= 0 ? other.contract[static_cast<size_t>(summed)]
+                       : -1;
+}
+
+// A product of weighted probabilities and the output's gradient, which is summed over rows: weighs the latter.
+void weigh_gradient_of_values(mlir::Operation* product, unsigned side, const RowWeights& row, Rearrangement& found) {
+  const auto weights = moved(row.weights, [&](int64_t d) { return in_other(product, side, d); });
+  if (!weights || !may_be_weighted(product->getOperand(1 - side))) {
+    return;
+  }
+  Builder builder(product, found.added);
+  mlir::Value operands[2];
+  operands[side] = row.op->getOperand(row.of);
+  operands[1 - side] = weigh(builder, product->getOperand(1 - side), row, *weights);
+  replace(found, product->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
+}
+
+// The gradient by weighted probabilities, weighted in turn: weighs the output's gradient in their product instead.
+void weigh_gradient_of_probabilities(mlir::Operation* product, unsigned side_of_values, Rearrangement& found,
+                                     const RowWeights& row) {
+  const unsigned side = 1 - side_of_values;
+  for (mlir::OpOperand& use : llvm::make_early_inc_range(product->getResult(0).getUses())) {
+    const auto weighted = row_weights(use.getOwner(), use.getOperandNumber());
+    if (!weighted || !have_equal_numbers(weighted->weights.source, row.weights.source) ||
+        kind(weighted->op) != kind(row.op)) {
+      continue;
+    }
+    const OperandDims own = operand_dims(product, side);
+    const auto weights = moved(weighted->weights, [&](int64_t d) -> int64_t {
+      for (size_t dim = 0; dim < shape(product->getOperand(side)).size(); ++dim) {
+        if (in_result(product, side, static_cast<int64_t>(dim)) == d) {
+          return static_cast<int64_t>(dim);
+        }
+      }
+      return -1;
+    });
+    if (!weights || !may_be_weighted(product->getOperand(side))) {
+      continue;
+    }
+    Builder builder(weighted->op, found.added);
+    mlir::Value operands[2];
+    operands[side] = weigh(builder, product->getOperand(side), *weighted, *weights);
+    operands[side_of_values] = product->getOperand(side_of_values);
+    replace(found, weighted->op->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
+  }
+}
+
+}  // namespace
+
+std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
+  if (!is_product(product) || kind(product) != OpKind::kDotGeneral) {
+    return std::nullopt;
+  }
+  for (unsigned side = 0; side < 2; ++side) {
+    // Probabilities are converted to the values' type behind the multiplication, if at all.
+    mlir::Operation* weighted = product->getOperand(side).getDefiningOp();
+    mlir::Operation* const rounds = weighted != nullptr && kind(weighted) == OpKind::kConvert ? weighted : nullptr;
+    weighted = rounds ? rounds->getOperand(0).getDefiningOp() : weighted;
+    for (unsigned of = 0; of < 3; ++of) {
+      const auto row = row_weights(weighted, of);
+      const auto weights =
+          row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
+      if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
+          weighted->getBlock() != product->getBlock()) {
+        continue;
+      }
+      Rearrangement found;
+      Builder builder(product, found.added);
+      mlir::Value operands[2];
+      operands[side] = weighted->getOperand(of);
+      if (rounds) {
+        operands[side] = builder.like(rounds, operands[side], rounds->getResult(0).getType());
+      }
+      operands[1 - side] = product->getOperand(1 - side);
+      const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
+      found.product = unweighted.getDefiningOp();
+      const mlir::Value values = product->getOperand(1 - side);
+      replace(found, product->getResult(0), weigh(builder, unweighted, *row, *weights));
+      for (mlir::Operation* user : llvm::make_early_inc_range(weighted->getResult(0).getUsers())) {
+        for (unsigned own = 0; own < 2 && user != product && is_product(user) && kind(user) == OpKind::kDotGeneral;
+             ++own) {
+          if (user->getOperand(own) == weighted->getResult(0) && user->getBlock() == product->getBlock()) {
+            weigh_gradient_of_values(user, own, *row, found);
+            break;
+          }
+        }
+      }
+      for (mlir::Operation* user : llvm::make_early_inc_range(values.getUsers())) {
+        const bool is_other = user != product && user != found.product && is_product(user) &&
+                              kind(user) == OpKind::kDotGeneral && user->getBlock() == product->getBlock();
+        if (is_other) {
+          weigh_gradient_of_probabilities(user, user->getOperand(0) == values ? 0 : 1, found, *row);
+        }
+      }
       return found;
     }
   }
@@ -620,8 +823,8 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
 }
 
 void take_back(const Rearrangement& rearrangement) {
-  if (rearrangement.result) {
-    mlir::Value(rearrangement.result).replaceAllUsesWith(rearrangement.original);
+  for (const auto& [original, result] : rearrangement.replaced) {
+    mlir::Value(result).replaceAllUsesWith(original);
   }
   for (size_t i = rearrangement.added.size(); i-- > 0;) {
     rearrangement.added[i]->erase();

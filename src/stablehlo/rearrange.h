@@ -11,8 +11,11 @@ namespace flashlift::stablehlo {
 
 // The same numbers, but for the order of sums, from another product of probabilities and values.
 struct Rearrangement {
-  mlir::Value original;                 // whose uses `product` or what follows it has taken over
-  mlir::Value result;                   // what has
+  struct Replaced {
+    mlir::Value original;  // whose uses `result` has taken over
+    mlir::Value result;
+  };
+  std::vector<Replaced> replaced;       // the output, and then what its gradient is computed from
   mlir::Operation* product = nullptr;   // to be fused
   std::vector<mlir::Operation*> added;  // each behind what it reads
 };
@@ -22,6 +25,9 @@ struct Rearrangement {
 std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product);
 // Probabilities times a number for each key, as scales of 8-bit values are applied: the values are multiplied with it.
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
+// Probabilities times a number for each row, or only of some rows, as of padded queries or of heads: the output is
+// multiplied with it, and in a backward pass the output's gradient. Not the gradient by these numbers.
+std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
 // Puts the original back.
 void take_back(const Rearrangement& rearrangement);
 

@@ -1,6 +1,7 @@
 #include "stablehlo/algebra/product.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
@@ -157,19 +158,27 @@ class SumReader {
 
   // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel. Only where there is such
   // an m: (1 - mask) * -10000 must stay whole, or it would lift the keys that are kept by 10000 and round their scores.
+  // There may be several: exp2((x - m) * log2 e) is e^((x - m) * log2 e * ln 2).
   bool read_scaled(const Sym& sym, bool negative) {
-    for (const auto& [sum, factor] : {std::pair(sym.args[0], sym.args[1]), std::pair(sym.args[1], sym.args[0])}) {
-      const bool is_sum = arena_.is_op(sum, Op::k_add) || arena_.is_op(sum, Op::k_sub);
-      if (!arena_.is_constant(factor) || !is_sum || !holds_row_statistic(sum)) {
-        continue;
+    float factor = 1;
+    SymId sum = kNoSym;
+    for (Sym scaled = sym; scaled.kind == SymKind::kOp && scaled.op == Op::k_mul; scaled = arena_[sum]) {
+      const size_t at = arena_.is_constant(scaled.args[0]) ? 0 : 1;
+      if (!arena_.is_constant(scaled.args[at])) {
+        return false;
       }
-      const std::vector<SymId> args = arena_[sum].args;
-      const bool subtracts = arena_.is_op(sum, Op::k_sub);
-      read(arena_.op(Op::k_mul, {args[0], factor}), negative);
-      read(arena_.op(Op::k_mul, {args[1], factor}), negative != subtracts);
-      return true;
+      factor *= arena_.f32_value(scaled.args[at]);
+      sum = scaled.args[1 - at];
     }
-    return false;
+    const bool subtracts = arena_.is_op(sum, Op::k_sub);
+    if ((!arena_.is_op(sum, Op::k_add) && !subtracts) || !std::isfinite(factor) || !holds_row_statistic(sum)) {
+      return false;
+    }
+    const std::vector<SymId> args = arena_[sum].args;
+    const SymId constant = arena_.f32(factor);
+    read(arena_.op(Op::k_mul, {args[0], constant}), negative);
+    read(arena_.op(Op::k_mul, {args[1], constant}), negative != subtracts);
+    return true;
   }
 
   // Whether it is the same for all keys, a sum of a reduction's logarithm and something else.

@@ -192,6 +192,18 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       return is_integer(x, 1) || is_f32(x, 1.0f) ? y : kNoSym;
     case Op::k_div:
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
+    case Op::k_pow:
+      // Of a score alone: slopes of ALiBi, 2^-h, are powers that an exponential would round.
+      if (is_constant(x) && f32_value(x) > 0 && std::isfinite(f32_value(x)) && syms_[y].has_score) {
+        const auto logarithm = static_cast<float>(std::log(static_cast<double>(f32_value(x))));
+        return this->op(Op::k_exp, {this->op(Op::k_mul, {y, f32(logarithm)})});
+      }
+      if (is_f32(y, 1.0f)) {
+        return x;
+      }
+      return is_f32(y, -1.0f) ? this->op(Op::k_div, {f32(1.0f), x}) : kNoSym;
+    case Op::k_abs:
+      return is_op(x, Op::k_exp) ? x : kNoSym;
     case Op::k_max:
       return is_f32(y, -INFINITY) ? x : (is_f32(x, -INFINITY) ? y : kNoSym);
     case Op::k_min:

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "score/operation.h"
+#include "stablehlo/lift/products.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
 
@@ -219,6 +220,9 @@ SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& 
       return evaluate_gather(value, indices);
     case OpKind::kReduce:
       return evaluate_reduce(value, indices);
+    case OpKind::kDot:
+    case OpKind::kDotGeneral:
+      return evaluate_sum_by_product(value, indices);
     default: {
       const SymId result = evaluate_elementwise(op, indices);
       return is_not_understood(result) ? leaf(value, indices) : result;
@@ -332,10 +336,11 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_) && !is_of_one) {
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
-  SymId reduced = evaluate_reduce_from_neutral(*kind, *how, indices);
+  SymId reduced = evaluate_reduce_from_neutral(*kind, how->inputs[0], how->dims.vec(), indices);
   reduced = reduced == kNoSym ? kNoSym : rounded(reduced, op);
   if (is_not_understood(reduced)) {
-    return leaf(value, indices);
+    // Such as the maximum of all rows, which may be subtracted in each. No program reads it.
+    return depends_on_score_(op) ? load(value, indices) : leaf(value, indices);
   }
   const bool has_start = *kind == ReduceKind::kMaximum || *kind == ReduceKind::kMinimum;
   if (reduced == kNoSym || !has_start) {
@@ -345,10 +350,8 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
                    {reduced, arena_.f32(static_cast<float>(*init))});
 }
 
-SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, const Reduction& how,
+SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, mlir::Value operand, std::vector<int64_t> dims,
                                               const std::vector<Index>& indices) {
-  const mlir::Value operand = how.inputs[0];
-  std::vector<int64_t> dims(how.dims.begin(), how.dims.end());
   std::sort(dims.begin(), dims.end());
   std::vector<Index> operand_indices = indices;
   for (const int64_t dim : dims) {
@@ -367,6 +370,35 @@ SymId Evaluator::evaluate_reduce_from_neutral(ReduceKind kind, const Reduction& 
     return kNoSym;
   }
   return arena_.reduce(kind, pieces);
+}
+
+// A product with a constant of equal elements is the sum of its other operand, times that number.
+SymId Evaluator::evaluate_sum_by_product(mlir::Value value, const std::vector<Index>& indices) {
+  mlir::Operation* op = value.getDefiningOp();
+  const auto side = side_summed_by_product(op);
+  const auto type = element_dtype(value);
+  if (!side || !type || !sums_alike(*type) || !depends_on_score_(op)) {
+    return leaf(value, indices);
+  }
+  const OperandDims dims = operand_dims(op, *side);
+  const size_t first_free =
+      dims.batch.size() + (*side == 0 ? 0 : operand_dims(op, 0).free.size());  // among the result's dimensions
+  std::vector<std::pair<int64_t, Index>> kept;                                 // of the operand
+  for (size_t i = 0; i < dims.batch.size(); ++i) {
+    kept.emplace_back(dims.batch[i], indices[i]);
+  }
+  for (size_t i = 0; i < dims.free.size(); ++i) {
+    kept.emplace_back(dims.free[i], indices[first_free + i]);
+  }
+  std::sort(kept.begin(), kept.end());
+  std::vector<Index> of_sum;
+  std::transform(kept.begin(), kept.end(), std::back_inserter(of_sum), [](const auto& each) { return each.second; });
+  const SymId sum = evaluate_reduce_from_neutral(ReduceKind::kAdd, op->getOperand(*side), dims.contract, of_sum);
+  if (sum == kNoSym) {
+    return is_not_understood(sum) ? leaf(value, indices) : kNoSym;
+  }
+  const SymId factor = arena_.f32(static_cast<float>(*splat(op->getOperand(1 - *side))));
+  return rounded(arena_.op(Op::k_mul, {sum, factor}), op);
 }
 
 bool Evaluator::mentions_key(const Index& index) const {
@@ -474,6 +506,10 @@ SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
     return fail(refuse<Reason::kNotUnderstood>(op->getName().getStringRef().str(),
                                                call ? fmt::format(" @{}", call->target) : "", describe(op->getLoc())));
   }
+  return load(value, indices);
+}
+
+SymId Evaluator::load(mlir::Value value, const std::vector<Index>& indices) {
   const auto type = element_dtype(value);
   if (!static_tensor(value) || !type || indices.size() > static_cast<size_t>(kMaxRank)) {
     return fail(refuse<Reason::kUnsupportedTensor>());

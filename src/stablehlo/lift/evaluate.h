@@ -98,7 +98,9 @@ class Evaluator {
   SymId evaluate_pad(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_gather(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce(mlir::Value value, const std::vector<Index>& indices);
-  SymId evaluate_reduce_from_neutral(ReduceKind kind, const Reduction& how, const std::vector<Index>& indices);
+  SymId evaluate_reduce_from_neutral(ReduceKind kind, mlir::Value operand, std::vector<int64_t> dims,
+                                     const std::vector<Index>& indices);
+  SymId evaluate_sum_by_product(mlir::Value value, const std::vector<Index>& indices);
   SymId evaluate_reduce_over_keys(ReduceKind kind, mlir::Value operand, const std::vector<int64_t>& dims,
                                   std::vector<Index> indices);
   int bound_atom(int64_t size, const std::vector<Index>& indices);
@@ -106,7 +108,9 @@ class Evaluator {
   bool evaluate_pieces(mlir::Value operand, std::vector<Index> indices, size_t dim, int64_t start, int64_t size,
                        std::vector<ReducePiece>& pieces);
   SymId score(const std::vector<Index>& indices);
+  // A tensor's element. A leaf must not be computed from the scores.
   SymId leaf(mlir::Value value, const std::vector<Index>& indices);
+  SymId load(mlir::Value value, const std::vector<Index>& indices);
   // Nothing came out, and nobody failed or asked for a split: it may become a leaf.
   bool is_not_understood(SymId result) const {
     return result == kNoSym && !failure_ && split_request_.atom < 0 && !range_split_;

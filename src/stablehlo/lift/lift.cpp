@@ -17,7 +17,9 @@ constexpr size_t kMostFirstProducts = 16;
 constexpr int kMostSplits = 24;
 constexpr int64_t kPartsAStep = 4;  // of formulas
 
-bool is_of_products(mlir::Operation* op) { return kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot; }
+bool is_of_products(mlir::Operation* op) {
+  return (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) && !side_summed_by_product(op);
+}
 
 int64_t summed_elements(mlir::Operation* product) {
   int64_t count = 1;
@@ -42,7 +44,7 @@ bool sums(mlir::Operation* op) {
       return reducer(block(op)) == Reducer::kAdd;
     case OpKind::kDot:
     case OpKind::kDotGeneral:
-      return splat(op->getOperand(0)) || splat(op->getOperand(1));
+      return side_summed_by_product(op).has_value();
     default:
       return false;
   }
@@ -86,9 +88,18 @@ bool divides(mlir::Operation* sum) {
   return false;
 }
 
+// e^x, or a power of a number.
+bool is_exponential(mlir::Operation* op) {
+  return kind(op) == OpKind::kExponential || (kind(op) == OpKind::kPower && splat(op->getOperand(0)));
+}
+// What it is of.
+mlir::Value exponent_of(mlir::Operation* exponential) {
+  return exponential->getOperand(exponential->getNumOperands() - 1);
+}
+
 // e^(-x²): the slope of erf, which the gradients of biases sum.
 bool is_bell(mlir::Operation* exponential) {
-  mlir::Operation* const negative = defining(exponential->getOperand(0), OpKind::kNegate);
+  mlir::Operation* const negative = defining(exponent_of(exponential), OpKind::kNegate);
   mlir::Operation* const square = negative != nullptr ? negative->getOperand(0).getDefiningOp() : nullptr;
   return square != nullptr && (kind(square) == OpKind::kChloSquare ||
                                (kind(square) == OpKind::kMultiply && square->getOperand(0) == square->getOperand(1)));
@@ -137,7 +148,7 @@ bool is_spread(mlir::Value value) {
 bool subtracts_row(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 12;
   llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Value> stack{exponential->getOperand(0)};
+  std::vector<mlir::Value> stack{exponent_of(exponential)};
   while (!stack.empty() && seen.size() < kFarthest) {
     mlir::Operation* op = stack.back().getDefiningOp();
     stack.pop_back();
@@ -178,7 +189,7 @@ bool subtracts_row(mlir::Operation* exponential) {
 }
 
 bool is_of_softmax(mlir::Operation* op, Work& work) {
-  return kind(op) == OpKind::kExponential && (is_summed(op, work) || subtracts_row(op));
+  return is_exponential(op) && (is_summed(op, work) || subtracts_row(op));
 }
 
 bool is_fused_attention(mlir::Operation* op) {
@@ -372,7 +383,7 @@ bool is_normalised_by_row(mlir::Operation* product) {
     if (!seen.insert(op).second || is_of_products(op)) {
       continue;
     }
-    if (kind(op) == OpKind::kExponential && subtracts_row(op) && !is_summed(op)) {
+    if (is_exponential(op) && subtracts_row(op) && !is_summed(op)) {
       return true;
     }
     stack.insert(stack.end(), op->user_begin(), op->user_end());
@@ -399,7 +410,7 @@ bool is_near_softmax(mlir::Value value) {
     if (!seen.insert(op).second || is_of_products(op)) {
       continue;
     }
-    if (kind(op) == OpKind::kExponential && is_summed(op)) {
+    if (is_exponential(op) && is_summed(op)) {
       return true;
     }
     if (kind(op) != OpKind::kOptimizationBarrier) {
@@ -414,7 +425,7 @@ bool is_near_softmax(mlir::Value value) {
     if (op == nullptr || !seen.insert(op).second || is_of_products(op)) {
       continue;
     }
-    if (kind(op) == OpKind::kExponential && is_summed(op)) {
+    if (is_exponential(op) && is_summed(op)) {
       return true;
     }
     for (const mlir::Value operand : op->getOperands()) {
@@ -456,6 +467,9 @@ std::vector<const ResultView*> results_of(const LiftedAttention& found) {
 Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work) {
   if (work.is_spent()) {
     return refuse<Reason::kTooMuchWork>();
+  }
+  if (!is_of_products(second_product)) {
+    return refuse<Reason::kNoCandidate>();
   }
   work.used_elsewhere = nullptr;
   std::optional<Refusal> refusal;

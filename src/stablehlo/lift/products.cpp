@@ -1,6 +1,7 @@
 #include "stablehlo/lift/products.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "stablehlo/reader/ops.h"
 
@@ -9,6 +10,16 @@ namespace flashlift::stablehlo {
 bool is_product(mlir::Operation* op) {
   return op != nullptr && (kind(op) == OpKind::kDotGeneral || kind(op) == OpKind::kDot) &&
          static_tensor(op->getResult(0)) && static_tensor(op->getOperand(0)) && static_tensor(op->getOperand(1));
+}
+
+std::optional<unsigned> side_summed_by_product(mlir::Operation* op) {
+  for (unsigned side = 0; side < 2 && is_product(op); ++side) {
+    const auto number = splat(op->getOperand(1 - side));
+    if (number && *number != 0 && std::isfinite(*number)) {
+      return side;
+    }
+  }
+  return std::nullopt;
 }
 
 OperandDims operand_dims(mlir::Operation* product, unsigned side) {

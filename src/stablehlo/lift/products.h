@@ -13,6 +13,10 @@ namespace flashlift::stablehlo {
 // A matrix product of static shapes.
 bool is_product(mlir::Operation* op);
 
+// Which operand a product sums, if the other one is a constant of equal elements (but 0): that is no product of
+// matrices, whatever it is written as.
+std::optional<unsigned> side_summed_by_product(mlir::Operation* op);
+
 // The dimensions of a product's operand.
 struct OperandDims {
   std::vector<int64_t> batch, contract, free;
