@@ -136,6 +136,9 @@ class Fuser {
       }
       take_back(*other);
       work_.summed_exponentials.clear();
+      if (rearrange == move_weights_to_output) {
+        found = std::move(again);  // says what else there is
+      }
       if (copies_too_much) {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }

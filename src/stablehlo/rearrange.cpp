@@ -669,8 +669,39 @@ int64_t position(const std::vector<int64_t>& list, int64_t wanted) {
   return at == list.end() ? -1 : at - list.begin();
 }
 
-// The value, weighted as by `like`, in its own type.
-mlir::Value weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
+// Weighs values. The output's gradient, which two products read, is weighted once.
+class Weigher {
+ public:
+  explicit Weigher(Rearrangement& found) : found_(found) {}
+
+  // The value, weighted as by `like`, in its own type, in front of an operation.
+  mlir::Value operator()(mlir::Operation* before, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
+    for (const Weighted& known : known_) {
+      mlir::Operation* const made = mlir::Value(known.result).getDefiningOp();
+      if (known.value == value && have_equal_numbers(known.source, weights.source) && known.dims == weights.dims &&
+          made->isBeforeInBlock(before)) {
+        return known.result;
+      }
+    }
+    Builder builder(before, found_.added);
+    known_.push_back({value, weights.source, weights.dims, weigh(builder, value, like, weights)});
+    return known_.back().result;
+  }
+
+ private:
+  struct Weighted {
+    mlir::Value value, source;
+    std::vector<int64_t> dims;
+    mlir::Value result;
+  };
+
+  static mlir::Value weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights);
+
+  Rearrangement& found_;
+  std::vector<Weighted> known_;
+};
+
+mlir::Value Weigher::weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
   const mlir::Location location = like.op->getLoc();
   llvm::SmallVector<int64_t> sizes;
   llvm::SmallVector<int64_t> dims;
@@ -727,45 +758,81 @@ int64_t in_other(mlir::Operation* product, unsigned side, int64_t d) {
 }
 
 // A product of weighted probabilities and the output's gradient, which is summed over rows: weighs the latter.
-void weigh_gradient_of_values(mlir::Operation* product, unsigned side, const RowWeights& row, Rearrangement& found) {
+// `probabilities`: what takes their place.
+void weigh_gradient_of_values(mlir::Operation* product, unsigned side, mlir::Value probabilities, const RowWeights& row,
+                              Weigher& weigh, Rearrangement& found) {
   const auto weights = moved(row.weights, [&](int64_t d) { return in_other(product, side, d); });
   if (!weights || !may_be_weighted(product->getOperand(1 - side))) {
     return;
   }
   Builder builder(product, found.added);
   mlir::Value operands[2];
-  operands[side] = row.op->getOperand(row.of);
-  operands[1 - side] = weigh(builder, product->getOperand(1 - side), row, *weights);
+  operands[side] = probabilities;
+  operands[1 - side] = weigh(product, product->getOperand(1 - side), row, *weights);
   replace(found, product->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
 }
 
 // The gradient by weighted probabilities, weighted in turn: weighs the output's gradient in their product instead.
-void weigh_gradient_of_probabilities(mlir::Operation* product, unsigned side_of_values, Rearrangement& found,
-                                     const RowWeights& row) {
-  const unsigned side = 1 - side_of_values;
-  for (mlir::OpOperand& use : llvm::make_early_inc_range(product->getResult(0).getUses())) {
+// `carrier`: the product, or its result in another type.
+void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* carrier, unsigned side,
+                                     const RowWeights& row, Weigher& weigh, Rearrangement& found) {
+  const auto in_operand = [&](int64_t of_result) -> int64_t {
+    for (size_t dim = 0; dim < shape(product->getOperand(side)).size(); ++dim) {
+      if (in_result(product, side, static_cast<int64_t>(dim)) == of_result) {
+        return static_cast<int64_t>(dim);
+      }
+    }
+    return -1;
+  };
+  for (mlir::OpOperand& use : llvm::make_early_inc_range(carrier->getResult(0).getUses())) {
     const auto weighted = row_weights(use.getOwner(), use.getOperandNumber());
     if (!weighted || !have_equal_numbers(weighted->weights.source, row.weights.source) ||
-        kind(weighted->op) != kind(row.op)) {
+        kind(weighted->op) != kind(row.op) || (kind(row.op) == OpKind::kSelect && weighted->of != row.of) ||
+        weighted->op->getBlock() != product->getBlock()) {
       continue;
     }
-    const OperandDims own = operand_dims(product, side);
-    const auto weights = moved(weighted->weights, [&](int64_t d) -> int64_t {
-      for (size_t dim = 0; dim < shape(product->getOperand(side)).size(); ++dim) {
-        if (in_result(product, side, static_cast<int64_t>(dim)) == d) {
-          return static_cast<int64_t>(dim);
-        }
-      }
-      return -1;
-    });
+    const auto weights = moved(weighted->weights, in_operand);
     if (!weights || !may_be_weighted(product->getOperand(side))) {
       continue;
     }
     Builder builder(weighted->op, found.added);
     mlir::Value operands[2];
-    operands[side] = weigh(builder, product->getOperand(side), *weighted, *weights);
-    operands[side_of_values] = product->getOperand(side_of_values);
-    replace(found, weighted->op->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
+    operands[side] = weigh(weighted->op, product->getOperand(side), *weighted, *weights);
+    operands[1 - side] = product->getOperand(1 - side);
+    mlir::Value made = builder.like(product, operands, product->getResult(0).getType());
+    if (carrier != product) {
+      made = builder.like(carrier, made, carrier->getResult(0).getType());
+    }
+    replace(found, weighted->op->getResult(0), made);
+  }
+}
+
+bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
+  return is_product(op) && kind(op) == OpKind::kDotGeneral && op->getBlock() == block;
+}
+
+// The same in the backward pass, if there is one. `probabilities` stand without weights in two types, which may be one.
+void weigh_output_gradient(mlir::Operation* product, mlir::Value values, const RowWeights& row,
+                           llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, Weigher& weigh,
+                           Rearrangement& found) {
+  for (const auto& [weighted, unweighted] : probabilities) {
+    for (mlir::Operation* user : llvm::make_early_inc_range(mlir::Value(weighted).getUsers())) {
+      if (user != product && is_dot_general_in(product->getBlock(), user) && product->isBeforeInBlock(user)) {
+        weigh_gradient_of_values(user, user->getOperand(0) == weighted ? 0 : 1, unweighted, row, weigh, found);
+      }
+    }
+  }
+  for (mlir::Operation* user : llvm::make_early_inc_range(values.getUsers())) {
+    if (user == product || user == found.product || !is_dot_general_in(product->getBlock(), user)) {
+      continue;
+    }
+    const unsigned side = user->getOperand(0) == values ? 1 : 0;
+    weigh_gradient_of_probabilities(user, user, side, row, weigh, found);
+    for (mlir::Operation* carrier : llvm::make_early_inc_range(user->getResult(0).getUsers())) {
+      if (kind(carrier) == OpKind::kConvert) {
+        weigh_gradient_of_probabilities(user, carrier, side, row, weigh, found);
+      }
+    }
   }
 }
 
@@ -798,24 +865,12 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
       operands[1 - side] = product->getOperand(1 - side);
       const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
       found.product = unweighted.getDefiningOp();
-      const mlir::Value values = product->getOperand(1 - side);
-      replace(found, product->getResult(0), weigh(builder, unweighted, *row, *weights));
-      for (mlir::Operation* user : llvm::make_early_inc_range(weighted->getResult(0).getUsers())) {
-        for (unsigned own = 0; own < 2 && user != product && is_product(user) && kind(user) == OpKind::kDotGeneral;
-             ++own) {
-          if (user->getOperand(own) == weighted->getResult(0) && user->getBlock() == product->getBlock()) {
-            weigh_gradient_of_values(user, own, *row, found);
-            break;
-          }
-        }
-      }
-      for (mlir::Operation* user : llvm::make_early_inc_range(values.getUsers())) {
-        const bool is_other = user != product && user != found.product && is_product(user) &&
-                              kind(user) == OpKind::kDotGeneral && user->getBlock() == product->getBlock();
-        if (is_other) {
-          weigh_gradient_of_probabilities(user, user->getOperand(0) == values ? 0 : 1, found, *row);
-        }
-      }
+      Weigher weigh(found);
+      replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
+      weigh_output_gradient(
+          product, product->getOperand(1 - side), *row,
+          {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, weigh,
+          found);
       return found;
     }
   }

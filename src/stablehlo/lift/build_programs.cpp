@@ -196,9 +196,6 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
   for (const Capture& capture : problem.captures) {
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (programs.leaves[i].capture.name == capture.name) {
-        if (plane.depends(leaves[i].getDefiningOp())) {
-          return refuse<Reason::kReducesInProgram>();
-        }
         programs.captures.push_back(leaves[i]);
       }
     }

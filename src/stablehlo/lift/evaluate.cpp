@@ -339,8 +339,7 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
   SymId reduced = evaluate_reduce_from_neutral(*kind, how->inputs[0], how->dims.vec(), indices);
   reduced = reduced == kNoSym ? kNoSym : rounded(reduced, op);
   if (is_not_understood(reduced)) {
-    // Such as the maximum of all rows, which may be subtracted in each. No program reads it.
-    return depends_on_score_(op) ? load(value, indices) : leaf(value, indices);
+    return leaf(value, indices);
   }
   const bool has_start = *kind == ReduceKind::kMaximum || *kind == ReduceKind::kMinimum;
   if (reduced == kNoSym || !has_start) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "stablehlo/lift/evaluate.h"
+#include "stablehlo/lift/products.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
@@ -31,8 +32,9 @@ SymId Evaluator::evaluate_reshape(mlir::Value value, const std::vector<Index>& i
     affine.push_back(from[i] == 1 ? Affine{} : indices[i].affine);
   }
   const Affine offset = linearize(affine, {from.begin(), from.end()});
-  // What does not depend on the scores is better read as the tensor that it is than at parts of the key.
-  const Delinearized split = depends_on_score_(value.getDefiningOp())
+  // What does not depend on the scores is better read as the tensor that it is than at parts of the key; but a product,
+  // which may be that of the output's gradient and the values.
+  const Delinearized split = depends_on_score_(value.getDefiningOp()) || is_product(operand.getDefiningOp())
                                  ? delinearize_splitting_keys(offset, {to.begin(), to.end()})
                                  : delinearize(offset, {to.begin(), to.end()}, atom_sizes_);
   if (!split.indices) {

@@ -346,6 +346,7 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
   if (lifted.ok()) {
     return lifted;
   }
+  std::optional<Refusal> of_gradient;
   constexpr AttemptOptions kOtherWays[] = {
       {.opens_reductions = true},
       {.gradient = GradientUse::kBesideOutput},
@@ -364,11 +365,14 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     }
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
-    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput && tells_more) {
-      return again.error();
+    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput) {
+      if (tells_more) {
+        return again.error();
+      }
+      of_gradient = of_gradient ? of_gradient : again.error();
     }
   }
-  return lifted.error();
+  return of_gradient ? *of_gradient : lifted.error();
 }
 
 }  // namespace

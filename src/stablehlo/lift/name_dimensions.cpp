@@ -16,9 +16,29 @@ AtomSet set_of(const std::vector<int>& atoms) {
   return set;
 }
 
+// Of 16-bit and wide operands together, as where values alone are converted to f32: what was widened.
+void read_before_widening(std::vector<Sources>& sources, std::vector<PlacedTensor>& picked) {
+  const auto is_wide = [](PlacedTensor& tensor) { return dtype(tensor.value.getType()) == DType::kF32; };
+  const auto half = std::find_if_not(picked.begin(), picked.end(), is_wide);
+  if (half == picked.end()) {
+    return;
+  }
+  const auto type = dtype(half->value.getType());
+  for (size_t i = 0; i < picked.size(); ++i) {
+    const int64_t count = static_tensor(picked[i].value).getNumElements();
+    for (PlacedTensor& source : sources[i].tensors) {
+      if (is_wide(picked[i]) && dtype(source.value.getType()) == type && source.scale == 1 &&
+          static_tensor(source.value).getNumElements() == count) {
+        picked[i] = source;
+      }
+    }
+  }
+}
+
 // The farthest source of each of q, k and v, all of one dtype.
 Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& operands, bool through_conversions) {
   std::vector<PlacedTensor> picked;
+  std::vector<Sources> all;
   for (const ReadTensor* operand : {&operands.q, &operands.k, &operands.v}) {
     Sources sources = follow_operand(operand->value, operand->indices, plane.sizes, through_conversions);
     plane.request_split(sources.split);
@@ -34,6 +54,10 @@ Outcome<std::vector<PlacedTensor>> pick_sources(Plane& plane, const Operands& op
     }
     // A gradient is by the operand itself: what it is made from may be scaled or repeated.
     picked.push_back(plane.options.gradient != GradientUse::kNone ? sources.tensors.front() : sources.tensors.back());
+    all.push_back(std::move(sources));
+  }
+  if (plane.options.gradient != GradientUse::kNone) {
+    read_before_widening(all, picked);
   }
   const auto type = dtype(picked[0].value.getType());
   const bool supported = type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;

@@ -145,10 +145,11 @@ ScoreUses UseReader::read() {
     stack.pop_back();
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* user = use.getOwner();
-      if (plane_.is_output(user)) {
+      const bool is_dead = user->use_empty() && is_removable(user);  // what was rearranged
+      if (plane_.is_output(user) || is_dead) {
         continue;
       }
-      if (is_product(user)) {
+      if (is_product(user) && !side_summed_by_product(user)) {
         uses_.exits.push_back({.product = user,
                                .side = use.getOperandNumber(),
                                .plane_indices = uses_.values[op].indices,

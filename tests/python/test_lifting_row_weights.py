@@ -1,0 +1,181 @@
+"""Rows of probabilities that are weighted or cleared behind the softmax (docs/design.md, "Rearranged"), and other ways
+to write exponentials and sums. In both directions, compared with what XLA makes of the original."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_lifting_rules import B, D, H, S, T, assert_fused, assert_left_alone, fused, products, qkv, weigh
+
+RNG = np.random.default_rng(13)
+PADDED = jnp.asarray(RNG.random((B, S)) > 0.4)
+KEYS = jnp.asarray(RNG.random((B, T)) > 0.3).at[:, 0].set(True)
+ROWS = jnp.asarray(RNG.standard_normal((B, S)), jnp.float32)
+HEADS = jnp.asarray([0, 1] + [1] * (H - 2), jnp.int32)
+
+
+def weighted(by):
+    """Attention whose probabilities go through `by`; its scores know which keys are padding."""
+
+    def attention(q, k, v):
+        s = jnp.where(KEYS[:, None, None], products(q, k) / 4, -1e9)
+        return weigh(by(jax.nn.softmax(s, -1), s).astype(v.dtype), v)
+
+    return attention
+
+
+WEIGHTS = {
+    "queries that are padding": lambda p, s: p * PADDED[:, None, :, None],
+    "cleared queries": lambda p, s: jnp.where(PADDED[:, None, :, None], p, 0),
+    "queries cleared the other way": lambda p, s: jnp.where(~PADDED[:, None, :, None], 0, p),
+    "heads": lambda p, s: p * HEADS.astype(p.dtype)[:, None, None],
+    "heads and queries": lambda p, s: p * (ROWS[:, None] * jnp.arange(1.0, H + 1)[:, None])[..., None].astype(p.dtype),
+    "a number": lambda p, s: 2.5 * p,
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("by", WEIGHTS)
+def test_weights_of_rows_move_behind_the_values(by, dtype):
+    assert_fused(weighted(WEIGHTS[by]), *qkv(dtype=dtype), tolerance=2e-5 if dtype == jnp.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("by", WEIGHTS)
+def test_weights_of_rows_in_gradients(by):
+    assert_fused(weighted(WEIGHTS[by]), *qkv(), gradients=True)
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda p, s: p * s.max(-1, keepdims=True),
+        lambda p, s: jnp.where(s.max(-1, keepdims=True) > 1, p, 0),
+        lambda p, s: p * p.max(-1, keepdims=True),
+        lambda p, s: p * p.sum(1, keepdims=True),
+    ],
+)
+def test_weights_that_are_computed_from_scores_stay(by):
+    assert_left_alone(weighted(by), *qkv())
+
+
+def test_a_gradient_with_other_weights_stays_right():
+    @jax.custom_vjp
+    def scaled(p):
+        return p * PADDED[:, None, :, None]
+
+    scaled.defvjp(lambda p: (scaled(p), ()), lambda _, d: (d * ~PADDED[:, None, :, None],))
+    candidates, report = fused(weighted(lambda p, s: scaled(p)), *qkv(), gradients=True)
+    assert not any(candidate.fused for candidate in candidates), report
+
+
+def test_the_gradient_by_the_weights_stays_right():
+    fused(lambda q, k, v: weighted(lambda p, s: p * v[:, :1, :1, :1])(q, k, v), *qkv(), gradients=True)
+
+
+def test_values_alone_converted_in_a_gradient():
+    def attention(q, k, v):
+        s = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+        return weigh(jax.nn.softmax(s / 4, -1), v.astype(jnp.float32)).astype(jnp.bfloat16)
+
+    assert_fused(attention, *qkv(dtype=jnp.bfloat16), gradients=True, tolerance=3e-2)
+
+
+def test_keys_of_an_image_flattened_for_the_softmax_in_a_gradient():
+    def attention(q, k, v):
+        s = jnp.einsum("bxyd,bzwd->bxyzw", q, k) / 4
+        p = jax.nn.softmax(s.reshape(*s.shape[:3], -1), -1).reshape(s.shape)
+        return jnp.einsum("bxyzw,bzwd->bxyd", p, v)
+
+    images = [jnp.asarray(RNG.standard_normal((2, *size, 8)), jnp.float32) for size in ((2, 3), (5, 7), (5, 7))]
+    assert_fused(attention, *images, gradients=True)
+
+
+# --- Exponentials and sums ---
+
+
+def divided(exponentials, total):
+    def attention(q, k, v):
+        e = exponentials(products(q, k) / 4)
+        return weigh(e / total(e), v)
+
+    return attention
+
+
+def row_sum(e):
+    return e.sum(-1, keepdims=True)
+
+
+def less_maximum(s):
+    return s - s.max(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "exponentials",
+    [
+        lambda s: jnp.exp2(less_maximum(s) * np.float32(np.log2(np.e))),
+        lambda s: jnp.exp2(np.float32(0.5) * (np.float32(1.5) * less_maximum(s))),
+        lambda s: jnp.power(2.0, less_maximum(s)),
+        lambda s: jnp.power(np.e, less_maximum(s)),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_powers_are_exponentials(exponentials, gradients):
+    assert_fused(divided(exponentials, row_sum), *qkv(), gradients=gradients)
+
+
+def test_powers_of_less_than_one():
+    assert_fused(divided(lambda s: jnp.power(0.5, s.min(-1, keepdims=True) - s), row_sum), *qkv())
+
+
+def test_a_guard_under_a_scaled_maximum():
+    scaled = lambda s: jnp.exp2(less_maximum(s) * np.float32(np.log2(np.e)))
+    assert_fused(divided(scaled, lambda e: row_sum(e) + 1e-9), *qkv())
+    turned = lambda s: jnp.exp2(less_maximum(s) * np.float32(-1.4))
+    assert_left_alone(divided(turned, lambda e: row_sum(e) + 1e-9), *qkv())
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda e: e @ jnp.ones((T, 1)),
+        lambda e: jnp.einsum("bhqk,k->bhq", e, jnp.ones(T))[..., None],
+        lambda e: jnp.linalg.norm(e, ord=1, axis=-1, keepdims=True),
+        lambda e: 1 / row_sum(e) ** -1,
+    ],
+)
+def test_sums_by_products_and_norms(total):
+    assert_fused(divided(lambda s: jnp.exp(less_maximum(s)), total), *qkv())
+
+
+@pytest.mark.parametrize(
+    "exponentials, total",
+    [
+        (lambda s: jnp.exp(less_maximum(s)), lambda e: e @ jnp.arange(1.0, T + 1)[:, None]),
+        (
+            lambda s: jnp.exp(less_maximum(s)),
+            lambda e: jnp.einsum("bhqk,r->bhqk", e, jnp.ones(3)).sum((1, 3))[:, None, :, None],
+        ),
+        (lambda s: jnp.exp(less_maximum(s)), lambda e: jnp.linalg.norm(e, ord=2, axis=-1, keepdims=True)),
+        (lambda s: jnp.exp(less_maximum(s)), lambda e: row_sum(jnp.abs(e - 0.5))),
+    ],
+)
+def test_other_sums_stay(exponentials, total):
+    assert_left_alone(divided(exponentials, total), *qkv())
+
+
+def test_the_sum_of_other_powers_stays():
+    def attention(q, k, v):
+        s = less_maximum(products(q, k) / 4)
+        return weigh(jnp.power(2.0, s) / row_sum(jnp.power(3.0, s)), v)
+
+    assert_left_alone(attention, *qkv())
+
+
+def test_half_floats_keep_their_weights():
+    # Outputs that were not weighted down might overflow in f16.
+    def attention(q, k, v):
+        p = jax.nn.softmax(products(q, k) / 4, -1)
+        return weigh(p * jnp.float16(1e-3), v * jnp.float16(6e4))
+
+    q, k, v = qkv(dtype=jnp.float16)
+    fused(attention, q, k, jnp.ones((B, H, T, D), jnp.float16) + v / 100, tolerance=2e-3)
