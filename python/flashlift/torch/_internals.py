@@ -17,6 +17,7 @@ from flashlift.torch._version import VERSION
 __all__ = [
     "BELOW_AUTOGRAD",
     "COMPOSITE",
+    "DLPACK_EXCHANGE",
     "LIBRARY",
     "MASK_MOD_WRAPPER",
     "RecordFunction",
@@ -24,13 +25,16 @@ __all__ = [
     "are_transforms_active",
     "clear_transforms",
     "count_of_modes",
+    "current_device",
     "current_raw_stream",
     "decompositions",
     "differentiable",
+    "empty_on_current_gpu",
     "disable_modes",
     "disable_transforms",
     "forward_mode_level",
     "is_making_graph",
+    "is_seen_by_kernel_alone",
     "is_traced_by_jit",
     "is_wrapped_by_transform",
     "set_grad_enabled",
@@ -62,6 +66,12 @@ is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
 
 # Of a device's number; where torch is built for GPUs.
 current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(_C, "_cuda_getDevice", None)
+# Of sizes, strides and a dtype: what compiled graphs call, in half the time of torch.empty_strided.
+empty_on_current_gpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cuda", None)
+
+# DLPack's C exchange interface, which 2.10 has.
+DLPACK_EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 set_grad_enabled = _C._set_grad_enabled
 to_dlpack = _C._to_dlpack
@@ -72,6 +82,25 @@ MASK_MOD_WRAPPER: Any = getattr(_flex_attention, "_MaskModWrapper", None)
 # What BlockMask.__getitem__ puts in the place of the mask_mod that it forgets. PyTorch 2.9 puts one that keeps
 # everything, and does not tell.
 sliced_mask_mod_error: Any = _flex_attention._sliced_mask_mod_error if VERSION >= (2, 10) else None
+
+
+def _bits(*names: str) -> int:
+    bits = 0
+    for name in names:
+        bits |= _C.DispatchKeySet(getattr(_C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_PLAIN_KEYS = _bits(
+    *("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView", "BackendSelect"),
+    *("AutocastCPU", "AutocastCUDA"),
+)
+
+
+def is_seen_by_kernel_alone(keys: Any) -> bool:
+    """Whether the dispatch keys of a call, those of its tensors and of the thread, leave nothing between autograd and
+    the kernel: no mode, transform, subclass, lazy negation or tracer."""
+    return keys.raw_repr() & ~_PLAIN_KEYS == 0
 
 
 def is_traced_by_jit() -> bool:

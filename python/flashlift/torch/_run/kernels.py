@@ -4,16 +4,18 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from flashlift._attention import Attention
 from flashlift._errors import FlashliftError
 from flashlift._library import RunOptions, check, core
-from flashlift.torch._internals import current_raw_stream
+from flashlift.torch._internals import current_device, current_raw_stream, empty_on_current_gpu
 from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._run.call import Call
+from flashlift.torch._run.objects import run_on_objects, takes_objects
 from flashlift.torch._run.threads import options_of_cpu
 from flashlift.torch._run.views import Views, taking_addresses
 from flashlift.torch._run.workspace import workspace
@@ -47,11 +49,35 @@ def compiled(
     )
 
 
-def _compiled_for(call: Call) -> Attention:
-    query, key, value = call[:3]
-    return compiled(
-        query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.dtype, call.scale, call.words, query.device
-    )
+class _Plan(NamedTuple):
+    """What calls with inputs of the same shapes have in common."""
+
+    attention: Attention
+    rows: torch.Size  # of the queries
+    dense_rows: tuple[int, ...]  # their strides
+    out_shape: tuple[int, ...]
+    out_dtype: torch.dtype
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shapes: tuple[torch.Size, torch.Size, torch.Size],
+    dtype: torch.dtype,
+    device: torch.device,
+    features: str,
+    scale: float,
+    *results: bool,
+) -> _Plan:
+    query, key, value = shapes
+    call = Call(*shapes, (), None, None, features, scale, *results)  # type: ignore[arg-type]
+    attention = compiled(query[1], key[1], query[3], value[3], dtype, scale, call.words, device)
+    out_dtype = torch.float32 if call.f32_out else dtype
+    return _Plan(attention, query[:3], dense_strides(query[:3]), (*query[:3], value[3]), out_dtype)
+
+
+def _plan_for(call: Call) -> _Plan:
+    query, key, value, _, _, _, *others = call
+    return _plan((query.shape, key.shape, value.shape), query.dtype, query.device, *others)
 
 
 def reads_residual(call: Call) -> bool:
@@ -77,7 +103,7 @@ def _reads_residual(attention: Attention, wanted: tuple[bool, ...]) -> bool:
 
 def _wanted(captures: Sequence[torch.Tensor]) -> tuple[bool, ...]:
     """Whether each captured tensor's gradient is."""
-    return tuple(one.requires_grad and one.is_floating_point() for one in captures)
+    return tuple([one.requires_grad and one.is_floating_point() for one in captures])
 
 
 def _names(attention: Attention, wanted: tuple[bool, ...]) -> list[str]:
@@ -91,22 +117,65 @@ def _options(device: torch.device) -> RunOptions | None:
     return RunOptions(ctypes.sizeof(RunOptions), None, current_raw_stream(device.index))
 
 
+def _options_of_cpu(query: torch.Tensor) -> RunOptions | None:
+    return None if query.is_cuda else options_of_cpu()
+
+
 def run(call: Call) -> Results:
-    return _run(_compiled_for(call), call)
+    return _run(_plan_for(call), call)
 
 
-def _run(attention: Attention, call: Call) -> Results:
-    out, lse, row_max, residual = empty_results(call)
-    views = Views()
-    arguments = views.forward(
-        call, out, lse, row_max if call.want_max else None, residual if call.want_residual else None
-    )
-    check(attention._library, _run_forward(attention._handle, arguments, _options(call.query.device)))
+def _run(plan: _Plan, call: Call) -> Results:
+    empty, query = empty_like(call.query), call.query
+    out_strides = dense_strides(plan.out_shape, query.stride())
+    out = empty(plan.out_shape, out_strides, plan.out_dtype)
+    lse = empty(plan.rows, plan.dense_rows, torch.float32)
+    row_max = empty(plan.rows, plan.dense_rows, torch.float32) if call.want_max else empty(*_NOTHING, torch.float32)
+    residual = empty(plan.out_shape, out_strides, plan.out_dtype) if call.want_residual else empty(*_NOTHING, out.dtype)
+    given = out, lse, row_max if call.want_max else None, residual if call.want_residual else None
+    if takes_objects():
+        run_on_objects(plan.attention, _options_of_cpu(query), call, given)
+    else:
+        views = Views()
+        arguments = views.forward(call, *given)
+        check(plan.attention._library, _run_forward(plan.attention._handle, arguments, _options(query.device)))
     return out, lse, row_max, residual
 
 
+_NOTHING = (0,), (1,)  # sizes and strides
+Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+
+
+def empty_like(tensor: torch.Tensor) -> Empty:
+    """Gives memory on its device of these sizes and strides: by a quicker way than torch's documented one, where there
+    is one."""
+    if tensor.is_cuda and empty_on_current_gpu is not None and current_device() == tensor.get_device():
+        return empty_on_current_gpu
+    return lambda sizes, strides, dtype: tensor.new_empty_strided(sizes, strides, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def dense_strides(sizes: tuple[int, ...], like: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Those of _empty_in_order_of(), of a tensor with the strides `like`; of a contiguous one where there is none."""
+    if like is not None and not like[0] >= like[1] >= like[2]:
+        return _strides_in_order_of(like, sizes)
+    strides, step = [1] * len(sizes), 1
+    for i in range(len(sizes) - 1, -1, -1):
+        strides[i] = step
+        step *= max(sizes[i], 1)
+    return tuple(strides)
+
+
+def _strides_in_order_of(like: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    dense, step = [1, 1, 1, 1], shape[3]
+    for i in sorted((2, 1, 0), key=like.__getitem__):
+        dense[i] = step
+        step *= shape[i]
+    return tuple(dense)
+
+
 def empty_results(call: Call) -> Results:
-    """Memory for the output, whose dimensions lie in the order of the query's, and for the other results."""
+    """What the operator gives, without values: for graphs, of tensors whose sizes may be symbols."""
     query = call.query
     rows = query.shape[:3]
     dtype = torch.float32 if call.f32_out else query.dtype
@@ -122,21 +191,17 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
     strides = tensor.stride()
     if strides[0] >= strides[1] >= strides[2]:
         return tensor.new_empty(shape, dtype=dtype)
-    dense, step = [1, 1, 1, 1], shape[3]
-    for i in sorted((2, 1, 0), key=strides.__getitem__):
-        dense[i] = step
-        step *= shape[i]
-    return tensor.new_empty_strided(shape, dense, dtype=dtype)
+    return tensor.new_empty_strided(shape, _strides_in_order_of(strides, shape), dtype=dtype)
 
 
 def run_for_backward(call: Call) -> Results:
     """As run(), where the backward pass may read the output."""
-    attention = _compiled_for(call)
+    plan = _plan_for(call)
     # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
-        _prepare_backward(attention, _wanted(call.captures))
-    results = _run(attention, call)
-    if results[0].dtype != call.query.dtype:
+        _prepare_backward(plan.attention, _wanted(call.captures))
+    results = _run(plan, call)
+    if plan.out_dtype != call.query.dtype:
         _snap_rows_to(call.query.dtype, results[0])
     return results
 
@@ -177,40 +242,47 @@ def differentiate(
     wanted: Sequence[int],
 ) -> list[torch.Tensor]:
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
-    attention = _compiled_for(call)
-    gradients = empty_gradients(call, wanted)
+    plan = _plan_for(call)
+    query, sinks = call.query, call.sinks
+    empty = empty_like(query)
+    gradients = [empty(one.shape, dense_strides(one.shape, one.stride()), query.dtype) for one in call[:3]]
+    gradients += [one.new_empty(one.shape) for one in _further(call, wanted)]
     if grad_out.is_cuda and not _has_rows_to_copy(grad_out):
         grad_out = grad_out.contiguous()
-    views = Views()
-    arguments = views.backward(
-        views.forward(call, out, lse, residual=residual if call.want_residual else None),
-        grad_out,
-        grad_lse,
-        gradients[:3],
-        by_capture(gradients, wanted, call.captures),
-        None if call.sinks is None else gradients[-1],
-    )
-    options = _options(call.query.device)
-    with workspace(options, call.query.device):
-        check(attention._library, _run_backward(attention._handle, arguments, options))
+    d_captures = by_capture(gradients, wanted, call.captures)
+    d_sinks = None if sinks is None else gradients[-1]
+    given = out, lse, None, residual if call.want_residual else None
+    if takes_objects():
+        d_inputs = grad_out, grad_lse, *gradients[:3], d_sinks
+        run_on_objects(plan.attention, _options_of_cpu(query), call, given, d_inputs, d_captures)
+        return gradients
+    views, options = Views(), _options(query.device)
+    arguments = views.backward(views.forward(call, *given), grad_out, grad_lse, gradients[:3], d_captures, d_sinks)
+    with workspace(options, query.device):
+        check(plan.attention._library, _run_backward(plan.attention._handle, arguments, options))
     return gradients
 
 
 def _has_rows_to_copy(tensor: torch.Tensor) -> bool:
     """Whether a GPU can copy whole rows of it, which the fastest kernels need. A sum's gradient, one number in all its
     places, has none."""
-    *strides, innermost = tensor.stride()
-    size = tensor.element_size()
-    return innermost == 1 and tensor.data_ptr() % 16 == 0 and all(one and one * size % 16 == 0 for one in strides)
+    a, b, c, innermost = tensor.stride()
+    if innermost != 1 or not (a and b and c) or tensor.data_ptr() % 16:
+        return False
+    return (a | b | c) * tensor.element_size() % 16 == 0
 
 
 def empty_gradients(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
-    """Each of its tensor's own shape and type, dense: a captured tensor may be expanded, its gradient must not be."""
-    like = [*(call.captures[i] for i in wanted), *([] if call.sinks is None else [call.sinks])]
-    return [
-        *(_empty_in_order_of(one, one.shape, one.dtype) for one in call[:3]),
-        *(one.new_empty(one.shape) for one in like),
-    ]
+    """What the operator's gradient gives, without values: for graphs."""
+    gradients = [_empty_in_order_of(one, one.shape, one.dtype) for one in call[:3]]
+    return gradients + [one.new_empty(one.shape) for one in _further(call, wanted)]
+
+
+def _further(call: Call, wanted: Sequence[int]) -> list[torch.Tensor]:
+    """What gets gradients beside query, key and value. They are dense: a captured tensor may be expanded, its gradient
+    must not be."""
+    captures = [call.captures[i] for i in wanted]
+    return captures if call.sinks is None else [*captures, call.sinks]
 
 
 def by_capture(

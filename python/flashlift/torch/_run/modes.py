@@ -17,12 +17,13 @@ from flashlift.torch._internals import (
 
 
 def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass."""
+    """Whether nothing but the kernel, and autograd, has to see a call: no transform, no mode, no subclass, and no lazy
+    negation, which the kernel does not see."""
     if count_of_modes() or is_traced_by_jit():
         return False
     if torch.compiler.is_compiling() or forward_mode_level() >= 0:
         return False
-    return all([_is_plain_tensor(one) for one in tensors])  # noqa: C419 - quicker than a generator
+    return all([_is_plain_tensor(one) and not one.is_neg() for one in tensors])  # noqa: C419 - quicker than a generator
 
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:

@@ -6,7 +6,12 @@ from typing import Any
 import torch
 
 from flashlift._errors import UnsupportedError
-from flashlift.torch._internals import are_transforms_active, differentiable
+from flashlift.torch._internals import (
+    are_transforms_active,
+    differentiable,
+    forward_mode_level,
+    is_seen_by_kernel_alone,
+)
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.kernels import (
     DEVICES,
@@ -55,6 +60,8 @@ def _register_autograd(name: str, kernel: Callable[..., Any], backward: Any, set
     through_dispatcher = differentiable(getattr(torch.ops.flashlift, name).default, backward, setup_context)
 
     def call(keys: Any, *given: Any) -> Any:
+        if not torch.is_grad_enabled() and is_seen_by_kernel_alone(keys) and forward_mode_level() < 0:
+            return kernel(*given)
         tensors = [one for one in given if isinstance(one, torch.Tensor)]
         tensors += [one for some in given if type(some) is list for one in some if isinstance(one, torch.Tensor)]
         if (

@@ -20,7 +20,8 @@ _taken = _Taken()
 
 
 @Allocate
-def _allocate(device: int | None, size: int) -> int | None:
+def allocate(device: int | None, size: int) -> int | None:
+    """For a call of this thread, which give_back() ends."""
     try:
         _taken.memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
     except Exception as failure:  # none may leave a function that C calls
@@ -29,18 +30,23 @@ def _allocate(device: int | None, size: int) -> int | None:
     return _taken.memory.data_ptr()
 
 
+def give_back() -> None:
+    """Behind the call: PyTorch may give its memory to what is queued later on the same stream. Raises what kept it from
+    taking any: torch.OutOfMemoryError."""
+    failure = _taken.failure
+    _taken.memory = _taken.failure = None
+    if failure is not None:
+        raise failure
+
+
 @contextlib.contextmanager
 def workspace(options: RunOptions | None, device: torch.device) -> Iterator[None]:
-    """The one call in this block, with these options, takes its memory from PyTorch if it runs on a GPU. Behind the
-    block PyTorch may give that memory to what is queued later on the same stream. Raises torch.OutOfMemoryError."""
+    """The one call in this block, with these options, takes its memory from PyTorch if it runs on a GPU."""
     if device.type != "cuda" or options is None:
         yield
         return
-    options.allocate, options.allocate_context = _allocate, device.index
+    options.allocate, options.allocate_context = allocate, device.index
     try:
         yield
     finally:
-        failure = _taken.failure
-        _taken.memory = _taken.failure = None
-        if failure is not None:
-            raise failure
+        give_back()
