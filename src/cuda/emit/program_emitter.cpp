@@ -276,17 +276,22 @@ std::string emit_programs(const Problem& problem) {
 }
 
 std::string emit_bounds(const Problem& problem) {
+  const std::vector<BoundedCapture> bounded = bounded_captures(problem);
   std::string text = "#pragma once\n#include \"cuda/kernels/common/capture_bounds.cuh\"\n\n";
-  text += "namespace flashlift::cuda {\n\n";
-  for (const BoundedCapture& bounded : bounded_captures(problem)) {
-    const Capture& capture = problem.captures[bounded.index];
-    text += fmt::format(
-        "extern \"C\" __global__ void flashlift_bounds_{}(const CaptureArgument capture, longlong2* bounds, i64 "
-        "blocks) "
-        "{{\n  capture_bounds<{}, {}>(capture, {}, bounds, blocks);\n}}\n\n",
-        bounded.index, element_name(capture.dtype), bounded.rows, capture.shape.size());
+  text += fmt::format("#define FL_BOUNDS_COUNT {}\n", bounded.size());
+  if (bounded.empty()) {
+    return text;
   }
-  return text + "}  // namespace flashlift::cuda\n";
+  text += "namespace flashlift::cuda {\n\n";
+  text += fmt::format("struct BoundsArguments {{\n  BoundsArgument of[{}];\n}};\n\n", bounded.size());
+  text += "__device__ __forceinline__ void find_bounds(const BoundsArguments& arguments) {\n";
+  for (size_t i = 0; i < bounded.size(); ++i) {
+    const Capture& capture = problem.captures[bounded[i].index];
+    text += fmt::format("  capture_bounds<{}, {}>(arguments.of[{}], {});\n", element_name(capture.dtype),
+                        bounded[i].rows, i, capture.shape.size());
+  }
+  text += "}\n\nextern \"C\" __global__ void flashlift_bounds(const __grid_constant__ BoundsArguments arguments) {\n";
+  return text + "  find_bounds(arguments);\n}\n\n}  // namespace flashlift::cuda\n";
 }
 
 }  // namespace flashlift::cuda

@@ -31,9 +31,8 @@ BoundsPasses::BoundsPasses(const Problem& problem, const Device& device)
 }
 
 Status BoundsPasses::load(const LoadedLibrary& library) {
-  for (Pass& pass : passes_) {
-    const std::string name = fmt::format("flashlift_bounds_{}", pass.capture.index);
-    FLASHLIFT_ASSIGN_OR_RETURN(pass.kernel, library.kernel(name, device_.handle, 0));
+  if (!passes_.empty()) {
+    FLASHLIFT_ASSIGN_OR_RETURN(kernel_, library.kernel("flashlift_bounds", device_.handle, 0));
   }
   return {};
 }
@@ -65,24 +64,35 @@ int64_t BoundsPasses::bytes(const ForwardParams& params) const {
   return bytes;
 }
 
-Status BoundsPasses::launch(const Driver& driver, ForwardParams& params, CuPointer memory, CuStream stream) const {
+void* BoundsPasses::place(ForwardParams& params, CuPointer memory, std::vector<BoundsArgument>& arguments) const {
+  bool any = false;
   for (const Pass& pass : passes_) {
-    long long count = blocks(pass, params);
-    if (count == 0) {
-      continue;
-    }
-    CuPointer bounds = memory;
-    memory += static_cast<CuPointer>(count * kEntryBytes);
     CaptureArgument& capture = params.captures[pass.capture.index];
-    void* parameters[] = {&capture, &bounds, &count};
-    const auto grid = static_cast<unsigned>(
-        std::clamp<int64_t>(divide_up(count, kThreads / 32), 1, 4 * int64_t{device_.multiprocessors}));
-    FLASHLIFT_RETURN_IF_ERROR(
-        driver.check(driver.cuLaunchKernel(pass.kernel, grid, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
-                     "cuLaunchKernel"));
-    capture.bounds = reinterpret_cast<const void*>(bounds);
+    const int64_t count = blocks(pass, params);
+    arguments.push_back({.capture = capture, .bounds = reinterpret_cast<void*>(memory), .blocks = count});
+    if (count > 0) {
+      capture.bounds = reinterpret_cast<const void*>(memory);
+      memory += static_cast<CuPointer>(count * kEntryBytes);
+      any = true;
+    }
   }
-  return {};
+  return any ? arguments.data() : nullptr;
+}
+
+Status BoundsPasses::launch(const Driver& driver, ForwardParams& params, CuPointer memory, CuStream stream) const {
+  std::vector<BoundsArgument> arguments;
+  void* parameters[] = {place(params, memory, arguments)};
+  if (parameters[0] == nullptr) {
+    return {};
+  }
+  int64_t most = 0;
+  for (const BoundsArgument& one : arguments) {
+    most = std::max<int64_t>(most, one.blocks);
+  }
+  const auto grid = static_cast<unsigned>(
+      std::clamp<int64_t>(divide_up(most, kThreads / 32), 1, 4 * int64_t{device_.multiprocessors}));
+  return driver.check(driver.cuLaunchKernel(kernel_, grid, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr),
+                      "cuLaunchKernel");
 }
 
 }  // namespace flashlift::cuda

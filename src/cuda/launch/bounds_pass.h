@@ -1,4 +1,4 @@
-// The passes before a kernel that find the bounds of captured tensors' blocks, by which tiles are skipped.
+// The pass before a kernel that finds the bounds of captured tensors' blocks, by which tiles are skipped.
 #pragma once
 
 #include <vector>
@@ -13,24 +13,27 @@ class BoundsPasses {
  public:
   // Those of the problem's bounded_captures().
   BoundsPasses(const Problem& problem, const Device& device);
-  // Takes their kernels from a library compiled for the problem. Before that they can only be asked for their bytes.
+  // Takes their kernel from a library compiled for the problem. Before that launch() cannot be called.
   Status load(const LoadedLibrary& library);
 
   bool empty() const { return passes_.empty(); }
   // Device memory that launch() needs for a call.
   int64_t bytes(const ForwardParams& params) const;
-  // Launches them, and lets the captures of `params` know where their bounds will be.
+  // The kernel's arguments, BoundsArguments of the generated code; null where no tensor of the call is worth a pass.
+  // Lets the captures of `params` know where their bounds will be.
+  void* place(ForwardParams& params, CuPointer memory, std::vector<BoundsArgument>& arguments) const;
+  // All of them by a kernel of their own.
   Status launch(const Driver& driver, ForwardParams& params, CuPointer memory, CuStream stream) const;
 
  private:
   struct Pass {
     BoundedCapture capture;
     Capture declared;
-    CuKernel kernel = nullptr;
   };
   int64_t blocks(const Pass& pass, const ForwardParams& params) const;
 
   std::vector<Pass> passes_;
+  CuKernel kernel_ = nullptr;
   int64_t products_per_score_;
   Device device_;
 };

@@ -19,20 +19,23 @@ struct alignas(16) RowGradient {
 // beyond the end, has an lse of +inf and a delta of 0, so that its p are 0.
 struct RowTiles {
   float* statistics;  // [batch * q_heads][tiles][2][rows]
+  // These two are cleared before the preprocess, where anyone asks for them.
   // Becomes 1 if the lse of some row is so large (kLargestOffset, in that unit) that its rounding shows in the row's p.
   // Such rows are nearly always ones of equal, huge scores: they need their maximum and their sum apart.
   int* any_large;
   int* any_empty;  // becomes 1 if some row has no keys
   // What rounding took from the output, with the output's type and strides; null: unknown. Read by the preprocess.
   const void* out_residual;
-  // Of the fused kernels, null for others. The preprocess clears the integers.
+  // Of the fused kernels, null for others. The preprocess clears the integers, `cleared` of them from next_block on.
   int* next_block;      // key tiles that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
+  int* finished_parts;  // of each key-value head: parts of key tiles that have been added
   int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
   float* d_q_sums;      // [batch * q_heads][tiles], and of each what the kernel makes of it
   int rows;             // of a tile
   int tiles;            // of a query head, the one for no rows included
-  int vector_out;       // rows of out and d_out are contiguous and begin at multiples of 16 bytes
+  int cleared;
+  int vector_out;  // rows of out and d_out are contiguous and begin at multiples of 16 bytes
 };
 
 struct BackwardParams {

@@ -154,10 +154,22 @@ __device__ __forceinline__ float row_product(const ForwardParams& params, const 
 
 }  // namespace
 
-// Fills RowTiles::statistics.
+// Fills RowTiles::statistics, clears what the fused kernels count with, and finds the bounds of captured tensors.
 extern "C" __global__ void __launch_bounds__(256)
     flashlift_row_tiles(const __grid_constant__ ForwardParams params, const __grid_constant__ BackwardParams backward,
-                        const __grid_constant__ RowTiles tiles) {
+                        const __grid_constant__ RowTiles tiles
+#if FL_BOUNDS_COUNT > 0
+                        ,
+                        const __grid_constant__ BoundsArguments bounds
+#endif
+    ) {
+#if FL_BOUNDS_COUNT > 0
+  find_bounds(bounds);
+#endif
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < tiles.cleared;
+       i += static_cast<long long>(gridDim.x) * blockDim.x) {
+    tiles.next_block[i] = 0;
+  }
   const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / FL_ROW_THREADS;
   const long long head_rows = static_cast<long long>(tiles.tiles) * tiles.rows;
   const int q = static_cast<int>(index % head_rows);

@@ -50,7 +50,8 @@ struct Extremes<float> {
 // One warp a block of kRows rows by kCaptureBlock elements of the last two dimensions, in dense order of the blocks.
 // With kRows = 1 the second last dimension is one like those before it.
 template <typename Element, int kRows>
-FL_OP void capture_bounds(const CaptureArgument& capture, int rank, void* bounds, i64 total_blocks) {
+FL_OP void capture_bounds(const BoundsArgument& argument, int rank) {
+  const CaptureArgument& capture = argument.capture;
   using Scalar = typename Element::Scalar;
   const int outer = kRows > 1 ? rank - 2 : rank - 1;  // dimensions
   const int rows = kRows > 1 ? capture.sizes[outer] : 1;
@@ -60,7 +61,7 @@ FL_OP void capture_bounds(const CaptureArgument& capture, int rank, void* bounds
   const int row_blocks = (rows + kRows - 1) / kRows;
   const int column_blocks = (columns + kCaptureBlock - 1) / kCaptureBlock;
   const i64 warps = static_cast<i64>(gridDim.x) * blockDim.x / 32;
-  for (i64 block = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32; block < total_blocks;
+  for (i64 block = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32; block < argument.blocks;
        block += warps) {
     const int column = static_cast<int>(block % column_blocks) * kCaptureBlock + threadIdx.x % 32;
     i64 rest = block / column_blocks;
@@ -84,7 +85,7 @@ FL_OP void capture_bounds(const CaptureArgument& capture, int rank, void* bounds
     }
     extremes.merge_lanes();
     if (threadIdx.x % 32 == 0) {
-      static_cast<typename BlockBounds<Scalar>::Pair*>(bounds)[block] = extremes.stored();
+      static_cast<typename BlockBounds<Scalar>::Pair*>(argument.bounds)[block] = extremes.stored();
     }
   }
 }

@@ -25,6 +25,13 @@ struct CaptureArgument {
   long long strides[8];
 };
 
+// A captured tensor whose blocks' bounds are to be found.
+struct BoundsArgument {
+  CaptureArgument capture;
+  void* bounds;
+  long long blocks;  // 0: none
+};
+
 // Element strides of the logical orders of AttentionArguments: batch, head, row, column.
 struct Strides {
   long long batch;

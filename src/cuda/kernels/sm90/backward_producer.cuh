@@ -206,6 +206,7 @@ struct Producer {
       store_shared(address + 4 * kVisitBefore, before);
       store_shared(address + 4 * kVisitFlags, flags);
       store_shared(address + 4 * kVisitKeys, key_tile);
+      store_shared(address + 4 * kVisitHead, b * params.kv_heads + kv_head);
     }
     ++visit;
   }

@@ -9,14 +9,20 @@ namespace {
 // One overload of each for a family.
 RowStatistics statistics_of(const Sm80Backward& config) {
   if (config.fused) {
-    return {.tile = config.fused->config.q_tile, .from_output = true, .parts = 1};
+    return {.tile = config.fused->config.q_tile,
+            .from_output = true,
+            .parts = 1,
+            .asks_for_large = config.fused->has_fallback};
   }
   return {.tile = 0, .from_output = false};  // the rows kernel decides itself what it takes from the output
 }
 
 RowStatistics statistics_of(const Sm90Backward& config) {
   const Sm90BackwardKernel& kernel = config.fused ? *config.fused : config.keys;
-  return {.tile = kernel.config.kv_tile, .from_output = true, .parts = config.fused ? kFusedParts : 0};
+  return {.tile = kernel.config.kv_tile,
+          .from_output = true,
+          .parts = config.fused ? kFusedParts : 0,
+          .asks_for_large = config.fallback.has_value()};
 }
 
 int64_t row_gradient_bytes(const ForwardParams& params) {

@@ -16,6 +16,11 @@ T* at(CuPointer memory, int64_t offset) {
 
 int64_t row_count(const ForwardParams& params) { return int64_t{params.batch} * params.q_heads * params.q_len; }
 
+// The integers of RowTiles: two of the preprocess's own, and two of all blocks; those of key-value heads and of parts
+// of d_q come behind them.
+constexpr int64_t kOwnFlags = 2;
+constexpr int64_t kFlags = kOwnFlags + 2;
+
 // Tiles of a query head, with the one for no rows.
 int64_t tile_count(const ForwardParams& params, int rows) { return divide_up(params.q_len, rows) + 1; }
 
@@ -50,8 +55,8 @@ int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
 }
 
 int64_t Preprocess::flag_count(const ForwardParams& params) const {
-  constexpr int64_t kFlags = 4;  // before the parts'
-  return kFlags + int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
+  const int64_t tiles = params.q_heads * tile_count(params, statistics_.tile);
+  return kFlags + params.batch * (params.kv_heads + tiles * statistics_.parts);
 }
 
 Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layout) const {
@@ -78,18 +83,21 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
   call.backward.rows = nullptr;
   call.row_tiles = {};
   if (statistics_.tile > 0) {
-    call.row_tiles = {.statistics = at<float>(memory, places.rows),
-                      .any_large = at<int>(memory, places.flags),
-                      .any_empty = at<int>(memory, places.flags) + 1,
-                      .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
-                      .next_block = at<int>(memory, places.flags) + 2,
-                      .nonfinite_keys = at<int>(memory, places.flags) + 3,
-                      .last_adders = at<int>(memory, places.flags) + 4,
-                      .d_q_sums = nullptr,
-                      .rows = statistics_.tile,
-                      .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
-                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
-                                    (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
+    call.row_tiles = {
+        .statistics = at<float>(memory, places.rows),
+        .any_large = at<int>(memory, places.flags),
+        .any_empty = at<int>(memory, places.flags) + 1,
+        .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
+        .next_block = at<int>(memory, places.flags) + 2,
+        .nonfinite_keys = at<int>(memory, places.flags) + 3,
+        .finished_parts = at<int>(memory, places.flags) + kFlags,
+        .last_adders = at<int>(memory, places.flags) + kFlags + call.forward.batch * call.forward.kv_heads,
+        .d_q_sums = nullptr,
+        .rows = statistics_.tile,
+        .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
+        .cleared = static_cast<int>(flag_count(call.forward) - kOwnFlags),
+        .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
+                      (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
   } else {
     call.backward.rows = at<RowGradient>(memory, places.rows);
   }
@@ -120,8 +128,7 @@ void Preprocess::place_d_out(const Places& places, CuPointer memory, BackwardCal
 }
 
 Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& call) const {
-  FLASHLIFT_RETURN_IF_ERROR(
-      bounds_.launch(call.driver, call.forward, memory + static_cast<CuPointer>(places.bounds), call.stream));
+  const CuPointer bounds = memory + static_cast<CuPointer>(places.bounds);
   if (converts_d_out_) {
     FLASHLIFT_RETURN_IF_ERROR(
         clear(call.driver, memory + static_cast<CuPointer>(places.low_flag), sizeof(int), call.stream));
@@ -129,18 +136,23 @@ Status Preprocess::launch(const Places& places, CuPointer memory, BackwardCall& 
     const Grid grid{.x = element_blocks(row_count(call.forward) * problem_.value_dim), .threads = kElementThreads};
     FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, convert_d_out_, grid, parameters));
   }
-  return statistics_.from_output ? fill_row_tiles(call) : Status();
+  return statistics_.from_output ? fill_row_tiles(call, bounds)
+                                 : bounds_.launch(call.driver, call.forward, bounds, call.stream);
 }
 
-Status Preprocess::fill_row_tiles(BackwardCall& call) const {
-  FLASHLIFT_RETURN_IF_ERROR(clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
-                                  static_cast<size_t>(flag_count(call.forward)) * sizeof(int), call.stream));
+Status Preprocess::fill_row_tiles(BackwardCall& call, CuPointer bounds) const {
+  if (statistics_.asks_for_large || problem_.empty_rows == EmptyRows::kUniform) {
+    FLASHLIFT_RETURN_IF_ERROR(clear(call.driver, reinterpret_cast<CuPointer>(call.row_tiles.any_large),
+                                    kOwnFlags * sizeof(int), call.stream));
+  }
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
   const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
   if (blocks > INT32_MAX) {
     return unsupported("{} rows are more than one launch numbers; split the batch", rows);
   }
-  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+  std::vector<BoundsArgument> arguments;
+  bounds_.place(call.forward, bounds, arguments);
+  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles, arguments.data()};
   return cuda::launch(call, row_tiles_, {.x = static_cast<unsigned>(blocks), .threads = kElementThreads}, parameters);
 }
 

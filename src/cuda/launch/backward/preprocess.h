@@ -36,7 +36,7 @@ class Preprocess {
   int64_t flag_count(const ForwardParams& params) const;
   int64_t d_out_bytes(const ForwardParams& params) const;
   void place_d_out(const Places& places, CuPointer memory, BackwardCall& call) const;
-  Status fill_row_tiles(BackwardCall& call) const;
+  Status fill_row_tiles(BackwardCall& call, CuPointer bounds) const;
 
   Problem problem_;
   Device device_;
