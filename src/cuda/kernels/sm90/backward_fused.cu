@@ -55,7 +55,8 @@ __device__ __forceinline__ void round_part(const ForwardParams& params, const Ba
   // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
   // neighbours write 64 bytes of a row.
   constexpr int kPieces = kPartSums / 16;
-  const int thread = static_cast<int>(threadIdx.x) % 128;
+  int thread = static_cast<int>(threadIdx.x) % 128;
+  asm volatile("" : "+r"(thread));  // nothing that follows from it is to be kept while products are made
   float4 x[kPieces][4];
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
@@ -235,8 +236,8 @@ struct FusedConsumer : Consumer {
   }
 
   // d_q of some query tiles from its sums, or zeros where no key has been seen: this warpgroup's parts.
-  __device__ __forceinline__ void round(const BackwardParams& backward, const RowTiles& tiles,
-                                        const Rounding& rounding) const {
+  __device__ __forceinline__ void round_sums(const BackwardParams& backward, const RowTiles& tiles,
+                                             const Rounding& rounding) const {
     const int expected = kParts * backward.kv_tiles;
     if (threadIdx.x % 32 == 0) {
       while (load_acquire(tiles.finished_parts + rounding.kv_head) != expected) {
@@ -572,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         break;
       }
       if (index < 0) {
-        consumer.round(backward, tiles, rounding(params, kFirstRounding - index));
+        consumer.round_sums(backward, tiles, rounding(params, kFirstRounding - index));
         release(shared.rows_empty);
         continue;
       }
