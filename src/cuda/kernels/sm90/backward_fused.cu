@@ -565,24 +565,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     FusedConsumer consumer{{params, shared, warpgroup - 1, 0, 0}};
+    u32 phase = 0;
 #pragma unroll 1
-    for (u32 turn = 0;; ++turn) {
-      barrier_wait(shared.rows_full, turn % 2);
-      int index = load_shared_once(shared.key_tile);
+    for (;;) {
+      barrier_wait(shared.rows_full, phase);
+      const int index = load_shared_once(shared.key_tile);
       if (index == kNoKeys) {
         break;
       }
       if (index < 0) {
         consumer.round_sums(backward, tiles, rounding(params, kFirstRounding - index));
         release(shared.rows_empty);
+        phase ^= 1;
         continue;
       }
       consumer.take(key_tile<FL_BLOCK_M>(params, backward, index));
+      u32 kept = 2 * index + phase;
       consumer.sweep();
-      asm volatile("" : "+r"(index));  // found again, not kept: registers are short
-      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
+      asm volatile("" : "+r"(kept));  // the tile is found again, not kept: registers are short
+      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, kept / 2);
       consumer.take(keys);
       finish_keys(consumer, params, backward, tiles, keys);
+      phase = kept % 2 ^ 1;
     }
     consumer.end();
   }
