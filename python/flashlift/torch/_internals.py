@@ -29,6 +29,7 @@ __all__ = [
     "current_raw_stream",
     "decompositions",
     "differentiable",
+    "empty_on_cpu",
     "empty_on_current_gpu",
     "disable_modes",
     "disable_transforms",
@@ -67,8 +68,9 @@ is_wrapped_by_transform = _C._functorch.is_functorch_wrapped_tensor
 # Of a device's number; where torch is built for GPUs.
 current_raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(_C, "_cuda_getDevice", None)
-# Of sizes, strides and a dtype: what compiled graphs call, in half the time of torch.empty_strided.
+# Of tuples of sizes and strides, and a dtype: what compiled graphs call, in half the time of torch.empty_strided.
 empty_on_current_gpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cuda", None)
+empty_on_cpu: Any = getattr(_C._dynamo.guards, "_empty_strided_cpu", None)
 
 # DLPack's C exchange interface, which 2.10 has.
 DLPACK_EXCHANGE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)

@@ -12,7 +12,7 @@ import torch
 from flashlift._attention import Attention
 from flashlift._errors import FlashliftError
 from flashlift._library import RunOptions, check, core
-from flashlift.torch._internals import current_device, current_raw_stream, empty_on_current_gpu
+from flashlift.torch._internals import current_device, current_raw_stream, empty_on_cpu, empty_on_current_gpu
 from flashlift.torch._program import DTYPE_NAMES
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.objects import run_on_objects, takes_objects
@@ -53,7 +53,7 @@ class _Plan(NamedTuple):
     """What calls with inputs of the same shapes have in common."""
 
     attention: Attention
-    rows: torch.Size  # of the queries
+    rows: tuple[int, ...]  # of the queries
     dense_rows: tuple[int, ...]  # their strides
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
@@ -72,7 +72,8 @@ def _plan(
     call = Call(*shapes, (), None, None, features, scale, *results)  # type: ignore[arg-type]
     attention = compiled(query[1], key[1], query[3], value[3], dtype, scale, call.words, device)
     out_dtype = torch.float32 if call.f32_out else dtype
-    return _Plan(attention, query[:3], dense_strides(query[:3]), (*query[:3], value[3]), out_dtype)
+    rows = tuple(query[:3])
+    return _Plan(attention, rows, dense_strides(rows), (*rows, value[3]), out_dtype)
 
 
 def _plan_for(call: Call) -> _Plan:
@@ -143,14 +144,15 @@ def _run(plan: _Plan, call: Call) -> Results:
 
 
 _NOTHING = (0,), (1,)  # sizes and strides
-Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def empty_like(tensor: torch.Tensor) -> Empty:
     """Gives memory on its device of these sizes and strides: by a quicker way than torch's documented one, where there
     is one."""
-    if tensor.is_cuda and empty_on_current_gpu is not None and current_device() == tensor.get_device():
-        return empty_on_current_gpu
+    quick = empty_on_cpu if tensor.is_cpu else empty_on_current_gpu
+    if quick is not None and (tensor.is_cpu or (tensor.is_cuda and current_device() == tensor.get_device())):
+        return quick
     return lambda sizes, strides, dtype: tensor.new_empty_strided(sizes, strides, dtype=dtype)
 
 
@@ -245,7 +247,9 @@ def differentiate(
     plan = _plan_for(call)
     query, sinks = call.query, call.sinks
     empty = empty_like(query)
-    gradients = [empty(one.shape, dense_strides(one.shape, one.stride()), query.dtype) for one in call[:3]]
+    shapes = [tuple(one.shape) for one in call[:3]]
+    strides = [dense_strides(shape, one.stride()) for shape, one in zip(shapes, call[:3], strict=True)]
+    gradients = [empty(shape, dense, query.dtype) for shape, dense in zip(shapes, strides, strict=True)]
     gradients += [one.new_empty(one.shape) for one in _further(call, wanted)]
     if grad_out.is_cuda and not _has_rows_to_copy(grad_out):
         grad_out = grad_out.contiguous()

@@ -29,7 +29,6 @@ struct RowTiles {
   // Of the fused kernels, null for others. The preprocess clears the integers, `cleared` of them from next_block on.
   int* next_block;      // key tiles that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
-  int* finished_parts;  // of each key-value head: parts of key tiles that have been added
   int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
   float* d_q_sums;      // [batch * q_heads][tiles], and of each what the kernel makes of it
   int rows;             // of a tile

@@ -114,11 +114,8 @@ struct Consumer {
   float row_squares[2];  // and of their squares
 
   __device__ __forceinline__ int row(int r) const {
-    int thread = static_cast<int>(threadIdx.x);
-#if FL_FUSED
-    asm volatile("" : "+r"(thread));  // found again, not kept while products are made: registers are short
-#endif
-    return first_row + 64 * warpgroup + thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * r;
+    return first_row + 64 * warpgroup + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
+           static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
 
   template <int kDim>

@@ -12,9 +12,7 @@
 // causal mask the first keys, which most queries see, need most time and come first, and blocks that begin together
 // follow one another through the same queries.
 //
-// Where all key tiles of a head have added, a block scales and rounds some of its sums in its consumers, between two
-// key tiles: a section of heads later, when none has to wait for them, but while the L2 cache may still have the sums.
-// A kernel of its own would read all of them from memory.
+// A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_keys.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
@@ -23,123 +21,6 @@ namespace {
 
 constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
-
-__device__ __forceinline__ int load_acquire(const int* counter) {
-  int now;
-  asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  return now;
-}
-
-// Eight neighbours of a row of d_q, in pairs, from `column` on.
-__device__ __forceinline__ void store_eight(InputElement* row, long long stride, bool vector, int column,
-                                            const u32 (&pairs)[4]) {
-  if (vector && column + 8 <= FL_HEAD_DIM) {
-    *reinterpret_cast<uint4*>(row + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (column + i < FL_HEAD_DIM) {
-      row[(column + i) * stride] = static_cast<InputElement>(pairs[i / 2] >> (i % 2 * 16));
-    }
-  }
-}
-
-// d_q of one part of a query tile, by a warpgroup.
-__device__ __forceinline__ void round_part(const ForwardParams& params, const BackwardParams& backward,
-                                           const RowTiles& tiles, int head, int tile, int part) {
-  const int place = (head * tiles.tiles + tile) * kParts + part;
-  const bool seen = __ldcg(tiles.last_adders + place) != 0;
-  const float4* const sums =
-      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
-  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
-  // neighbours write 64 bytes of a row.
-  constexpr int kPieces = kPartSums / 16;
-  int thread = static_cast<int>(threadIdx.x) % 128;
-  asm volatile("" : "+r"(thread));  // nothing that follows from it is to be kept while products are made
-  float4 x[kPieces][4];
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[piece][i] = seen ? __ldcg(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  const Strides& strides = backward.d_q_strides;
-  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
-                             head % params.q_heads * strides.head;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int q = tile * FL_BLOCK_N + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      if (q < params.q_len) {
-        u32 packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 four = x[piece][i];
-          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
-        }
-        store_eight(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
-      }
-    }
-  }
-}
-
-// What a block does next.
-struct Task {
-  enum Kind { kKeys, kRounding, kNone } kind;
-  int index;  // of the key tile, or of the rounding
-};
-
-// Query tiles of one head whose sums are rounded together.
-struct Rounding {
-  int kv_head;  // among those of all batches
-  int head;     // likewise
-  int first, end;
-};
-constexpr int kRoundingTiles = 512 / FL_BLOCK_N;
-
-__device__ __forceinline__ int roundings_of_head(const ForwardParams& params) {
-  constexpr int kQueries = kRoundingTiles * FL_BLOCK_N;
-  return (params.q_len + kQueries - 1) / kQueries;
-}
-
-// Tickets, in the order in which blocks draw them: the key tiles of a section of heads, and then the roundings of the
-// section before. Each waits only for what has lower numbers.
-__device__ __forceinline__ Task task(const ForwardParams& params, const BackwardParams& backward, int ticket) {
-  const int heads = params.batch * params.kv_heads;
-  const int section_heads = params.heads_per_section / params.group;
-  const int keys = heads * backward.kv_tiles;
-  const int roundings = backward.d_q == nullptr ? 0 : params.batch * params.q_heads * roundings_of_head(params);
-  if (ticket >= keys + roundings) {
-    return {Task::kNone, 0};
-  }
-  const int last = (heads - 1) / section_heads;  // section
-  const int section_keys = last == 0 ? keys : section_heads * backward.kv_tiles;
-  if (ticket < section_keys) {
-    return {Task::kKeys, ticket};
-  }
-  const int section_roundings = backward.d_q == nullptr ? 0 : params.heads_per_section * roundings_of_head(params);
-  const int beyond = ticket - section_keys;
-  if (last == 0) {
-    return {Task::kRounding, beyond};
-  }
-  const int before = min(beyond / (section_keys + section_roundings), last - 1);
-  const int within = beyond - before * (section_keys + section_roundings);
-  const int its_keys = min(section_keys, keys - (before + 1) * section_keys);
-  return within < its_keys ? Task{Task::kKeys, (before + 1) * section_keys + within}
-                           : Task{Task::kRounding, before * section_roundings + within - its_keys};
-}
-
-__device__ __forceinline__ Rounding rounding(const ForwardParams& params, int index) {
-  const int chunks = roundings_of_head(params);
-  const int head = index / chunks;
-  const int first = (index - head * chunks) * kRoundingTiles;
-  return {head / params.group, head, first, min(first + kRoundingTiles, (params.q_len + FL_BLOCK_N - 1) / FL_BLOCK_N)};
-}
 
 // s and d_p have an accumulator each, so that d_p is multiplied under the exponentials, and d_s is made of
 // probabilities that were never rounded. That takes all registers there are: see wgmma_qk_first
@@ -233,23 +114,6 @@ struct FusedConsumer : Consumer {
   __device__ __forceinline__ void take(const KeyTile& keys) {
     b = keys.b;
     first_row = keys.first;
-  }
-
-  // d_q of some query tiles from its sums, or zeros where no key has been seen: this warpgroup's parts.
-  __device__ __forceinline__ void round_sums(const BackwardParams& backward, const RowTiles& tiles,
-                                             const Rounding& rounding) const {
-    const int expected = kParts * backward.kv_tiles;
-    if (threadIdx.x % 32 == 0) {
-      while (load_acquire(tiles.finished_parts + rounding.kv_head) != expected) {
-        __nanosleep(200);  // at the end, many blocks wait for few
-      }
-      asm volatile("fence.proxy.async.global;" ::: "memory");
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int tile = rounding.first; tile < rounding.end; ++tile) {
-      round_part(params, backward, tiles, rounding.head, tile, warpgroup);
-    }
   }
 
   // Tells the threads that add parts up that there are no more.
@@ -422,12 +286,11 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
     barrier_wait(shared.rows_full, turn % 2);
-    const int index = load_shared_once(shared.key_tile);
-    if (index == kNoKeys) {
+    if (load_shared_once(shared.key_tile) == kNoKeys) {
       break;
     }
 #pragma unroll 1
-    for (u32 at = 16 * (threadIdx.x % 32); index >= 0 && at < kConsumers * kRowQkBytes; at += 16 * 32) {
+    for (u32 at = 16 * (threadIdx.x % 32); at < kConsumers * kRowQkBytes; at += 16 * 32) {
       u32 x[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -443,9 +306,11 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
   }
 }
 
-// A part of a key tile has been added wherever it had to be.
-__device__ __forceinline__ void finish_part(const RowTiles& tiles, int kv_head) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(tiles.finished_parts + kv_head) : "memory");
+__device__ __forceinline__ void wait_for_adder(const int* last_adder, int expected) {
+  int last;
+  do {
+    asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(last) : "l"(last_adder) : "memory");
+  } while (last != expected);
 }
 
 // One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn.
@@ -461,16 +326,13 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     if (keys == kNoKeys) {
       return;
     }
-    const int flags = load_shared(fields + 4 * kVisitFlags);
-    if ((flags & kNothing) != 0) {
+    if ((load_shared(fields + 4 * kVisitFlags) & kNothing) != 0) {
       barrier_arrive(shared.parts_empty + 8 * part);
-      finish_part(tiles, load_shared(fields + 4 * kVisitHead));
       continue;
     }
     float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
     if (before >= 0) {
-      while (load_acquire(tiles.last_adders + place) != before + 1) {
-      }
+      wait_for_adder(tiles.last_adders + place, before + 1);
       asm volatile("fence.proxy.async.global;" ::: "memory");
       asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
                    "r"(staged), "r"(kPartBytes)
@@ -484,39 +346,28 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     barrier_arrive(shared.parts_empty + 8 * part);
     asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
     asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
-    if ((flags & kLast) != 0) {
-      finish_part(tiles, load_shared(fields + 4 * kVisitHead));
-    }
   }
 }
 
-// The producer warp: tasks until none is left. Blocks take them in the order in which they come to them.
+// The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them.
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
   Producer producer{params, tiles, d_out_map, shared, 0, 0};
 #pragma unroll 1
   for (u32 turn = 0;; ++turn) {
-    int ticket = 0;
+    int index = 0;
     if (producer.leads()) {
-      ticket = atomicAdd(tiles.next_block, 1);
+      index = atomicAdd(tiles.next_block, 1);
     }
-    ticket = __shfl_sync(0xffffffff, ticket, 0);
-    const Task next = task(params, backward, ticket);
+    index = __shfl_sync(0xffffffff, index, 0);
     barrier_wait(shared.rows_empty, turn % 2 ^ 1);
-    if (next.kind == Task::kNone) {
+    if (index >= backward.kv_tiles * params.batch * params.kv_heads) {
       producer.end();
       return;
     }
-    if (next.kind == Task::kRounding) {
-      if (producer.leads()) {
-        store_shared(shared.key_tile, kFirstRounding - next.index);
-        barrier_arrive(shared.rows_full);
-      }
-      continue;
-    }
-    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, next.index);
+    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
     if (producer.leads()) {
-      store_shared(shared.key_tile, next.index);
+      store_shared(shared.key_tile, index);
     }
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
@@ -525,6 +376,21 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
     producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
+  }
+}
+
+// Eight neighbours of a row of d_q, in pairs, from `column` on.
+__device__ __forceinline__ void store_eight(InputElement* row, long long stride, bool vector, int column,
+                                            const u32 (&pairs)[4]) {
+  if (vector && column + 8 <= FL_HEAD_DIM) {
+    *reinterpret_cast<uint4*>(row + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i < FL_HEAD_DIM) {
+      row[(column + i) * stride] = static_cast<InputElement>(pairs[i / 2] >> (i % 2 * 16));
+    }
   }
 }
 
@@ -565,30 +431,72 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
     FusedConsumer consumer{{params, shared, warpgroup - 1, 0, 0}};
-    u32 phase = 0;
 #pragma unroll 1
-    for (;;) {
-      barrier_wait(shared.rows_full, phase);
-      const int index = load_shared_once(shared.key_tile);
+    for (u32 turn = 0;; ++turn) {
+      barrier_wait(shared.rows_full, turn % 2);
+      int index = load_shared_once(shared.key_tile);
       if (index == kNoKeys) {
         break;
       }
-      if (index < 0) {
-        consumer.round_sums(backward, tiles, rounding(params, kFirstRounding - index));
-        release(shared.rows_empty);
-        phase ^= 1;
-        continue;
-      }
       consumer.take(key_tile<FL_BLOCK_M>(params, backward, index));
-      u32 kept = 2 * index + phase;
       consumer.sweep();
-      asm volatile("" : "+r"(kept));  // the tile is found again, not kept: registers are short
-      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, kept / 2);
+      asm volatile("" : "+r"(index));  // found again, not kept: registers are short
+      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
       consumer.take(keys);
       finish_keys(consumer, params, backward, tiles, keys);
-      phase = kept % 2 ^ 1;
     }
     consumer.end();
+  }
+}
+
+// A block for each part: d_q from its sums, or zeros where no key has been seen. The last parts come first: their sums
+// are the ones that the L2 cache may still have.
+extern "C" __global__ void __launch_bounds__(128)
+    flashlift_backward_round(const __grid_constant__ ForwardParams params,
+                             const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {
+  const int place = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = place / kParts;
+  const int head = tile / tiles.tiles;
+  const int first = tile % tiles.tiles * tiles.rows;
+  if (others_run(backward, tiles) || first >= params.q_len) {
+    return;
+  }
+  const bool seen = tiles.last_adders[place] != 0;
+  const float4* const sums =
+      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
+  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
+  // neighbours write 64 bytes of a row.
+  constexpr int kPieces = kPartSums / 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  float4 x[kPieces][4];
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[piece][i] = seen ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+  const int part = place % kParts;
+  const Strides& strides = backward.d_q_strides;
+  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
+                             head % params.q_heads * strides.head;
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      if (q < params.q_len) {
+        u32 packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 four = x[piece][i];
+          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
+        }
+        store_eight(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
+      }
+    }
   }
 }
 

@@ -62,10 +62,8 @@ static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && k
 // are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
 static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
-enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitHead, kVisitFieldCount };
-// Instead of a key tile's number: no work is left; and the first rounding of d_q, below which the others are.
-constexpr int kNoKeys = -1;
-constexpr int kFirstRounding = -2;
+enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitFieldCount };
+constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 
 struct SharedLayout {
   u32 rows_qk;
@@ -82,7 +80,7 @@ struct SharedLayout {
   u32 parts, parts_full, parts_empty;
   u32 visits;      // kVisitFieldCount ints each
   u32 rows_empty;  // a barrier
-  u32 key_tile;    // an int: the number of the block's key tile, or less than 0
+  u32 key_tile;    // an int: the number of the block's key tile, or kNoKeys
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {

@@ -206,7 +206,6 @@ struct Producer {
       store_shared(address + 4 * kVisitBefore, before);
       store_shared(address + 4 * kVisitFlags, flags);
       store_shared(address + 4 * kVisitKeys, key_tile);
-      store_shared(address + 4 * kVisitHead, b * params.kv_heads + kv_head);
     }
     ++visit;
   }

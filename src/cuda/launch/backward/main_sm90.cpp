@@ -39,6 +39,9 @@ class MainSm90 : public BackwardMain {
     if (values.valid()) {
       FLASHLIFT_RETURN_IF_ERROR(values.get());
     }
+    if (config_.fused) {
+      FLASHLIFT_ASSIGN_OR_RETURN(round_, fused_.library->kernel("flashlift_backward_round", device_.handle, 0));
+    }
     return {};
   }
 
@@ -95,11 +98,16 @@ class MainSm90 : public BackwardMain {
       const int64_t heads = int64_t{params.batch} * params.q_heads;
       rest += static_cast<CuPointer>(heads * fused_sum_bytes(*config_.fused, params.q_len));
       params.heads_per_section = kHeadsOfAChain * params.group;
-      // A block takes one key tile, and then rows of d_q, after the other.
-      const int64_t tasks = groups * key_tiles(params) + (call.arguments.d_q ? heads : 0);
-      FLASHLIFT_RETURN_IF_ERROR(run(fused_, std::min(tasks, int64_t{device_.multiprocessors}), config_.fused->config));
-      if (call.arguments.d_q && queries_.kernel != nullptr) {
-        FLASHLIFT_RETURN_IF_ERROR(run_queries());
+      // A block takes one key tile after the other.
+      const int64_t resident = std::min(groups * key_tiles(params), int64_t{device_.multiprocessors});
+      FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident, config_.fused->config));
+      if (call.arguments.d_q) {
+        const Grid grid{.x = static_cast<unsigned>(heads * call.row_tiles.tiles * kFusedParts), .threads = 128};
+        void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+        FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, round_, grid, parameters));
+        if (queries_.kernel != nullptr) {
+          FLASHLIFT_RETURN_IF_ERROR(run_queries());
+        }
       }
     } else {
       FLASHLIFT_RETURN_IF_ERROR(run_queries());
@@ -171,6 +179,7 @@ class MainSm90 : public BackwardMain {
   Sm90Backward config_;
   Device device_;
   Kernel fused_;
+  CuKernel round_ = nullptr;  // of the fused kernel's sums
   Kernel queries_;
   Kernel keys_;
   Kernel values_;

@@ -16,8 +16,7 @@ T* at(CuPointer memory, int64_t offset) {
 
 int64_t row_count(const ForwardParams& params) { return int64_t{params.batch} * params.q_heads * params.q_len; }
 
-// The integers of RowTiles: two of the preprocess's own, and two of all blocks; those of key-value heads and of parts
-// of d_q come behind them.
+// The integers of RowTiles: two of the preprocess's own, and two of all blocks; those of parts of d_q come behind them.
 constexpr int64_t kOwnFlags = 2;
 constexpr int64_t kFlags = kOwnFlags + 2;
 
@@ -55,8 +54,7 @@ int64_t Preprocess::d_out_bytes(const ForwardParams& params) const {
 }
 
 int64_t Preprocess::flag_count(const ForwardParams& params) const {
-  const int64_t tiles = params.q_heads * tile_count(params, statistics_.tile);
-  return kFlags + params.batch * (params.kv_heads + tiles * statistics_.parts);
+  return kFlags + int64_t{params.batch} * params.q_heads * tile_count(params, statistics_.tile) * statistics_.parts;
 }
 
 Preprocess::Places Preprocess::lay_out(const ForwardParams& params, Layout& layout) const {
@@ -83,21 +81,19 @@ void Preprocess::place(const Places& places, CuPointer memory, BackwardCall& cal
   call.backward.rows = nullptr;
   call.row_tiles = {};
   if (statistics_.tile > 0) {
-    call.row_tiles = {
-        .statistics = at<float>(memory, places.rows),
-        .any_large = at<int>(memory, places.flags),
-        .any_empty = at<int>(memory, places.flags) + 1,
-        .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
-        .next_block = at<int>(memory, places.flags) + 2,
-        .nonfinite_keys = at<int>(memory, places.flags) + 3,
-        .finished_parts = at<int>(memory, places.flags) + kFlags,
-        .last_adders = at<int>(memory, places.flags) + kFlags + call.forward.batch * call.forward.kv_heads,
-        .d_q_sums = nullptr,
-        .rows = statistics_.tile,
-        .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
-        .cleared = static_cast<int>(flag_count(call.forward) - kOwnFlags),
-        .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
-                      (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
+    call.row_tiles = {.statistics = at<float>(memory, places.rows),
+                      .any_large = at<int>(memory, places.flags),
+                      .any_empty = at<int>(memory, places.flags) + 1,
+                      .out_residual = arguments.forward.residual ? arguments.forward.residual->data : nullptr,
+                      .next_block = at<int>(memory, places.flags) + 2,
+                      .nonfinite_keys = at<int>(memory, places.flags) + 3,
+                      .last_adders = at<int>(memory, places.flags) + kFlags,
+                      .d_q_sums = nullptr,
+                      .rows = statistics_.tile,
+                      .tiles = static_cast<int>(tile_count(call.forward, statistics_.tile)),
+                      .cleared = static_cast<int>(flag_count(call.forward) - kOwnFlags),
+                      .vector_out = has_vector_rows(arguments.forward.out) && has_vector_rows(arguments.d_out) &&
+                                    (!arguments.forward.residual || has_vector_rows(*arguments.forward.residual))};
   } else {
     call.backward.rows = at<RowGradient>(memory, places.rows);
   }
