@@ -86,11 +86,13 @@ struct Scratch {
   static void* allocate(void* context, size_t bytes) {
     auto& scratch = *static_cast<Scratch*>(context);
     auto size = static_cast<int64_t>(bytes);
-    DLTensor prototype{};
-    prototype.device = {kDLCUDA, scratch.device};
-    prototype.ndim = 1;
-    prototype.dtype = {kDLUInt, 8, 1};
-    prototype.shape = &size;
+    DLTensor prototype{.data = nullptr,
+                       .device = {kDLCUDA, scratch.device},
+                       .ndim = 1,
+                       .dtype = {kDLUInt, 8, 1},
+                       .shape = &size,
+                       .strides = nullptr,
+                       .byte_offset = 0};
     const auto forget = [](void*, const char*, const char*) {};
     if (scratch.functions.exchange->allocate(&prototype, &scratch.memory, nullptr, forget) != 0) {
       scratch.memory = nullptr;

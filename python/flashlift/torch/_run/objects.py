@@ -81,7 +81,7 @@ def run_on_objects(
         "Q",
         [
             functions,
-            attention._handle.value,
+            attention._handle.value or 0,
             0 if options is None else ctypes.addressof(options),
             0 if seed is None else int(seed.item()) % 2**64,
             id(query),
