@@ -156,11 +156,22 @@ def test_sinh_keeps_its_digits_near_zero():
     np.testing.assert_allclose(mine, attention(*given), atol=1e-5)
 
 
+def test_numbers_of_python_where_jax_has_64_bits():
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    score = lambda s, b, h, q, kv: s * 2.5 + q * 0.5 - (q - kv) / 3
+    expected = plain(*given, score)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(attention(*given, score_mod=score), expected, atol=1e-5)
+        with pytest.raises(flashlift.UnsupportedError, match="converts to float64; expected float32"):
+            attention(*given, score_mod=lambda s, b, h, q, kv: s.astype(jnp.float64) * 2)
+
+
 def test_what_is_taken_of_arrays():
     check(lambda t: lambda s, b, h, q, kv: s + jnp.take(t, kv) - t.at[q].get(mode="clip"), None, normal(T))
     ends = jnp.array([0, 5, 9, S])
     keep = lambda b, h, q, kv: jnp.searchsorted(ends, q, side="right") == jnp.searchsorted(ends, kv, side="right")
     check(None, lambda: keep)
+    check(lambda: lambda s, b, h, q, kv: s + jnp.searchsorted(ends, q))
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
     short = normal(T // 2)
     beyond = attention(*given, score_mod=lambda s, b, h, q, kv: jnp.nan_to_num(s + jnp.take(short, kv)))

@@ -306,7 +306,12 @@ class _Tracing:
 
     def _scalar(self, name: str, equation: Any, operands: list[Any]) -> Any:
         if name == "convert_element_type":
-            return self._converted(operands[0], equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype)
+            to = equation.outvars[0].aval
+            # What Python's numbers make of a coordinate where JAX has 64 bits: float32 once it meets the score.
+            is_weak = to.weak_type and to.dtype == jnp.float64
+            return self._converted(
+                operands[0], equation.invars[0].aval.dtype, np.dtype(np.float32) if is_weak else to.dtype
+            )
         if name in ("lt", "ge") and getattr(operands[0], "text", "") in _COORDINATES and _is_zero(operands[1]):
             return np.asarray(name == "ge")  # JAX asks of every index whether it counts from the end
         if name == "select_n":
@@ -335,8 +340,8 @@ class _Tracing:
             )  # sinh has few digits by exp near 0
             grown, shrunk = (self._emit(exponential, one).text for one in (x, self._emit("neg", x).text))
             return self._emit("mul", self._emit(joins, grown, shrunk).text, "0.5")
-        if name == "lt_to" and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
-            name = "lt"  # the order of floats with NaN, which integers have none of
+        if name in ("lt_to", "le_to") and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
+            name = name.removesuffix("_to")  # the order of floats with NaN, which integers have none of
         if name == "atan":
             return self._emit("atan2", self._text(operands[0]), "1.0")
         if name == "pow":
@@ -382,6 +387,8 @@ class _Tracing:
     def _converted(self, value: Any, from_: Any, to: Any) -> Any:
         if not isinstance(value, _Value):
             return jnp.asarray(value).astype(to)
+        if from_.name == "float64":  # a weak one, see above
+            from_ = np.dtype(np.float32)
         if from_ == to or {from_.name, to.name} <= {"float32", *_ROUNDINGS}:
             return value
         if to.name in ("float32", *_ROUNDINGS):
