@@ -53,7 +53,7 @@ std::vector<VhloAttribute> parse_attributes(std::string_view text) {
 
 const std::vector<VhloOp>& table() {
   static const std::vector<VhloOp> ops = [] {
-    constexpr auto V = [](int major, int minor, int patch) { return Version{major, minor, patch}; };
+    constexpr auto v = [](int major, int minor, int patch) { return Version{major, minor, patch}; };
     std::vector<VhloOp> made;
 #define FLASHLIFT_VHLO_OP(name, version, since, until, attributes) \
   made.push_back({name, version, since, until, parse_attributes(attributes)});
