@@ -5,8 +5,9 @@
 
 For each front end, case and number of cores: a process with empty caches, then one that finds them full. Measured is
 from the inputs on the device to the first result, and to the first gradients. CUDA's context and the front end's
-modules are there already; compilers and drivers of the libraries that are measured are not. `c` is flashlift.compile,
-which is the C interface and nothing else. Who is missing is named, with the reason.
+modules are there already, and FlexAttention's block mask, which imports TorchDynamo; compilers of the libraries that
+are measured are not. `c` is flashlift.compile, which is the C interface and nothing else. Who is missing is named, with
+the reason.
 """
 
 import argparse
@@ -43,17 +44,15 @@ def softcap(score, b, h, q_idx, kv_idx):
     return 17 * torch.tanh(score / 17)
 
 
-def by_torch(attend, block_mask, case):
+def by_torch(attend, **options):
     """(forward, backward) of a flex_attention."""
     import torch
 
     q, k, v = (torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    score_mod = softcap if case == "mod" else None
     found = []
 
     def forward():
-        mask = None if case == "plain" else block_mask(causal, None, None, SHAPE[2], SHAPE[2], device="cuda")
-        found[:] = [attend(q, k, v, score_mod=score_mod, block_mask=mask)]
+        found[:] = [attend(q, k, v, **options)]
         torch.cuda.synchronize()
 
     def backward():
@@ -65,16 +64,17 @@ def by_torch(attend, block_mask, case):
 
 def of_torch(case):
     from flashlift.torch import flex_attention
-    from torch.nn.attention.flex_attention import create_block_mask
 
-    return by_torch(flex_attention, create_block_mask, case)
+    mods = {"score_mod": softcap if case == "mod" else None, "mask_mod": None if case == "plain" else causal}
+    return by_torch(flex_attention, **mods)
 
 
 def of_flex(case):
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return by_torch(torch.compile(flex_attention), create_block_mask, case)
+    mask = None if case == "plain" else create_block_mask(causal, None, None, SHAPE[2], SHAPE[2], device="cuda")
+    return by_torch(torch.compile(flex_attention), score_mod=softcap if case == "mod" else None, block_mask=mask)
 
 
 def of_c(case):
@@ -150,10 +150,10 @@ def measure(front_end, case, cores):
 
 
 def child(front_end, case, cores, caches):
-    folders = {
-        name: str(caches / name.lower())
-        for name in ("FLASHLIFT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-    }
+    # And NVRTC has a cache of its own, in the home folder.
+    folders = {name: str(caches) for name in ("HOME", "XDG_CACHE_HOME")}
+    for name in ("FLASHLIFT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"):
+        folders[name] = str(caches / name.lower())
     command = [sys.executable, __file__, "--child", front_end, case, str(cores)]
     done = subprocess.run(command, env=os.environ | folders, capture_output=True, text=True)
     if done.returncode != 0:
