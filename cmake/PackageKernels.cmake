@@ -2,15 +2,14 @@
 # itself (packaged_cubin): cmake -DCLI=... -DNVRTC=... -DARCHITECTURES=80,90 -DFOLDER=... -P PackageKernels.cmake
 file(REMOVE_RECURSE ${FOLDER})
 set(run ${CMAKE_COMMAND} -E env FLASHLIFT_CACHE_DIR=${FOLDER} FLASHLIFT_NVRTC=${NVRTC} ${CLI})
-set(torch_causal "mask_mod() { %0 = ge q, kv; return %0 }")  # as PyTorch's front end says it
 foreach(depth 64 128)
   set(plain "attn h1 s4096 d${depth} bf16 lse")
   execute_process(
-    COMMAND ${run} compile "${plain}" "${plain} causal" "${plain} ${torch_causal}"
+    COMMAND ${run} compile "${plain}" "${plain} causal"
       --architecture ${ARCHITECTURES} --q-len 1,1024,4096 --json
     OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
   execute_process(
-    COMMAND ${run} compile "${plain} residual" "${plain} residual causal" "${plain} residual ${torch_causal}"
+    COMMAND ${run} compile "${plain} residual" "${plain} residual causal"
       --architecture ${ARCHITECTURES} --q-len 1024,4096 --backward --json
     OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 endforeach()

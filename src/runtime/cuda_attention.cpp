@@ -41,7 +41,7 @@ class CudaAttention : public Attention::Implementation {
  public:
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
-    auto attention = std::make_shared<CudaAttention>(problem, *SimplifiedProblem(problem), device);
+    auto attention = std::make_shared<CudaAttention>(problem, simplified_and_ordered(problem), device);
     FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options));
     FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known, options.forward_at_once));
     return attention;

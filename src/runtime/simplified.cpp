@@ -1,5 +1,7 @@
 #include "runtime/simplified.h"
 
+#include "score/canonical.h"
+
 namespace flashlift::runtime {
 namespace {
 
@@ -20,5 +22,15 @@ std::optional<score::SimplifiedProgram> simplified(std::optional<Program>& progr
 
 SimplifiedProblem::SimplifiedProblem(const Problem& problem)
     : problem_(problem), score_mod_(simplified(problem_.score_mod)), mask_mod_(simplified(problem_.mask_mod)) {}
+
+Problem simplified_and_ordered(const Problem& problem) {
+  Problem ordered = *SimplifiedProblem(problem);
+  for (std::optional<Program>* program : {&ordered.score_mod, &ordered.mask_mod}) {
+    if (*program) {
+      **program = score::order_nodes(**program);
+    }
+  }
+  return ordered;
+}
 
 }  // namespace flashlift::runtime

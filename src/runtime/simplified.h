@@ -24,4 +24,7 @@ class SimplifiedProblem {
   std::optional<score::SimplifiedProgram> mask_mod_;
 };
 
+// The same for backends that keep machine code: programs that differ in the order of their nodes alone share it.
+Problem simplified_and_ordered(const Problem& problem);
+
 }  // namespace flashlift::runtime

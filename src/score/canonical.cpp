@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 namespace flashlift::score {
@@ -11,11 +12,9 @@ constexpr ValueId kUnseen = ~ValueId{0};
 
 }  // namespace
 
-Program canonicalize(const SimplifiedProgram& program, std::vector<std::string>* names) {
-  const Program& source = *program;
-  Program result{.kind = source.kind, .captures = {}, .nodes = {}, .result = 0};
+Program order_nodes(const Program& source) {
+  Program result{.kind = source.kind, .captures = source.captures, .nodes = {}, .result = 0};
   std::vector<ValueId> renamed(source.nodes.size(), kUnseen);
-  std::vector<int64_t> capture_index(source.captures.size(), -1);
 
   // An explicit stack: text from outside may nest as deeply as its node limit allows.
   std::vector<std::pair<ValueId, size_t>> stack{{source.result, 0}};
@@ -35,23 +34,32 @@ Program canonicalize(const SimplifiedProgram& program, std::vector<std::string>*
       operand = renamed[operand];
     }
     order_operands(copy, result.nodes);  // by their new numbers: simplify ordered them by the old ones
-    if (reads_capture(copy.op)) {
-      int64_t& index = capture_index[copy.payload];
-      if (index < 0) {
-        index = static_cast<int64_t>(result.captures.size());
-        result.captures.push_back(source.captures[copy.payload]);
-        if (names != nullptr) {
-          names->push_back(result.captures.back().name);
-        }
-        result.captures.back().name = fmt::format("c{}", index);
-      }
-      copy.payload = index;
-    }
     renamed[id] = static_cast<ValueId>(result.nodes.size());
     result.nodes.push_back(std::move(copy));
     stack.pop_back();
   }
   result.result = renamed[source.result];
+  return result;
+}
+
+Program canonicalize(const SimplifiedProgram& program, std::vector<std::string>* names) {
+  Program result = order_nodes(*program);
+  const std::vector<Capture> captures = std::exchange(result.captures, {});
+  std::vector<int64_t> capture_index(captures.size(), -1);
+  for (Node& node : result.nodes) {
+    if (reads_capture(node.op)) {
+      int64_t& index = capture_index[static_cast<size_t>(node.payload)];
+      if (index < 0) {
+        index = static_cast<int64_t>(result.captures.size());
+        result.captures.push_back(captures[static_cast<size_t>(node.payload)]);
+        if (names != nullptr) {
+          names->push_back(result.captures.back().name);
+        }
+        result.captures.back().name = fmt::format("c{}", index);
+      }
+      node.payload = index;
+    }
+  }
   return result;
 }
 

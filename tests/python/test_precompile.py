@@ -38,6 +38,13 @@ def test_compiles_once(flashlift, cache):
     assert all(one["cached"] for one in run(flashlift, "attn b3 h2 s900 d32 bf16", "--architecture", "80"))
 
 
+def test_spellings_share_a_kernel(flashlift, cache):
+    """PyTorch's front end says causal by a comparison in another order."""
+    run(flashlift, f"{FORWARD} causal", "--architecture", "80")
+    spelled = run(flashlift, FORWARD + " mask_mod() { %0 = ge q, kv; return %0 }", "--architecture", "80")
+    assert all(one["cached"] for one in spelled)
+
+
 def test_backward_with_gradients_of_a_captured_tensor(cache):
     kernels = package.precompile(BIASED, architectures=[80], gradients=["bias"])
     assert [one.kernel for one in kernels] == [
