@@ -136,8 +136,11 @@ class Fuser {
       }
       take_back(*other);
       work_.summed_exponentials.clear();
-      if (rearrange == move_weights_to_output) {
-        found = std::move(again);  // says what else there is
+      const Reason reason = found.error().reason;
+      const bool was_of_weights =
+          reason == Reason::kScaledRows || reason == Reason::kKeepFactor || reason == Reason::kClearedRows;
+      if (rearrange == move_weights_to_output && was_of_weights && !again.ok()) {
+        found = again.error();  // says what else there is
       }
       if (copies_too_much) {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);

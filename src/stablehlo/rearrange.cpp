@@ -851,8 +851,9 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
       const auto row = row_weights(weighted, of);
       const auto weights =
           row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
+      // What is computed from the scores is a part of the softmax, such as 1 / sum, or a guard of it.
       if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
-          weighted->getBlock() != product->getBlock()) {
+          weighted->getBlock() != product->getBlock() || is_near_softmax(row->weights.source)) {
         continue;
       }
       Rearrangement found;

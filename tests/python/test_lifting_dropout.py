@@ -131,6 +131,10 @@ def test_a_mask_of_its_own_argument():
     assert "dropout=0.5 keep_mask" in report
 
 
+def test_what_stays_may_be_scaled_by_any_number():
+    assert_fused(attention(lambda p, key: p * bits(key, p.shape) * 0.5), *qkv(), KEY)
+
+
 # --- What is not dropout ---
 
 
@@ -138,7 +142,6 @@ def test_a_mask_of_its_own_argument():
     ("drop", "words"),
     [
         (lambda p, key: p * uniform(key, p.shape), "weights of their own"),
-        (lambda p, key: p * bits(key, p.shape) * 0.5, "multiplied by 0.5"),
         (lambda p, key: jnp.where(p > 0.1, p, 0), "condition on the scores"),
         (lambda p, key: jnp.where(bits(key, p.shape), p, 0.01), ""),
         (lambda p, key: flax(p, key) / jnp.sum(flax(p, key), -1, keepdims=True), ""),

@@ -92,7 +92,6 @@ def test_scales_on_grouped_heads():
 W = draw(B, H, max(S, T), T)
 NOT_OF_KEYS = {
     "of queries and keys": lambda p: p * W[:, :, :S],
-    "of queries": lambda p: p * W[:, :, :S, :1],
     "of queries and keys, for all heads": lambda p: p * W[0, 0, :S],
     "of the probabilities": lambda p: p * p,
     "of their maximum over queries": lambda p: p * p.max(2, keepdims=True),
