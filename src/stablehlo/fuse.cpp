@@ -113,13 +113,16 @@ class Fuser {
     return partitioner_.apply(split, *found.second_product->getBlock());
   }
 
-  // As it stands, or else as `rearranged`.
-  Outcome<LiftedAttention> lift(mlir::Operation* product, std::optional<Rearrangement>& rearranged) {
+  // As it stands, or else as `rearranged`, by these one after the other.
+  Outcome<LiftedAttention> lift(mlir::Operation* product, std::vector<Rearrangement>& rearranged) {
     Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
     if (found.ok() || found.error().reason == Reason::kNoCandidate || found.error().reason == Reason::kTooMuchWork) {
       return found;
     }
-    for (const auto& rearrange : {move_weights_to_values, move_weights_to_output, join_parts_of_keys}) {
+    if (lift_unweighted(product, rearranged, found)) {
+      return found;
+    }
+    for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
       const auto other = rearrange(product);
       if (!other) {
         continue;
@@ -131,22 +134,50 @@ class Fuser {
           again.ok() && rearrange == join_parts_of_keys &&
           again->problem.q_len * (again->problem.q_heads / again->problem.kv_heads) < kFewestRows;
       if (again.ok() && !copies_too_much) {
-        rearranged = other;
+        rearranged.push_back(*other);
         return again;
       }
-      take_back(*other);
+      stablehlo::take_back(*other);
       work_.summed_exponentials.clear();
-      const Reason reason = found.error().reason;
-      const bool was_of_weights =
-          reason == Reason::kScaledRows || reason == Reason::kKeepFactor || reason == Reason::kClearedRows;
-      if (rearrange == move_weights_to_output && was_of_weights && !again.ok()) {
-        found = again.error();  // says what else there is
-      }
       if (copies_too_much) {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }
     }
     return found;
+  }
+
+  // With all weights of rows moved to the output, of which there may be several. Where they were what kept the original
+  // from being fused, `found` says then what else does.
+  bool lift_unweighted(mlir::Operation* product, std::vector<Rearrangement>& rearranged,
+                       Outcome<LiftedAttention>& found) {
+    constexpr size_t kMostWeights = 4;
+    const Reason reason = found.error().reason;
+    const bool was_of_weights =
+        reason == Reason::kScaledRows || reason == Reason::kKeepFactor || reason == Reason::kClearedRows;
+    while (rearranged.size() < kMostWeights) {
+      auto other = move_weights_to_output(rearranged.empty() ? product : rearranged.back().product);
+      if (!other) {
+        break;
+      }
+      rearranged.push_back(*std::move(other));
+      work_.summed_exponentials.clear();
+      Outcome<LiftedAttention> again = lift_attention(rearranged.back().product, gradients_, work_);
+      if (again.ok() || was_of_weights) {
+        found = std::move(again);
+      }
+      if (found.ok()) {
+        return true;
+      }
+    }
+    take_back(rearranged);
+    return false;
+  }
+
+  void take_back(std::vector<Rearrangement>& rearranged) {
+    for (; !rearranged.empty(); rearranged.pop_back()) {
+      stablehlo::take_back(rearranged.back());
+    }
+    work_.summed_exponentials.clear();
   }
 
   bool reads_log_sum_exp(mlir::Operation* product) {
@@ -177,7 +208,7 @@ class Fuser {
       found = std::move(again);
       return;
     }
-    take_back(merged);
+    stablehlo::take_back(merged);
     work_.summed_exponentials.clear();
     for (mlir::Operation* other : merged.products) {
       work_.refused_gradients.try_emplace(other, again.error());
@@ -187,7 +218,7 @@ class Fuser {
 
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
-    std::optional<Rearrangement> rearranged;
+    std::vector<Rearrangement> rearranged;
     Outcome<LiftedAttention> found = lift(product, rearranged);
     MergedProducts merged;
     add_gradient(product, found, merged);
@@ -202,10 +233,8 @@ class Fuser {
     work_.summed_exponentials.clear();  // the module changes now
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
-      take_back(merged);
-      if (rearranged) {
-        take_back(*rearranged);
-      }
+      stablehlo::take_back(merged);
+      take_back(rearranged);
     } else {
       changed = candidate.fused = true;
       candidate.reason = found->summary;
@@ -213,8 +242,10 @@ class Fuser {
       candidate.score_mod = found->problem.score_mod ? print(*found->problem.score_mod) : "";
       candidate.mask_mod = found->problem.mask_mod ? print(*found->problem.mask_mod) : "";
       std::vector<mlir::Operation*> unused;  // before any is erased: one may be computed from another
-      for (const auto& replaced : rearranged ? rearranged->replaced : std::vector<Rearrangement::Replaced>{}) {
-        unused.push_back(mlir::Value(replaced.original).getDefiningOp());
+      for (const Rearrangement& each : rearranged) {
+        for (const auto& [original, result] : each.replaced) {
+          unused.push_back(mlir::Value(original).getDefiningOp());
+        }
       }
       for (const ResultView* result : results_of(*found)) {
         unused.push_back(mlir::Value(result->replaced).getDefiningOp());

@@ -626,9 +626,9 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
 
 namespace {
 
-// A multiplication by a number for each row, or a condition on rows under which alone numbers stay.
+// A multiplication by a number for each row, or a division, or a condition on rows under which alone numbers stay.
 struct RowWeights {
-  mlir::Operation* op = nullptr;  // multiply or select
+  mlir::Operation* op = nullptr;  // multiply, divide or select
   unsigned of = 0;                // which operand is weighted
   Broadcast weights;
 };
@@ -637,7 +637,7 @@ std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
   if (op == nullptr || op->getNumResults() != 1 || !static_tensor(op->getResult(0))) {
     return std::nullopt;
   }
-  if (kind(op) == OpKind::kMultiply && of < 2) {
+  if ((kind(op) == OpKind::kMultiply && of < 2) || (kind(op) == OpKind::kDivide && of == 0)) {
     return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(1 - of))};
   }
   if (kind(op) == OpKind::kSelect && of > 0 && splat(op->getOperand(3 - of)) == 0 &&
@@ -726,7 +726,9 @@ mlir::Value Weigher::weigh(Builder& builder, mlir::Value value, const RowWeights
   const mlir::Value wide = builder.convert(location, value, element);
   const mlir::Value spread =
       builder.broadcast(location, source, mlir::cast<mlir::RankedTensorType>(wide.getType()), dims);
-  return builder.convert(location, builder.multiply(location, wide, spread), type.getElementType());
+  const mlir::Value made = kind(like.op) == OpKind::kDivide ? builder.like(like.op, {wide, spread}, wide.getType())
+                                                            : builder.multiply(location, wide, spread);
+  return builder.convert(location, made, type.getElementType());
 }
 
 // Numbers in which a product may be weighted instead of its operand. 16 bits of f16 may overflow.

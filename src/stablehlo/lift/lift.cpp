@@ -365,7 +365,12 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     }
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
-    if (lifted.error().reason == Reason::kUsedElsewhere && way.gradient == GradientUse::kBesideOutput) {
+    // A product whose result is divided has two uses where its gradient is wanted.
+    const bool is_beside_output = way.gradient == GradientUse::kBesideOutput;
+    if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
+      of_gradient = of_gradient ? of_gradient : again.error();
+    }
+    if (lifted.error().reason == Reason::kUsedElsewhere && is_beside_output) {
       if (tells_more) {
         return again.error();
       }
