@@ -234,3 +234,14 @@ def test_a_division_behind_the_values_whose_parts_are_read_elsewhere(other):
         return out + undivided / (z + 1)
 
     fused(attention, *qkv(), gradients=True)
+
+
+@pytest.mark.parametrize("by_product", [False, True])
+def test_a_division_behind_the_values_with_a_maximum_that_is_differentiated(by_product):
+    def attention(q, k, v):
+        s = products(q, k) / 4
+        e = jnp.exp(s - s.max(-1, keepdims=True))
+        return weigh(e, v) / (e @ jnp.ones((T, 1)) if by_product else e.sum(-1, keepdims=True))
+
+    candidates, report = fused(attention, *qkv(), gradients=True)
+    assert any(candidate.fused for candidate in candidates), report

@@ -98,6 +98,39 @@ Outcome<PlacedExit> place_exit(const Plane& plane, const Forward& forward, const
   return is_summed_otherwise ? refuse<Reason::kProductNotSummed>(place) : refuse<Reason::kProductNoGradient>(place);
 }
 
+// The formula with parts replaced, in sums over the keys, too: there the key is the same index variable.
+SymId replace_everywhere(SymArena& arena, SymId id, const std::map<SymId, SymId>& known,
+                         std::map<SymId, SymId>& replaced) {
+  if (const auto found = known.find(id); found != known.end()) {
+    return found->second;
+  }
+  if (const auto found = replaced.find(id); found != replaced.end()) {
+    return found->second;
+  }
+  const Sym sym = arena[id];
+  SymId result = id;
+  if (sym.kind == SymKind::kOp || sym.kind == SymKind::kLoad) {
+    std::vector<SymId> args;
+    for (const SymId arg : sym.args) {
+      args.push_back(replace_everywhere(arena, arg, known, replaced));
+    }
+    result = args == sym.args             ? id
+             : sym.kind == SymKind::kLoad ? arena.load(sym.payload, sym.type, args)
+                                          : arena.op(sym.op, args);
+  } else if (sym.kind == SymKind::kReduce) {
+    std::vector<ReducePiece> pieces = arena.pieces(id);
+    for (ReducePiece& piece : pieces) {
+      piece.body = replace_everywhere(arena, piece.body, known, replaced);
+    }
+    result = arena.reduce(arena.reduce_kind(id), pieces);
+  }
+  if (const auto found = known.find(result); found != known.end()) {
+    result = found->second;
+  }
+  replaced.emplace(id, result);
+  return result;
+}
+
 class GradientFinder {
  public:
   GradientFinder(Plane& plane, const Forward& forward)
@@ -285,9 +318,16 @@ void GradientFinder::read_sums_over_depth() {
   if (known.empty() && d_out_factor_ == kNoSym) {
     return;
   }
+  // Sums are of d_p with its factor already: first that is read, then they are.
+  std::map<SymId, SymId> with_factor;
+  std::map<SymId, SymId> with_sums;
+  const std::map<SymId, SymId> factor = {{parts_.d_probability, with_factor_of_d_out(parts_.d_probability)}};
+  for (const auto& [place, sum] : known) {
+    with_factor.emplace(place, place);  // stays until the sums are read
+  }
   const auto read = [&](SymId formula) {
-    formula = plane_.arena.replace(formula, parts_.d_probability, with_factor_of_d_out(parts_.d_probability));
-    return plane_.arena.replace_known(formula, known);
+    formula = replace_everywhere(plane_.arena, formula, factor, with_factor);
+    return replace_everywhere(plane_.arena, formula, known, with_sums);
   };
   for (Exit& exit : uses_.exits) {
     exit.formula = read(exit.formula);
