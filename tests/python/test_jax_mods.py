@@ -156,6 +156,17 @@ def test_sinh_keeps_its_digits_near_zero():
     np.testing.assert_allclose(mine, attention(*given), atol=1e-5)
 
 
+def test_keys_and_signatures():
+    given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
+    noise = lambda key: jax.random.normal(key)
+    got = attention(*given, score_mod=lambda s, b, h, q, kv: s * noise(jax.random.key(0)))
+    np.testing.assert_allclose(got, plain(*given, lambda s, *_: s * noise(jax.random.key(0))), atol=1e-5)
+    with pytest.raises(flashlift.UnsupportedError, match="score_mod converts to uint32; expected"):
+        attention(*given, score_mod=lambda s, b, h, q, kv: s + noise(jax.random.fold_in(jax.random.key(0), q)))
+    with pytest.raises(ValueError, match=r"mask_mod is a function of \(q, kv\); expected one of \(b, h, q, kv\)"):
+        attention(*given, mask_mod=lambda q, kv: q >= kv)
+
+
 def test_numbers_of_python_where_jax_has_64_bits():
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
     score = lambda s, b, h, q, kv: s * 2.5 + q * 0.5 - (q - kv) / 3

@@ -6,6 +6,7 @@ call, as part of what JAX differentiates; arrays that are read at a coordinate b
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -111,6 +112,7 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     scalars = [jax.ShapeDtypeStruct((), jnp.float32 if name == "score" else jnp.int32) for name in inputs]
     if not callable(function):
         raise InvalidArgumentError(f"{kind} is {function!r}; expected a function of ({', '.join(inputs)})")
+    _check_takes(kind, function)
     try:
         closed = jax.make_jaxpr(function)(*scalars)
     except NotImplementedError as error:
@@ -129,6 +131,19 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     tracing = _Tracing(kind, sizes)
     result = tracing.run(closed.jaxpr, closed.consts, [_Value(name) for name in inputs])[0]
     return tracing.finish(result)
+
+
+def _check_takes(kind: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-in functions have none
+    try:
+        signature.bind(*_INPUTS[kind])
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{kind} is a function of {signature}; expected one of ({', '.join(_INPUTS[kind])})"
+        ) from error
 
 
 class _Tracing:
@@ -444,10 +459,14 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
             return list(operands)
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*functions, *operands, **params)
-        results = jax.tree.map(np.asarray, results)
+        results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
     else:
         results = equation.primitive.bind(*functions, *vary_together(operands), **params)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def _literal(one: Any) -> np.ndarray:
