@@ -137,6 +137,8 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         ({"key": None}, "key is NoneType; expected a torch.Tensor"),
         ({"value": torch.eye(16).expand(2, 4, 16, 16).to_sparse()}, "value is torch.sparse_coo; expected a dense"),
         ({"score_mod": 3}, r"score_mod is int; expected a function of \(score, b, h, q_idx, kv_idx\)"),
+        ({"scale": "x"}, "scale is 'x'; expected a number, or None"),
+        ({"query": torch.ones(4, 20, 16)}, r"must be 4D tensors .* got query \[4, 20, 16\], key \[2, 4, 20, 16\]"),
         ({"mask_mod": [torch_mods.causal]}, r"mask_mod is list; expected a function of \(b, h, q_idx, kv_idx\)"),
     ],
 )

@@ -52,7 +52,11 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
             f"E={key.size(-1)}."
         )
     if any(one.dim() != 4 for one in tensors.values()):
-        raise NotImplementedError("NYI: query, key, and value must be 4D tensors [batch, heads, length, depth]")
+        shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in tensors.items())
+        raise NotImplementedError(
+            f"NYI: query, key, and value must be 4D tensors [batch, heads, length, depth], but got {shapes}: unsqueeze "
+            "them"
+        )
     if query.device.type not in DEVICES:
         raise ValueError(
             "FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on "
@@ -108,6 +112,8 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
 
 
 def check_scale(scale: float | torch.Tensor | None) -> None:
+    if isinstance(scale, (str, complex)):
+        raise TypeError(f"scale is {scale!r}; expected a number, or None for 1/sqrt(depth)")
     if isinstance(scale, torch.Tensor) and (scale.numel() != 1 or (scale.requires_grad and torch.is_grad_enabled())):
         raise ValueError(
             f"scale is a tensor of shape {list(scale.shape)}"
