@@ -67,7 +67,8 @@ def stand_in_for_cuda(folder):
     needed, plain, versioned, defined, file_of = set(), set(), set(), set(), {}
     for path in libraries:
         needed |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", output_of("readelf", "-dW", path)))
-        for line in output_of("readelf", "-VW", path).split("version needs section")[-1].splitlines():
+        _, _, of_needs = output_of("readelf", "-VW", path).partition("version needs section")
+        for line in of_needs.splitlines():
             if found := re.search(r"File: (\S+)", line):
                 file = found[1]
             elif found := re.search(r"Name: (\S+)", line):
