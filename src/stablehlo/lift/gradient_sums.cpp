@@ -73,7 +73,9 @@ Proof GradientSums::leave(mlir::Operation* op) {
           kind(user) == OpKind::kReduce) {  // it may be of rows of a tensor
         left = leave_as_sum(itself, user).ok() ? Proof() : left;
       }
-      FLASHLIFT_RETURN_IF_ERROR(left);
+      if (!left.ok()) {
+        return left;
+      }
     }
     return {};
   };
