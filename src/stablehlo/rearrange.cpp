@@ -809,6 +809,40 @@ void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* 
   }
 }
 
+// The products that a value is computed from, with no other one between. Nothing where that takes too long to find out.
+std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
+  constexpr size_t kMost = 2000;
+  std::set<mlir::Operation*> seen;
+  std::set<mlir::Operation*> products;
+  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op == nullptr || !seen.insert(op).second) {
+      continue;
+    }
+    if (seen.size() > kMost) {
+      return std::nullopt;
+    }
+    if (is_product(op)) {
+      products.insert(op);
+      continue;
+    }
+    for (const mlir::Value operand : op->getOperands()) {
+      stack.push_back(operand.getDefiningOp());
+    }
+  }
+  return products;
+}
+
+// Whether weights are computed from the scores that the probabilities are of: then they are part of the softmax.
+bool may_be_of_scores(mlir::Value weights, mlir::Value probabilities) {
+  const auto of_weights = products_behind(weights);
+  const auto of_probabilities = products_behind(probabilities);
+  return !of_weights || !of_probabilities ||
+         llvm::any_of(*of_weights, [&](mlir::Operation* product) { return of_probabilities->contains(product); });
+}
+
 bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
   return is_product(op) && kind(op) == OpKind::kDotGeneral && op->getBlock() == block;
 }
@@ -855,7 +889,7 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
           row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
       // What is computed from the scores is a part of the softmax, such as 1 / sum, or a guard of it.
       if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
-          weighted->getBlock() != product->getBlock() || is_near_softmax(row->weights.source)) {
+          weighted->getBlock() != product->getBlock() || may_be_of_scores(weights->source, weighted->getOperand(of))) {
         continue;
       }
       Rearrangement found;
