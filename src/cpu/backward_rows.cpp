@@ -19,6 +19,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // again, and so are those of rows without a key.
 constexpr float kTrustedLse = 16;
 
+// Of a row's output over that of a value, the squares of their lengths: about the sum of p^2, and so 1 for a row of one
+// key. Values are measured by a few.
+constexpr double kConcentrated = 0.25;
+constexpr int64_t kMeasuredValues = 64;
+
 float f32_at(const TensorView& view, int64_t b, int64_t h, int64_t q) {
   return static_cast<const float*>(view.data)[b * view.strides[0] + h * view.strides[1] + q * view.strides[2]];
 }
@@ -56,7 +61,8 @@ class RowFinder {
     // What rounding a stored output to 16 bits does to <d_out, out>, or the probabilities that it was summed from, is
     // an error that all keys of the row share; it can be larger than all others together. sum_p (p dp), which it stands
     // for, is summed from the scores then.
-    const bool reads_out = forward.out.dtype == DType::kF32 && call_.kernel.forward().pairs() == nullptr;
+    const bool reads_out =
+        forward.out.dtype == DType::kF32 && call_.kernel.forward().pairs() == nullptr && !any_row_is_concentrated();
     // Tasks of few rows sum their scores in another order than the products here do.
     bool trusted = forward.lse.has_value() && call_.sizes.group() * call_.sizes.q_len > kDirectRows;
     for (int64_t r = 0; r < rows_; ++r) {
@@ -108,6 +114,39 @@ class RowFinder {
       states_[r] = row_gradient(call_, b_, h_, q_begin_ + r, {});
     }
     return true;
+  }
+
+  // Whether some row's output is nearly one value. d_p - delta is then a difference of nearly equal numbers, in which
+  // rounding cancels only where delta sums the same d_p. Outputs that are means of many values are far shorter.
+  bool any_row_is_concentrated() {
+    const TensorView& v = call_.forward().v;
+    const int64_t keys = call_.sizes.kv_len;
+    const int64_t step = std::max<int64_t>(1, keys / kMeasuredValues);
+    double values = 0;
+    int64_t count = 0;
+    for (int64_t key = 0; key < keys; key += step, ++count) {
+      values += squares(head_rows(v, b_, h_ / call_.sizes.group(), key));
+    }
+    for (int64_t r = 0; r < rows_; ++r) {
+      const double out = squares(head_rows(call_.forward().out, b_, h_, q_begin_ + r));
+      if (out * static_cast<double>(count) > kConcentrated * values) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // The sum of a row's squares.
+  double squares(const MatrixView& row) {
+    float* numbers = at<float>(layout_.out);
+    call_.kernels().convert_rows(row, 1, call_.problem().value_dim, 1.0f, numbers, call_.v_stride);
+    float sums[4] = {};  // a single one would wait for each addition
+    for (int64_t d = 0; d < call_.v_stride; d += 4) {
+      for (int64_t i = 0; i < 4; ++i) {
+        sums[i] += numbers[d + i] * numbers[d + i];
+      }
+    }
+    return static_cast<double>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
   double out_dot(int64_t r) {

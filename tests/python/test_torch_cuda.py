@@ -12,6 +12,7 @@ from flashlift.torch._run import kernels
 from test_torch_flex import check, tensors, unfused
 from test_torch_gradients import captured, differentiable_indexing, drawn, fused, in_double  # noqa: F401 - a fixture
 from test_torch_gradients import check as check_gradients
+from test_torch_gradients import check_rows_of_nearly_one_key
 from torch.nn.attention.flex_attention import create_block_mask
 
 if not torch.cuda.is_available():
@@ -120,19 +121,7 @@ def test_gradients(name, dtype):
 
 
 def test_gradients_of_rows_of_nearly_one_key():
-    """What rounding does to <d_out, v> cancels in them, if <d_out, out> is a sum of the same products."""
-
-    def steep(score, b, h, q_idx, kv_idx):
-        return score - torch.exp2(4.0 - h) * (q_idx - kv_idx).abs()
-
-    inputs = tensors(torch.float32, (1, 4, 4, 256, 256, 64, 64))
-    draws = [(torch.randn(1, 4, 256, 64), torch.zeros(1, 4, 256))]
-    doubled = [one.double() for one in inputs], [], [(out.double(), lse.double()) for out, lse in draws]
-    golden = drawn(lambda *given: unfused(*given, steep), *doubled)
-    eager = drawn(lambda *given: unfused(*given, steep), inputs, [], draws)
-    on_device = [one.cuda() for one in inputs], [], [(out.cuda(), lse.cuda()) for out, lse in draws]
-    ours = drawn(fused(steep, None), *on_device)
-    check_gradients([one.cpu() for one in ours], golden, eager)
+    check_rows_of_nearly_one_key("cuda")
 
 
 @pytest.mark.parametrize("name", ["noop", "causal", "softcap"])
