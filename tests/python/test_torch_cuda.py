@@ -10,9 +10,15 @@ from flashlift._attention import Attention
 from flashlift.torch import flex_attention
 from flashlift.torch._run import kernels
 from test_torch_flex import check, tensors, unfused
-from test_torch_gradients import captured, differentiable_indexing, drawn, fused, in_double  # noqa: F401 - a fixture
+from test_torch_gradients import (  # noqa: F401 - differentiable_indexing is a fixture
+    captured,
+    check_rows_of_nearly_one_key,
+    differentiable_indexing,
+    drawn,
+    fused,
+    in_double,
+)
 from test_torch_gradients import check as check_gradients
-from test_torch_gradients import check_rows_of_nearly_one_key
 from torch.nn.attention.flex_attention import create_block_mask
 
 if not torch.cuda.is_available():
