@@ -370,7 +370,9 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
       of_gradient = of_gradient ? of_gradient : again.error();
     }
-    if (lifted.error().reason == Reason::kUsedElsewhere && is_beside_output) {
+    // Without a product of the output's gradient the other use is no gradient.
+    if (lifted.error().reason == Reason::kUsedElsewhere && is_beside_output &&
+        again.error().reason != Reason::kNoOutputGradient) {
       if (tells_more) {
         return again.error();
       }
