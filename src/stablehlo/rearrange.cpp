@@ -554,26 +554,43 @@ std::optional<Rearrangement> join_parts_of_keys(mlir::Operation* product) {
   return found;
 }
 
+namespace {
+
+// What makes an operand of a product, and what converts that to the other operand's type, if anything does.
+struct Factor {
+  mlir::Operation* op;
+  mlir::Operation* rounds;
+};
+
+Factor factor_at(mlir::Operation* product, unsigned side) {
+  mlir::Operation* const op = product->getOperand(side).getDefiningOp();
+  if (op == nullptr || kind(op) != OpKind::kConvert) {
+    return {.op = op, .rounds = nullptr};
+  }
+  return {.op = op->getOperand(0).getDefiningOp(), .rounds = op};
+}
+
+// Numbers that may be weighted instead of probabilities: in f16 they may overflow where those do not.
+bool may_be_weighted(mlir::Value value) {
+  const auto type = dtype(value.getType());
+  return type == DType::kF32 || type == DType::kBF16;
+}
+
+}  // namespace
+
 std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product) {
   if (!is_product(product) || kind(product) != OpKind::kDotGeneral) {
     return std::nullopt;
   }
   for (unsigned side = 0; side < 2; ++side) {
-    // Probabilities are converted to the values' type behind the multiplication, if at all.
-    mlir::Operation* weighted = product->getOperand(side).getDefiningOp();
-    mlir::Operation* const rounds = weighted != nullptr && kind(weighted) == OpKind::kConvert ? weighted : nullptr;
-    weighted = rounds ? rounds->getOperand(0).getDefiningOp() : weighted;
+    const auto [weighted, rounds] = factor_at(product, side);
     if (weighted == nullptr || kind(weighted) != OpKind::kMultiply || weighted->getBlock() != product->getBlock()) {
       continue;
     }
     const mlir::Value values = product->getOperand(1 - side);
     const OperandDims own = operand_dims(product, side);
     const OperandDims others = operand_dims(product, 1 - side);
-    const auto type = dtype(values.getType());
-    const auto weights_type = dtype(weighted->getResult(0).getType());
-    // Weights times values might overflow in f16 where weights times probabilities do not.
-    if ((type != DType::kF32 && type != DType::kBF16) ||
-        (weights_type != DType::kF32 && weights_type != DType::kBF16)) {
+    if (!may_be_weighted(values) || !may_be_weighted(weighted->getResult(0))) {
       continue;
     }
     for (unsigned which = 0; which < 2; ++which) {
@@ -731,12 +748,6 @@ mlir::Value Weigher::weigh(Builder& builder, mlir::Value value, const RowWeights
   return builder.convert(location, made, type.getElementType());
 }
 
-// Numbers in which a product may be weighted instead of its operand. 16 bits of f16 may overflow.
-bool may_be_weighted(mlir::Value value) {
-  const auto type = dtype(value.getType());
-  return type == DType::kF32 || type == DType::kBF16;
-}
-
 // The weighted operand's dimension d among those of the product's result, or -1.
 int64_t in_result(mlir::Operation* product, unsigned side, int64_t d) {
   const OperandDims own = operand_dims(product, side);
@@ -879,10 +890,7 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
     return std::nullopt;
   }
   for (unsigned side = 0; side < 2; ++side) {
-    // Probabilities are converted to the values' type behind the multiplication, if at all.
-    mlir::Operation* weighted = product->getOperand(side).getDefiningOp();
-    mlir::Operation* const rounds = weighted != nullptr && kind(weighted) == OpKind::kConvert ? weighted : nullptr;
-    weighted = rounds ? rounds->getOperand(0).getDefiningOp() : weighted;
+    const auto [weighted, rounds] = factor_at(product, side);
     for (unsigned of = 0; of < 3; ++of) {
       const auto row = row_weights(weighted, of);
       const auto weights =
