@@ -56,6 +56,7 @@ def draw_keep(draw, B, H, S, T):
             "window",
             "random",
             "padding",
+            "padding_of_both",
             "left_padding",
             "lengths",
             "segments",
@@ -78,6 +79,18 @@ def draw_keep(draw, B, H, S, T):
         return draw.argument(draw.rng.random((1, H, 1, T)) > 0.4)
     if kind == "padding":
         return draw.argument(np.arange(T) < draw.rng.integers(0, T + 1, (B, 1, 1, 1)))
+    if kind == "padding_of_both":
+        queries = draw.argument(draw.rng.random((B, 1, S, 1)) > draw.one_of((0.2, 0.8)))
+        keys = draw.argument(draw.rng.random((B, 1, 1, T)) > draw.one_of((0.2, 0.8)))
+        how = draw.one_of(("and", "product", "minimum", "and_causal"))
+        draw.say(how)
+        joins = {
+            "and": lambda x, y: x & y,
+            "product": lambda x, y: x.astype(jnp.float32) * y.astype(jnp.float32) > 0,
+            "minimum": lambda x, y: jnp.minimum(x.astype(jnp.int32), y.astype(jnp.int32)) != 0,
+            "and_causal": lambda x, y: x & (y & (jnp.arange(S)[:, None] >= jnp.arange(T)[None])),
+        }
+        return lambda given: joins[how](queries(given), keys(given))
     if kind == "left_padding":
         return draw.argument(np.arange(T) >= draw.rng.integers(0, T + 1, (B, 1, 1, 1)))
     if kind == "lengths":

@@ -254,6 +254,71 @@ def test_masked_behind_the_sum_alone_is_kept(gradients):
         assert "keep_mask" in assert_fused(function, *qkv(), KEY, gradients=gradients)
 
 
+QUERIES = jnp.asarray([[1, 1, 0, 1, 1, 0, 1, 0], [0] * S], bool)  # all of a batch's are padding, too
+KEYS = jnp.asarray([[1] * 7 + [0] * 5, [0] * T], bool)
+PADDING = {
+    "where and where": lambda m, s: jnp.where(m, jax.nn.softmax(jnp.where(m, s, -1e9), -1), 0),
+    "where and times": lambda m, s: m * jax.nn.softmax(jnp.where(m, s, -1e9), -1),
+    "added and times": lambda m, s: m * jax.nn.softmax(s + jnp.where(m, 0, -1e9), -1),
+    "the lowest number": lambda m, s: jnp.where(m, jax.nn.softmax(jnp.where(m, s, jnp.finfo(jnp.float32).min), -1), 0),
+    "arithmetic": lambda m, s: jax.nn.softmax(s + (1 - m) * -1e9, -1) * m,
+    "causal, too": lambda m, s: jnp.where(m & causal(), jax.nn.softmax(jnp.where(m & causal(), s, -1e9), -1), 0),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("mask", PADDING)
+def test_padding_of_queries_and_keys_masked_again(mask, numbers, gradients):
+    def again(q, k, v, queries, keys):
+        m = queries[:, None, :, None], keys[:, None, None]
+        m = m[0].astype(jnp.int32) * m[1].astype(jnp.int32) > 0 if numbers else m[0] & m[1]
+        return weigh(PADDING[mask](m, products(q, k) / 4), v)
+
+    report = assert_fused(again, *qkv(), QUERIES, KEYS, gradients=gradients)
+    assert "keep_mask" not in report and "stays" not in report, report
+
+
+@pytest.mark.parametrize(
+    "clears",
+    [
+        lambda p, queries, keys: jnp.where(queries | keys, p, 0),
+        lambda p, queries, keys: jnp.where(queries & ~keys, p, 0),
+        lambda p, queries, keys: jnp.where(queries & keys & (jnp.arange(T) % 3 > 0), p, 0),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_padding_masked_again_otherwise_is_kept(clears, gradients):
+    def again(q, k, v, queries, keys):
+        queries, keys = queries[:, None, :, None], keys[:, None, None]
+        p = jax.nn.softmax(jnp.where(queries & keys, products(q, k) / 4, -1e9), -1)
+        return weigh(clears(p, queries, keys), v)
+
+    report = assert_fused(again, *qkv(), QUERIES, KEYS, gradients=gradients)
+    assert "keep_mask" in report, report
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_padding_masked_again_beside_a_bias_stays_arithmetic(gradients):
+    """The bias may hold numbers beyond the mask's. Then rows sum masked keys, too, which are cleared afterwards."""
+
+    def again(q, k, v, queries, keys, bias):
+        m = queries[:, None, :, None] & keys[:, None, None]
+        return weigh(m * jax.nn.softmax(products(q, k) / 4 + bias + jnp.where(m, 0, -1e4), -1), v)
+
+    bias = -1e4 * jnp.asarray(np.random.default_rng(3).random((S, T)) > 0.5, jnp.float32)
+    report = assert_fused(again, *qkv(), QUERIES, KEYS, bias, gradients=gradients)
+    assert "keep_mask" in report, report
+
+
+def test_rows_cleared_by_the_mask_of_queries_alone_need_no_keep_mask():
+    def again(q, k, v, queries, keys):
+        s = jnp.where(keys[:, None, None], products(q, k) / 4, -1e9)
+        return weigh(jnp.where(queries[:, None, :, None], jax.nn.softmax(s, -1), 0), v)
+
+    assert "keep_mask" not in assert_fused(again, *qkv(), QUERIES, KEYS, gradients=True)
+
+
 def test_masked_again_and_dropped():
     def again(q, k, v, key):
         p = jax.nn.softmax(jnp.where(causal(), products(q, k) / 4, -1e9), -1)

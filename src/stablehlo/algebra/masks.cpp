@@ -318,11 +318,23 @@ std::optional<double> least_of_kept_key(SymArena& arena, Bounds& bounds, const s
   return least;
 }
 
+// Whether the probabilities of keys for which some condition does not hold are set to 0 behind the softmax, too.
+bool clears_masked(SymArena& arena, const Softmax& softmax, const std::vector<SymId>& conditions) {
+  std::vector<SymId> parts;
+  for (const SymId condition : conditions) {
+    add_guard(arena, parts, condition);
+  }
+  return std::all_of(parts.begin(), parts.end(), [&](SymId part) {
+    return std::find(softmax.keep.begin(), softmax.keep.end(), part) != softmax.keep.end();
+  });
+}
+
 // Whether keys for which some condition does not hold may be left out, `kept` being the score where all hold.
 FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax, const std::vector<SymId>& conditions,
                          SymId kept, int64_t keys, bool all_rows_count) {
-  double highest = -std::numeric_limits<double>::infinity();  // of what is masked
-  std::set<float> numbers;                                    // that masked scores are
+  const bool is_cleared = clears_masked(arena, softmax, conditions);  // so is a row without kept keys, then
+  double highest = -std::numeric_limits<double>::infinity();          // of what is masked
+  std::set<float> numbers;                                            // that masked scores are
   bool are_numbers = true;
   for (size_t which = 1; which < (size_t{1} << conditions.size()); ++which) {
     std::vector<bool> hold;
@@ -334,7 +346,7 @@ FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax
       continue;
     }
     const score::Interval range = bounds.of(*masked);
-    if (range.may_be_nan) {
+    if (range.may_be_nan || (is_cleared && !bounds.finite(*masked))) {
       return FiniteMasks::kNone;
     }
     highest = std::max(highest, range.real_hi);
@@ -345,9 +357,12 @@ FiniteMasks proved_masks(SymArena& arena, Bounds& bounds, const Softmax& softmax
   if (const auto least = least_of_kept_key(arena, bounds, conditions, kept, keys); least && *least > highest + kApart) {
     return FiniteMasks::kInRowsWithKeys;
   }
+  const bool below_kept = bounds.of(kept).real_lo > highest + kApart && !bounds.of(kept).may_be_nan;
+  if (is_cleared) {
+    return below_kept ? FiniteMasks::kInAllRows : FiniteMasks::kNone;
+  }
   const bool below_sinks = std::all_of(softmax.sinks.begin(), softmax.sinks.end(),
                                        [&](SymId sink) { return bounds.of(sink).real_lo > highest + kApart; });
-  const bool below_kept = bounds.of(kept).real_lo > highest + kApart && !bounds.of(kept).may_be_nan;
   return below_kept && below_sinks && are_numbers && numbers.size() == 1 ? FiniteMasks::kInAllRows : FiniteMasks::kNone;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <utility>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -161,18 +163,29 @@ std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& te
   return as_exponent(arena, sum).exponent;
 }
 
+// The conditions that may say which keys stay: those on the key, and with them those on the row that no scores decide,
+// as a mask of queries and keys has them. Without one on the key these clear rows.
+std::vector<SymId> masks_of_keys(const SymArena& arena, const std::vector<SymId>& guards) {
+  std::vector<SymId> masks;
+  bool any_of_key = false;
+  for (const SymId guard : guards) {
+    const SymId positive = arena.is_op(guard, Op::k_not) ? arena[guard].args[0] : guard;
+    const bool is_of_key = depends_on_key(arena, guard);
+    any_of_key = any_of_key || is_of_key;
+    if (is_of_key || (!arena[guard].has_score && arena[positive].kind != SymKind::kReduce)) {
+      masks.push_back(guard);
+    }
+  }
+  return any_of_key ? masks : std::vector<SymId>();
+}
+
 Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, SymId z) {
   Softmax softmax;
   softmax.denominator = z;
   std::vector<SignedTerm> of_key;
   std::vector<SignedTerm> of_row;
   partition(arena, numerator.exponent, of_key, of_row);
-  std::vector<SymId> key_guards;
-  for (const SymId guard : numerator.guards) {
-    if (depends_on_key(arena, guard)) {
-      key_guards.push_back(guard);
-    }
-  }
+  const std::vector<SymId> masks = masks_of_keys(arena, numerator.guards);
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<ReducePiece> parts,
                              parts_of_divisor(arena, z, !of_row.empty(), softmax.needs_maximum));
   bool found_keys = false;
@@ -204,7 +217,7 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
       softmax.sink_atoms.push_back(piece.atom);
       continue;
     }
-    for (const SymId guard : key_guards) {
+    for (const SymId guard : masks) {
       if (std::find(body.guards.begin(), body.guards.end(), guard) == body.guards.end()) {
         if (arena[guard].has_score) {
           return refuse<Reason::kConditionOnScores>();
@@ -420,14 +433,53 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole) {
   return refusal;
 }
 
+namespace {
+
+// A product where conditions hold that only its numerator has. The scores may be masked by them, too: of exponents they
+// are taken out where they make an exponential 0, and of sums nowhere.
+class Undropped {
+ public:
+  Undropped(SymArena& arena, const std::vector<SymId>& conditions) : arena_(arena), conditions_(conditions) {}
+
+  SymId product(SymId id) { return visit(id, false); }
+
+ private:
+  SymId visit(SymId id, bool in_exponent) {
+    const auto key = std::pair(id, in_exponent);
+    if (const auto found = known_.find(key); found != known_.end()) {
+      return found->second;
+    }
+    const Sym sym = arena_[id];
+    SymId result = id;
+    if (sym.kind == SymKind::kOp && sym.type == Type::kF32) {
+      std::vector<SymId> args;
+      for (const SymId arg : sym.args) {
+        args.push_back(visit(arg, in_exponent || sym.op == Op::k_exp));
+      }
+      const auto is_masked = [&](SymId arg) { return arena_.is_f32(arg, -kInfinity); };
+      if (sym.op == Op::k_select && (!in_exponent || is_masked(args[1]) || is_masked(args[2]))) {
+        for (const SymId condition : conditions_) {
+          args[0] = assume(arena_, args[0], condition);
+        }
+      }
+      result = args == sym.args ? id : arena_.op(sym.op, args);
+    }
+    known_.emplace(key, result);
+    return result;
+  }
+
+  SymArena& arena_;
+  const std::vector<SymId>& conditions_;
+  std::map<std::pair<SymId, bool>, SymId> known_;
+};
+
+}  // namespace
+
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax) {
   if (softmax.keep.empty()) {
     return probability;
   }
-  for (const SymId condition : softmax.keep) {
-    probability = assume(arena, probability, condition);
-  }
-  return arena.op(Op::k_div, {probability, arena.f32(softmax.keep_factor)});
+  return arena.op(Op::k_div, {Undropped(arena, softmax.keep).product(probability), arena.f32(softmax.keep_factor)});
 }
 
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax) {

@@ -135,6 +135,16 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
   const auto is_integer = [&](SymId id, int64_t value) {
     return is_constant(id) && syms_[id].type != Type::kF32 && syms_[id].payload == value;
   };
+  // A condition as a number: masks of queries and of keys are multiplied.
+  const auto is_zero_or_one = [&](SymId id) {
+    return is_op(id, Op::k_select) && (is_integer(syms_[id].args[1], 1) || is_f32(syms_[id].args[1], 1.0f)) &&
+           (is_integer(syms_[id].args[2], 0) || is_f32(syms_[id].args[2], 0.0f));
+  };
+  const auto both_hold = [&](SymId one, SymId other) {
+    const std::vector<SymId> numbers = syms_[one].args;
+    const SymId condition = this->op(Op::k_and, {numbers[0], syms_[other].args[0]});
+    return this->op(Op::k_select, {condition, numbers[1], numbers[2]});
+  };
   switch (op) {
     case Op::k_and:
     case Op::k_or: {
@@ -189,7 +199,10 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
       if (is_integer(y, 1) || is_f32(y, 1.0f)) {
         return x;
       }
-      return is_integer(x, 1) || is_f32(x, 1.0f) ? y : kNoSym;
+      if (is_integer(x, 1) || is_f32(x, 1.0f)) {
+        return y;
+      }
+      return is_zero_or_one(x) && is_zero_or_one(y) ? both_hold(x, y) : kNoSym;
     case Op::k_div:
       return is_integer(y, 1) || is_f32(y, 1.0f) ? x : kNoSym;
     case Op::k_pow:
@@ -207,6 +220,9 @@ SymId SymArena::identity(Op op, Type type, const std::vector<SymId>& args) {
     case Op::k_max:
       return is_f32(y, -INFINITY) ? x : (is_f32(x, -INFINITY) ? y : kNoSym);
     case Op::k_min:
+      if (is_zero_or_one(x) && is_zero_or_one(y)) {
+        return both_hold(x, y);
+      }
       return is_f32(y, INFINITY) ? x : (is_f32(x, INFINITY) ? y : kNoSym);
     case Op::k_eq:
     case Op::k_ne:

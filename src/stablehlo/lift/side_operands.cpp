@@ -1,6 +1,8 @@
 // Stage 7: the tensors that the call reads beside queries, keys, values and captured ones. Each is a value on the way
 // to the probabilities whose elements the formula has, which takes any dtype and however the value is computed.
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "stablehlo/lift/products.h"
 #include "stablehlo/lift/stages.h"
@@ -43,6 +45,10 @@ std::optional<KeepMask> keep_mask_of(const Plane& plane, const Roles& roles, con
     }
   }
   return fits && mask.view.permutation.size() == order.size() ? std::optional(std::move(mask)) : std::nullopt;
+}
+
+int64_t elements(const KeepMask& mask) {
+  return std::accumulate(mask.shape.begin(), mask.shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 }  // namespace
@@ -107,6 +113,7 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
     std::erase_if(parts, [&](SymId part) { return llvm::is_contained(softmax.guards, part); });
     return std::is_permutation(parts.begin(), parts.end(), softmax.keep.begin(), softmax.keep.end());
   };
+  std::optional<KeepMask> smallest;
   for (const Evaluator::Place& place : plane.evaluator->places()) {
     if (dtype(mlir::Value(place.value).getType()) != DType::kBool || any_computed(place.indices) ||
         !is_wanted(place.formula)) {
@@ -114,9 +121,12 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
     }
     const auto tensor = place_tensor(place.value, affine_of(place.indices), plane.evaluator->atom_sizes());
     auto mask = tensor ? keep_mask_of(plane, forward.dimensions.roles, *tensor) : std::nullopt;
-    if (mask) {
-      return mask;
+    if (mask && (!smallest || elements(*mask) < elements(*smallest))) {
+      smallest = std::move(mask);
     }
+  }
+  if (smallest) {
+    return smallest;
   }
   return softmax.keep.size() == 1 ? refuse<Reason::kNoKeepMask>() : refuse<Reason::kSeveralKeepConditions>();
 }

@@ -60,6 +60,24 @@ TEST_F(Masks, RowsThatMayKeepNoKeyHaveOneNumber) {
       << "a tensor tells masked keys apart";
 }
 
+TEST_F(Masks, RowsThatKeepNoKeyNeedNoOneNumberWhereTheyAreCleared) {
+  const SymId condition = plane(0, Type::kI1);
+  const auto extract_masked_again = [&](SymId score) {
+    const auto found = match(op(Op::k_select, {condition, softmax_of(score), arena_.f32(0)}));
+    EXPECT_TRUE(found.ok());
+    Softmax softmax = *found;
+    return extract_finite_masks(arena_, softmax, known(), true);
+  };
+  const auto added = [&](float number) {
+    return op(Op::k_add, {score_, op(Op::k_select, {condition, arena_.f32(0), arena_.f32(number)})});
+  };
+  EXPECT_EQ(extract_masked_again(added(-1e9F)), FiniteMasks::kInAllRows);
+  EXPECT_EQ(extract_masked_again(added(-1e4F)), FiniteMasks::kNone) << "scores reach it";
+  EXPECT_EQ(extract_masked_again(op(Op::k_add, {added(-1e9F), plane(1)})), FiniteMasks::kNone) << "a bias may, too";
+  Softmax unmasked;
+  EXPECT_EQ(extract(added(-1e9F), unmasked), FiniteMasks::kNone) << "such a row is a softmax of its scores";
+}
+
 TEST_F(Masks, KeepsAKey) {
   EXPECT_TRUE(keeps_a_key(arena_, known(), {causal_}, kKeys));
   EXPECT_FALSE(keeps_a_key(arena_, known(), {op(Op::k_lt, {key_, row_})}, kKeys)) << "row 0 has none";

@@ -59,6 +59,21 @@ TEST_F(SoftmaxOf, AConditionTimesAConstantIsDropout) {
   EXPECT_EQ(reason(op(Op::k_mul, {kept, arena_.f32(0.5F)})), Reason::kKeepFactor);
 }
 
+TEST_F(SoftmaxOf, AConditionOnTheRowIsDropoutOnlyBesideOneOnTheKey) {
+  const SymId of_queries = of_row(0, Type::kI1);
+  const SymId of_keys = plane(1, Type::kI1);
+  const auto where = [&](SymId condition, SymId kept, float otherwise) {
+    return op(Op::k_select, {condition, kept, arena_.f32(otherwise)});
+  };
+  const SymId both = op(Op::k_and, {of_queries, of_keys});
+  const SymId probability = softmax_of(masked(both, -1e9F));
+  const auto found = match(where(both, probability, 0));
+  ASSERT_TRUE(found.ok()) << found.error().text;
+  EXPECT_EQ(found->keep.size(), 2U);
+  EXPECT_EQ(without_dropout(arena_, where(both, probability, 0), *found), probability) << "scores stay masked";
+  EXPECT_EQ(reason(where(of_queries, softmax_of(masked(of_keys, -1e9F)), 0)), Reason::kClearedRows);
+}
+
 TEST_F(SoftmaxOf, AGuardOfTheDivisorNeedsTheMaximum) {
   const SymId shifted = op(Op::k_exp, {op(Op::k_sub, {score_, maximum(score_)})});
   const SymId bare = op(Op::k_exp, {score_});

@@ -20,6 +20,18 @@ TEST_F(Symbol, ConstantsFold) {
   EXPECT_EQ(op(Op::k_select, {arena_.boolean(false), score_, plane(0)}), plane(0));
 }
 
+TEST_F(Symbol, ProductsOfConditionsAsNumbersAreOneCondition) {
+  const auto number = [&](SymId condition, float otherwise) {
+    return op(Op::k_select, {condition, arena_.f32(1), arena_.f32(otherwise)});
+  };
+  const SymId of_query = of_row(0, Type::kI1);
+  const SymId of_key_too = of_key(1, Type::kI1);
+  for (const Op how : {Op::k_mul, Op::k_min}) {
+    EXPECT_EQ(op(how, {number(of_query, 0), number(of_key_too, 0)}), number(op(Op::k_and, {of_query, of_key_too}), 0));
+    EXPECT_TRUE(arena_.is_op(op(how, {number(of_query, 0), number(of_key_too, 0.5F)}), how));
+  }
+}
+
 TEST_F(Symbol, KnowsItsIndices) {
   EXPECT_TRUE(arena_.depends_on(plane(0), kKeyAtom));
   EXPECT_TRUE(arena_.depends_on(plane(0), kRowAtom));
