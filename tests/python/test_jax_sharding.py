@@ -199,27 +199,3 @@ def test_by_gspmd():
 
 def test_meshes_that_calls_are_given():
     on_eight_devices(program=BY_MESH)
-
-
-FUSED = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-import flashlift.jax
-
-mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-split = NamedSharding(mesh, P("data", None, "model"))
-
-def attend(q):
-    q = jax.lax.with_sharding_constraint(q, split)
-    return jax.nn.dot_product_attention(q, q, q)
-
-q = jnp.asarray(np.random.default_rng(0).standard_normal((4, 24, 8, 8)), jnp.float32)
-fused = flashlift.jax.fuse(attend)
-np.testing.assert_allclose(fused(q), jax.jit(attend)(q), atol=1e-6)
-assert "8 devices" in fused.report.reason, fused.report
-"""
-
-
-def test_fuse_leaves_what_is_constrained_to_several_devices():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", FUSED], env=environment, check=True)

@@ -72,8 +72,7 @@ class Call:
 
     def programs(self) -> tuple[Program, ...]:
         """All that is done to scores, named features included."""
-        whole = expanded(self.problem)
-        return tuple(parse(text) for text in (whole.score_mod, whole.mask_mod) if text)
+        return programs_of(self.problem)
 
     def axes(self, array: Any) -> dict[str, Any]:
         """The sizes of q, k, v or out by letter."""
@@ -89,13 +88,8 @@ class Call:
         optional |= {"captures": " ".join(self.capture_names)} if self.capture_names else {}
         optional |= {"implementation": self.implementation} if self.implementation else {}
         optional |= {} if are_known else {"lengths": "any"}
-        problem = dataclasses.replace(self.problem, **settled)
         captures = dict(zip(self.capture_names, (one.shape for one in operands[3:]), strict=False))
-        for kind in ("score_mod", "mask_mod"):
-            text = getattr(problem, kind)
-            if text:
-                changed: dict[str, Any] = {kind: printed(_resized(parse(text), captures))}
-                problem = dataclasses.replace(problem, **changed)
+        problem = resized_programs(dataclasses.replace(self.problem, **settled), captures)
         return {"problem": str(problem)} | dims | optional
 
     def result_shapes(self, operands: Sequence[Any]) -> list[tuple[tuple[Any, ...], jnp.dtype]]:
@@ -124,6 +118,22 @@ def expanded(problem: Problem) -> Problem:
     return problem.expanded()
 
 
+def programs_of(problem: Problem) -> tuple[Program, ...]:
+    """All that is done to scores, named features included."""
+    whole = expanded(problem)
+    return tuple(parse(text) for text in (whole.score_mod, whole.mask_mod) if text)
+
+
+def resized_programs(problem: Problem, shapes: Mapping[str, Sequence[Any]]) -> Problem:
+    """The problem with programs of captured tensors of these shapes."""
+    for kind in ("score_mod", "mask_mod"):
+        text = getattr(problem, kind)
+        if text:
+            changed: dict[str, Any] = {kind: printed(_resized(parse(text), shapes))}
+            problem = dataclasses.replace(problem, **changed)
+    return problem
+
+
 def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
     """The program with the sizes that its captured tensors have; named ones stay."""
 
@@ -137,6 +147,4 @@ def _resized(program: Program, shapes: Mapping[str, Sequence[Any]]) -> Program:
 
 def captured_names(problem: Problem) -> tuple[str, ...]:
     """The tensors that the programs read, in the order in which they are first named."""
-    whole = expanded(problem)
-    texts = [text for text in (whole.score_mod, whole.mask_mod) if text]
-    return tuple(dict.fromkeys(name for text in texts for name in parse(text).captures))
+    return tuple(dict.fromkeys(name for program in programs_of(problem) for name in program.captures))

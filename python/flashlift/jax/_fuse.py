@@ -5,9 +5,9 @@ original's place in the exported function, which JAX then calls, inlines into ot
 differentiates (fusing the batched function, and the gradient, anew).
 """
 
-import dataclasses
 import functools
 import inspect
+import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from jax import export
 from jax.custom_batching import custom_vmap
 from jax.extend import source_info_util
-from jaxlib.mlir.dialects import stablehlo as stablehlo_dialect
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
+from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
 from flashlift.jax._varying import vary_together
 
@@ -200,13 +202,13 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
-        if exported.nr_devices > 1:  # JAX calls such an export in a context of as many devices alone
-            raise UnsupportedError(
-                f"the function constrains arrays to {exported.nr_devices} devices; call flash_attention in it, or run "
-                "it on Flashlift's PJRT plugin (JAX_PLATFORMS=flashlift), which fuses split modules"
-            )
+        if exported.ordered_effects:
+            raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
-        fused = stablehlo.fuse(original, name=flat.__name__, gradients=True)
+        # Calls are fused as on one device: it is FusedModule that has XLA split them.
+        whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
+        fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
+        mesh = _mesh_of(jax.make_jaxpr(flat)(*shapes)) if exported.nr_devices > 1 else None
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:
@@ -220,16 +222,28 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jitted, report
     register()
     assert isinstance(fused.module, str), "text gives text"
-    # The current version and not the oldest: older ones do not know dictionaries as a custom call's configuration.
-    serialized = stablehlo_dialect.serialize_portable_artifact_str(
-        fused.module, stablehlo_dialect.get_current_version()
-    )
-    replaced = dataclasses.replace(exported, mlir_module_serialized=serialized)
+    module = FusedModule(flat.__name__, fused.module, exported.out_avals, tuple(exported.module_kept_var_idx))
 
     def run(*leaves: Any) -> Any:
-        return jax.tree.map(lambda one: vary_together([one, *leaves])[0], replaced.call(*leaves))
+        if mesh is not None:  # no equation of the caller's says what devices the module names
+            anywhere = [PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jnp.ndim(one)) for one in leaves]
+            shardings = [NamedSharding(mesh, one) for one in anywhere]
+            leaves = tuple(map(jax.lax.with_sharding_constraint, leaves, shardings))
+        return jax.tree.unflatten(exported.out_tree, module(*leaves))
 
     return run, Report(fused.candidates, "", original, fused.module)
+
+
+def _mesh_of(jaxpr: Any) -> Mesh | None:
+    """A mesh of devices that an equation names, with axes that XLA splits over."""
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(equation.params):
+            mesh = value.mesh if isinstance(value, NamedSharding) else value
+            if isinstance(value, Jaxpr | ClosedJaxpr):
+                mesh = _mesh_of(value)
+            if isinstance(mesh, Mesh) and AxisType.Auto in mesh.axis_types:
+                return mesh
+    return None
 
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashlift.jax._call import Call
+from flashlift.jax._program import Program
 
 Shapes = Sequence[tuple[Any, ...]]
 
@@ -19,6 +20,13 @@ class Letters:
     fixed: frozenset[str]
     """Of b and h those that a program computes with, so that a part of the whole would compute something else."""
 
+    def sizes(self, operands: Sequence[Any]) -> dict[str, Any]:
+        """How many batches, query heads and key-value heads there are; 1 where no operand has a dimension for them."""
+        found = {"b": 1, "h": 1, "k": 1}
+        for names, one in zip(self.operands, operands, strict=True):
+            found |= {letter: size for letter, size in zip(names, one.shape, strict=True) if letter in found}
+        return found
+
 
 def letters_of(call: Call, operands: Sequence[Any]) -> Letters:
     return _letters_of(call, tuple(tuple(one.shape) for one in operands))
@@ -29,7 +37,7 @@ def _letters_of(call: Call, shapes: Shapes) -> Letters:
     of_q = _only(call.layout, "bh")
     of_k = of_q.replace("h", "k")
     sizes = dict(zip(call.layout, shapes[0], strict=True))
-    captures, fixed = _captures(call, shapes, {"b": sizes["b"], "h": sizes["h"]})
+    captures, fixed = letters_of_captures(call.programs(), call.capture_names, shapes[3:], sizes)
     rest = []
     if call.sinks is not None:
         rest.append("h." if len(shapes[call.sinks]) == 2 else ".")
@@ -39,10 +47,13 @@ def _letters_of(call: Call, shapes: Shapes) -> Letters:
     return Letters((of_q, of_k, of_k, *captures, *rest), results, frozenset(fixed))
 
 
-def _captures(call: Call, shapes: Shapes, sizes: dict[str, Any]) -> tuple[list[str], set[str]]:
-    indices: dict[str, list[set[str]]] = {name: [] for name in call.capture_names}
+def letters_of_captures(
+    programs: Sequence[Program], names: Sequence[str], shapes: Shapes, sizes: Mapping[str, Any]
+) -> tuple[list[str], set[str]]:
+    """The letters of captured tensors of these names and shapes, and which of b and h, of these sizes, are fixed."""
+    indices: dict[str, list[set[str]]] = {name: [] for name in names}
     fixed: set[str] = set()
-    for program in call.programs():
+    for program in programs:
         for step in program.steps:
             if step.operation != "load" or step.tensor is None:
                 fixed |= {"b", "h"} & set(step.operands)
@@ -53,7 +64,7 @@ def _captures(call: Call, shapes: Shapes, sizes: dict[str, Any]) -> tuple[list[s
                 of_dimension.add(index)
         fixed |= {"b", "h"} & {program.result}
     letters = []
-    for name, shape in zip(call.capture_names, shapes[3:], strict=False):
+    for name, shape in zip(names, shapes, strict=False):
         text = ""
         for size, used in zip(shape, indices[name] or [set()] * len(shape), strict=True):
             found = {"b", "h"} & used

@@ -4,47 +4,88 @@ XLA asks twice: for a rule by which Shardy propagates shardings (`_rule`), or GS
 device's part once shardings are known.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import Call
-from flashlift.jax._letters import letters_of
+from flashlift.jax._letters import Letters, letters_of
 
 Axes = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """A call, or its backward pass, which has these gradients."""
+class Kind(Protocol):
+    """One kind of call, hashable: what XLA is asked to split."""
 
+    def letters(self, operands: Sequence[Any]) -> Letters: ...
+
+    def run(self, *operands: jax.Array) -> list[jax.Array]: ...
+
+    def run_part(self, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
+        """The same for one of so many parts of the batches (b) and the heads (h); plan: the axes that split them."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
     call: Call
-    wanted: tuple[int, ...] | None = None
+
+    def letters(self, operands: Sequence[Any]) -> Letters:
+        return letters_of(self.call, operands)
 
     def run(self, *operands: jax.Array) -> list[jax.Array]:
-        return self.call.run(*operands) if self.wanted is None else self.call.run_backward(self.wanted, *operands)
+        return self.call.run(*operands)
 
-    def letters(self, operands: Sequence[Any]) -> tuple[list[str], list[str], frozenset[str]]:
-        """Of the operands and of the results, and which of b and h must stay whole."""
-        found = letters_of(self.call, operands[: self._own_count(operands)])
-        if self.wanted is None:
-            return list(found.operands), list(found.results), found.fixed
-        of_all = [*found.operands, *found.results, *found.results]
-        return of_all, [found.operands[i] for i in self.wanted], found.fixed
+    def run_part(self, _: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
+        return self.call.run(*_with_origin(self.call, parts, plan))
 
-    def _own_count(self, operands: Sequence[Any]) -> int:
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """A call's backward pass, which has these gradients."""
+
+    call: Call
+    wanted: tuple[int, ...]
+
+    def letters(self, operands: Sequence[Any]) -> Letters:
         results = 2 if self.call.with_lse else 1
-        return len(operands) if self.wanted is None else len(operands) - 2 * results
+        found = letters_of(self.call, operands[: len(operands) - 2 * results])
+        of_all = (*found.operands, *found.results, *found.results)
+        return Letters(of_all, tuple(found.operands[i] for i in self.wanted), found.fixed)
+
+    def run(self, *operands: jax.Array) -> list[jax.Array]:
+        return self.call.run_backward(self.wanted, *operands)
+
+    def run_part(self, _: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
+        return self.call.run_backward(self.wanted, *_with_origin(self.call, parts, plan))
 
 
 def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
     return list(_run(kind, *operands))
+
+
+def is_split(context: Any) -> bool:
+    """Whether what is lowered may be split over several devices."""
+    devices = context.module_context.axis_context
+    # A program for devices that are not known yet has nobody to ask for its parts.
+    return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
+
+
+def needs_devices(*primitives: Primitive) -> None:
+    """Has JAX tell the lowering rules of these of the devices. Its set of such primitives has no public name; without
+    it calls of sharded operands are right, and gather them."""
+    with contextlib.suppress(ImportError):
+        from jax._src.dispatch import prim_requires_devices_during_lowering
+
+        prim_requires_devices_during_lowering.update(primitives)
 
 
 def _run_whole(kind: Kind, *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -53,27 +94,29 @@ def _run_whole(kind: Kind, *operands: jax.Array) -> tuple[jax.Array, ...]:
 
 def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
     """The axes of the mesh that split batches (b), query heads (h) and key-value heads (k)."""
-    layout = kind.call.layout
-    q, k = operands[0], operands[1]
-    _, _, fixed = kind.letters(operands)
+    letters = kind.letters(operands)
 
-    def axes_of(array: Any, letter: str) -> Axes:
-        if letter in fixed or not isinstance(array.sharding, NamedSharding):
-            return ()
-        spec = tuple(array.sharding.spec)
-        entry = (spec + (None,) * (len(layout) - len(spec)))[layout.index(letter)]
-        return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)
+    def axes_of(letter: str) -> Axes:
+        """Of the first of the operands that are split so."""
+        for array, names in zip(operands, letters.operands, strict=True):
+            if letter in names and isinstance(array.sharding, NamedSharding):
+                spec = tuple(array.sharding.spec)
+                entry = (spec + (None,) * (len(names) - len(spec)))[names.index(letter)]
+                if entry:
+                    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+        return ()
 
-    sizes, kv_heads = kind.call.axes(q), kind.call.axes(k)["h"]
-    batches = axes_of(q, "b") or axes_of(k, "b")
+    sizes = letters.sizes(operands)
+    batches = () if "b" in letters.fixed else axes_of("b")
     while batches and sizes["b"] % _count(mesh, batches):
         batches = batches[:-1]
-    heads = tuple(one for one in axes_of(q, "h") or axes_of(k, "h") if one not in batches)
+    heads = () if "h" in letters.fixed else axes_of("h") or axes_of("k")
+    heads = tuple(one for one in heads if one not in batches)
     while heads:
         shared = heads
-        while shared and kv_heads % _count(mesh, shared):
+        while shared and sizes["k"] % _count(mesh, shared):
             shared = shared[:-1]
-        if sizes["h"] % _count(mesh, heads) == 0 and _shares(mesh, heads, shared, kv_heads) is not None:
+        if sizes["h"] % _count(mesh, heads) == 0 and _shares(mesh, heads, shared, sizes["k"]) is not None:
             return {"b": batches, "h": heads, "k": shared}
         heads = heads[:-1]
     return {"b": batches, "h": (), "k": ()}
@@ -100,35 +143,35 @@ def _sharding(mesh: Any, letters: str, plan: dict[str, Axes]) -> NamedSharding:
 
 
 def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[Any, Callable[..., Any], Any, Any]:
-    of_operands, of_results, _fixed = kind.letters(operands)
+    letters = kind.letters(operands)
     plan = _plan(kind, mesh, operands)
-
-    at = kind.call.layout.index("h")
-    held, alike = _shares(mesh, plan["h"], plan["k"], kind.call.axes(operands[1])["h"]) or (1, 1)
+    counts = {letter: _count(mesh, axes) for letter, axes in plan.items()}
+    held, alike = _shares(mesh, plan["h"], plan["k"], letters.sizes(operands)["k"]) or (1, 1)
     further = plan["h"][len(plan["k"]) :]  # the axes whose devices hold the same key-value heads
     is_chosen = bool(further) and held > 1  # of several, of which each device uses one
 
     def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        own = _with_origin(kind.call, parts, plan)
+        own = list(parts)
         head = jax.lax.axis_index(further) // alike if is_chosen else 0
         if is_chosen:
-            own[1:3] = (jax.lax.dynamic_slice_in_dim(one, head, 1, at) for one in own[1:3])
-        results = kind.run(*own)
-        if kind.wanted is None:
-            return tuple(results)
+            for i, names in enumerate(letters.operands):
+                if "k" in names:
+                    own[i] = jax.lax.dynamic_slice_in_dim(own[i], head, 1, names.index("k"))
+        results = kind.run_part(counts, plan, *own)
         if is_chosen:
-            for i, letters in enumerate(of_results):
-                if "k" in letters:
-                    whole = jnp.zeros((*results[i].shape[:at], held, *results[i].shape[at + 1 :]), results[i].dtype)
-                    results[i] = jax.lax.dynamic_update_slice_in_dim(whole, results[i], head, at)
+            for i, names in enumerate(letters.results):
+                if "k" in names:
+                    at, one = names.index("k"), results[i]
+                    whole = jnp.zeros((*one.shape[:at], held, *one.shape[at + 1 :]), one.dtype)
+                    results[i] = jax.lax.dynamic_update_slice_in_dim(whole, one, head, at)
         # What several devices read, each of them has a share of the gradient of.
-        return tuple(_summed(one, letters, plan) for one, letters in zip(results, of_results, strict=True))
+        return tuple(_summed(one, names, plan) for one, names in zip(results, letters.results, strict=True))
 
-    results = tuple(_sharding(mesh, letters, plan) for letters in of_results)
-    return mesh, run, results, tuple(_sharding(mesh, letters, plan) for letters in of_operands)
+    results = tuple(_sharding(mesh, names, plan) for names in letters.results)
+    return mesh, run, results, tuple(_sharding(mesh, names, plan) for names in letters.operands)
 
 
-def _with_origin(call: Call, parts: Sequence[jax.Array], plan: dict[str, Axes]) -> list[jax.Array]:
+def _with_origin(call: Call, parts: Sequence[jax.Array], plan: Mapping[str, Axes]) -> list[jax.Array]:
     """Dropout leaves out in each device's part what it leaves out in the whole."""
     own = list(parts)
     if call.seed is not None:
@@ -143,17 +186,17 @@ def _summed(gradient: jax.Array, letters: str, plan: dict[str, Axes]) -> jax.Arr
 
 
 def _infer(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[NamedSharding, ...]:
-    _, of_results, _fixed = kind.letters(operands)
     plan = _plan(kind, mesh, operands)
-    return tuple(_sharding(mesh, letters, plan) for letters in of_results)
+    return tuple(_sharding(mesh, names, plan) for names in kind.letters(operands).results)
 
 
 def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
     """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole.
     Where an axis of the mesh has more devices than there are key-value heads for, Shardy would split these by a part of
     it, which JAX cannot express: query heads and key-value heads are then split each as they are."""
-    of_operands, of_results, fixed = kind.letters(operands)
-    q_heads, kv_heads = (kind.call.axes(operands[i])["h"] for i in (0, 1))
+    letters = kind.letters(operands)
+    sizes = letters.sizes(operands)
+    q_heads, kv_heads = sizes["h"], sizes["k"]
     fits = all(kv_heads % size == 0 for size in mesh.shape.values())
     is_grouped = 1 < kv_heads < q_heads and fits
     names = {"b": "batch", "h": "(heads group)" if is_grouped else "heads"}
@@ -162,14 +205,14 @@ def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tupl
     whole: list[str] = []  # in the order in which they are met, as Shardy wants them
 
     def factor(letter: str) -> str:
-        if letter in names and letter.replace("k", "h") not in fixed:
+        if letter in names and letter.replace("k", "h") not in letters.fixed:
             return names[letter]
         whole.append(f"whole{len(whole)}")
         return whole[-1]
 
-    sides = [", ".join(" ".join(map(factor, one)) for one in side) for side in (of_operands, of_results)]
+    sides = [", ".join(" ".join(map(factor, one)) for one in side) for side in (letters.operands, letters.results)]
     arguments: dict[str, Any] = {"need_replication_factors": tuple(whole)}
-    has_groups = is_grouped and "h" not in fixed
+    has_groups = is_grouped and "h" not in letters.fixed
     return " -> ".join(sides), arguments | ({"group": q_heads // kv_heads} if has_groups else {})
 
 

@@ -5,7 +5,6 @@ ever transposes it, into `backward_p`, and forward mode runs it as plain maths. 
 maths, too.
 """
 
-import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
-from flashlift.jax._partition import Kind, run_partitioned
+from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
 from flashlift.jax._plain import plain, plain_gradients
 from flashlift.jax._varying import result_aval
 
@@ -192,10 +191,7 @@ def _fold_result(array: Any, dim: int | None, at: int, size: int) -> Any:
 def _lower(kind_of: Callable[..., Kind]) -> Callable[..., Any]:
     def rule(context: Any, *values: Any, **params: Any) -> Any:
         kind = kind_of(**params)
-        devices = context.module_context.axis_context
-        # A program for devices that are not known yet has nobody to ask for its parts.
-        is_one = getattr(devices, "num_devices", None) == 1 or getattr(devices, "device_assignment", devices) is None
-        run = kind.run if is_one else functools.partial(run_partitioned, kind)
+        run = functools.partial(run_partitioned, kind) if is_split(context) else kind.run
         return mlir.lower_fun(run, multiple_results=True)(context, *values)
 
     return rule
@@ -225,20 +221,15 @@ def _lower_tangent(context: Any, *values: Any, call: Call, wanted: tuple[int, ..
     return mlir.lower_fun(run, multiple_results=True)(context, *values)
 
 
-_define(attention_p, _of_forward, _differentiate, _batch_forward, _lower(lambda call: Kind(call)))
+_define(attention_p, _of_forward, _differentiate, _batch_forward, _lower(lambda call: Forward(call)))
 _define(tangent_p, _of_tangent, _differentiate_tangent, _batch_tangent, _lower_tangent)
 _define(
     backward_p,
     _of_backward,
     _differentiate_backward,
     _batch_backward,
-    _lower(lambda call, wanted: Kind(call, wanted)),
+    _lower(lambda call, wanted: Backward(call, wanted)),
 )
 ad.primitive_transposes[tangent_p] = _transpose
 
-# JAX tells a lowering rule of the devices only where a primitive of this set asks for them. The set has no public name;
-# without it calls of sharded operands are right, and gather them.
-with contextlib.suppress(ImportError):
-    from jax._src.dispatch import prim_requires_devices_during_lowering
-
-    prim_requires_devices_during_lowering.update((attention_p, backward_p))
+needs_devices(attention_p, backward_p)

@@ -1,0 +1,119 @@
+"""A fused module as an operation of JAX, whose calls XLA splits over devices as it does those of flash_attention."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from flashlift.jax._lifted import run_lifted
+from flashlift.jax._partition import is_split, needs_devices
+from flashlift.jax._register import BACKWARD_TARGET, TARGET
+from flashlift.jax._varying import result_aval
+
+# What captured tensors and all others of a call may hold.
+_DTYPES = "float32 bfloat16 float16 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float64".split()
+
+
+@dataclass(frozen=True, eq=False)
+class FusedModule:
+    name: str
+    text: str
+    results: tuple[jax.core.ShapedArray, ...]
+    kept: tuple[int, ...]  # the arguments that it takes
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        return fused_module_p.bind(*arguments, module=self)
+
+
+fused_module_p = Primitive("flashlift_fused_module")
+fused_module_p.multiple_results = True
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(module: FusedModule, *arguments: Any) -> list[Any]:
+    return module(*arguments)
+
+
+@fused_module_p.def_impl
+def _run_alone(*arguments: Any, module: FusedModule) -> list[Any]:
+    with jax.disable_jit(False):  # where it is disabled, _run would lead back here
+        return _run(module, *arguments)
+
+
+@fused_module_p.def_abstract_eval
+def _results(*arguments: Any, module: FusedModule) -> list[Any]:
+    return [result_aval(one.shape, one.dtype, arguments).update(weak_type=one.weak_type) for one in module.results]
+
+
+def _lower(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
+    into = context.module_context.module
+    present = {_name(op) for op in into.body.operations}
+    with into.context:
+        taken = mlir.ir.Module.parse(module.text)
+    name = f"fused_{module.name}"
+    main = mlir.merge_mlir_modules(into, name, taken, dst_symtab=context.module_context.symbol_table)
+    for op in into.body.operations if is_split(context) else ():
+        if _name(op) not in present:
+            for call in list(_calls(op)):
+                _split(context, call)
+    function = context.module_context.symbol_table[main]
+    operands = [arguments[i] for i in module.kept]
+    return mlir.ir.Operation.create(
+        "func.call",
+        results=list(function.type.results),
+        operands=operands,
+        attributes={"callee": mlir.ir.FlatSymbolRefAttr.get(main)},
+    ).results
+
+
+def _name(op: Any) -> str:
+    return mlir.ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def _calls(op: Any) -> Iterator[Any]:
+    """Flashlift's calls in an operation, but for those in a manual computation, which are a device's own."""
+    for region in op.regions:
+        for block in region.blocks:
+            for one in block.operations:
+                name = one.operation.name
+                target = one.attributes["call_target_name"] if name == "stablehlo.custom_call" else None
+                if target is not None and mlir.ir.StringAttr(target).value in (TARGET, BACKWARD_TARGET):
+                    yield one
+                elif name != "sdy.manual_computation":
+                    yield from _calls(one)
+
+
+def _split(context: Any, call: Any) -> None:
+    """Puts what run_lifted does in a call's place."""
+    config = mlir.ir.DictAttr(call.attributes["backend_config"])
+    named = [config[i] for i in range(len(config))]
+    given = {one.name: mlir.ir.StringAttr(one.attr).value for one in named}
+    target = mlir.ir.StringAttr(call.attributes["call_target_name"]).value
+    dtypes = _dtypes()
+    of_operands, of_results = (
+        [jax.core.ShapedArray(tuple(one.type.shape), dtypes[str(one.type.element_type)]) for one in side]
+        for side in (call.operands, call.results)
+    )
+    inner = context.replace(avals_in=of_operands, avals_out=None, tokens_out=None)
+    run = functools.partial(run_lifted, target, given, of_results)
+    with mlir.ir.InsertionPoint(call), call.location:
+        new = mlir.lower_fun(run, multiple_results=True)(inner, *call.operands)
+    for old, one in zip(call.results, mlir.flatten_ir_values(new), strict=True):
+        old.replace_all_uses_with(one)
+    call.operation.erase()
+
+
+def _dtypes() -> dict[str, np.dtype]:
+    """By the names of MLIR's element types; within a context of MLIR's."""
+    dtypes = [jax.numpy.dtype(name) for name in _DTYPES]
+    return {str(mlir.dtype_to_ir_type(one)): one for one in dtypes}
+
+
+mlir.register_lowering(fused_module_p, _lower)
+
+needs_devices(fused_module_p)

@@ -1,0 +1,147 @@
+"""Fused functions in plain jax.jit of sharded arrays on eight devices: each runs the kernels on what it holds."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import flashlift.jax
+
+if sys.argv[1] == "gspmd":
+    jax.config.update("jax_use_shardy_partitioner", False)
+rng = np.random.default_rng(0)
+normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+place = lambda one, spec: jax.device_put(one, NamedSharding(mesh, spec))
+
+def assert_close(ones, others):
+    for one, other in zip(jax.tree.leaves(ones), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4, rtol=1e-4)
+"""
+
+CALLS = """
+def check(function, operands, specs, result=None, gathers=0):
+    placed = [place(one, spec) for one, spec in zip(operands, specs, strict=True)]
+    floats = [i for i, one in enumerate(operands) if one.dtype == jnp.float32]
+    fused = flashlift.jax.fuse(function, strict=True)
+    of = lambda f: jax.jit(lambda *given: (f(*given), jax.grad(lambda *g: (f(*g) ** 2).sum(), floats)(*given)))
+    both = of(fused)
+    text = both.lower(*placed).compile().as_text()
+    found = text.count("all-gather(") + text.count("all-to-all(")
+    assert (found > 0) == (gathers > 0), found
+    assert text.count('custom_call_target="flashlift.attention') >= 2
+    got = both(*placed)
+    assert_close(got, of(function)(*operands))
+    if not gathers:
+        assert got[0].sharding.spec == (specs[0] if result is None else result), got[0].sharding
+
+dot = jax.nn.dot_product_attention
+split, q, k, v = P("data", None, "model"), normal(4, 24, 8, 8), normal(4, 24, 8, 8), normal(4, 24, 8, 8)
+causal = lambda q, k, v: dot(q, k, v, is_causal=True)
+for by in (split, P("data"), P(None, None, "model")):
+    check(causal, (q, k, v), [by] * 3)
+# Fewer key-value heads than query heads, as many of them as devices, fewer, and one.
+four, two, one = normal(4, 24, 4, 8), normal(4, 24, 2, 8), normal(4, 24, 1, 8)
+check(causal, (q, four, four), [split] * 3)
+check(causal, (q, two, two), [split, P("data"), P("data")])
+check(causal, (q, one, one), [split, P("data"), P("data")])
+# What scores read is split by its own indices.
+ids = jnp.sort(jnp.asarray(rng.integers(0, 3, (4, 24)), jnp.int32))
+def packed(q, k, v, bias, ids, lengths):
+    mask = (ids[:, None, :, None] == ids[:, None, None, :])
+    return dot(q, k, v, bias, mask, key_value_seq_lengths=lengths, query_seq_lengths=lengths)
+lengths = jnp.asarray([24, 7, 1, 13], jnp.int32)
+check(packed, (q, k, v, normal(1, 8, 24, 24), ids, lengths),
+      [split, split, split, P(None, "model"), P("data"), P("data")])
+check(packed, (q, four, four, normal(4, 1, 24, 24), ids, lengths),
+      [split, split, split, P("data"), P("data"), P("data")])
+def slopes(q, k, v, table):
+    distance = jnp.arange(24)[None, :] - jnp.arange(24)[:, None]
+    return dot(q, k, v, (table[:, None, None] * distance)[None])
+check(slopes, (q, k, v, normal(8)), [split, split, split, P("model")])
+# A mask of dropout, in heads before lengths, by hand.
+def dropped(q, k, v, keep):
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", jnp.where(keep, weights / 0.5, 0), v)
+check(dropped, (q, k, v, jnp.asarray(rng.random((4, 8, 24, 24)) < 0.5)), [split, split, split, P("data", "model")])
+# Layers in a loop, and a batch of calls.
+def layers(x, weights):
+    @jax.checkpoint
+    def layer(x, weight):
+        return causal(x @ weight, x, x) + x, None
+    return jax.lax.scan(layer, x, weights)[0]
+check(layers, (0.1 * q, normal(3, 8, 8) / 3), [split, P()])
+check(lambda q, k, v: jax.vmap(causal)(q, k, v), (normal(2, 4, 24, 8, 8),) * 3, [P("data", None, None, "model")] * 3)
+# Lengths that are split are gathered; values stay right.
+check(causal, (q, k, v), [P("data", "model")] * 3, gathers=1)
+print("agree")
+"""
+
+LOOP = """
+# A layer of Flax's shape, data and tensor parallel: the losses of one device, and nothing is gathered.
+width = 32
+weights = {"qkv": normal(3, width, 8, 8) / 6, "out": normal(8, 8, width) / 8, "scale": normal(width)}
+specs = {"qkv": P(None, None, "model"), "out": P("model"), "scale": P()}
+x = normal(8, 24, width)
+
+def attend(q, k, v):
+    weights = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+    weights = jnp.where(jnp.tril(jnp.ones((24, 24), bool)), weights, -1e30)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(weights, axis=-1), v)
+
+def squares(weights, x, annotate=lambda one, *_: one):
+    q, k, v = (annotate(one, "data", None, "model") for one in
+               jnp.einsum("bsw,nwhd->nbshd", x * weights["scale"], weights["qkv"]))
+    out = annotate(attend(q, k, v), "data", None, "model")
+    return ((annotate(jnp.einsum("bshd,hdw->bsw", out, weights["out"]), "data") - x) ** 2).mean()
+
+def by_mesh(weights, x):
+    return squares(weights, x, lambda one, *spec: jax.lax.with_sharding_constraint(one, NamedSharding(mesh, P(*spec))))
+
+def losses_of(loss, weights, x):
+    def step(weights, x):
+        value, slope = jax.value_and_grad(loss)(weights, x)
+        return value, jax.tree.map(lambda one, by: one - 0.3 * by, weights, slope)
+    step, values = jax.jit(step), []
+    text = step.lower(weights, x).compile().as_text()
+    for _ in range(3):
+        value, weights = step(weights, x)
+        values.append(float(value))
+    return values, text
+
+expected, _ = losses_of(squares, weights, x)
+placed = jax.tree.map(place, weights, specs), place(x, P("data"))
+for loss in (squares, by_mesh):
+    fused = flashlift.jax.fuse(loss, strict=True)
+    values, text = losses_of(fused, *placed)
+    assert "all-gather" not in text and "all-to-all" not in text
+    assert 'custom_call_target="flashlift.attention_backward"' in text
+    assert_close(values, expected)
+# A whole step fused, and one that its caller jits not at all.
+both = flashlift.jax.fuse(jax.value_and_grad(by_mesh), strict=True)
+assert_close(both(*placed), jax.value_and_grad(squares)(weights, x))
+assert_close(both(weights, x), jax.value_and_grad(squares)(weights, x))
+print("agree")
+"""
+
+
+def on_eight_devices(program, partitioner):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", HEAD + program, partitioner]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "agree\n", done.stderr
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_calls(partitioner):
+    on_eight_devices(CALLS, partitioner)
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_training(partitioner):
+    on_eight_devices(LOOP, partitioner)
