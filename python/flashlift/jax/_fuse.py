@@ -202,13 +202,14 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
         exported = export.export(jitted)(*shapes)
+        traced = jitted.trace(*shapes).jaxpr
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
         # Calls are fused as on one device: it is FusedModule that has XLA split them.
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
-        mesh = _mesh_of(jax.make_jaxpr(flat)(*shapes)) if exported.nr_devices > 1 else None
+        mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
     # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:
@@ -222,7 +223,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jitted, report
     register()
     assert isinstance(fused.module, str), "text gives text"
-    module = FusedModule(flat.__name__, fused.module, exported.out_avals, tuple(exported.module_kept_var_idx))
+    module = FusedModule(flat.__name__, fused.module, tuple(traced.out_avals), tuple(exported.module_kept_var_idx))
 
     def run(*leaves: Any) -> Any:
         if mesh is not None:  # no equation of the caller's says what devices the module names
@@ -248,11 +249,17 @@ def _mesh_of(jaxpr: Any) -> Mesh | None:
 
 def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
     aval = value if isinstance(value, jax.ShapeDtypeStruct) else jax.typeof(value)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    sharding: Any = getattr(aval, "sharding", None)
+    is_typed = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding if is_typed else None
+    )
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
-    return tuple((one.shape, one.dtype, one.weak_type) for one in shapes)
+    """Of what they are, and of the mesh, which a function may ask for."""
+    types = tuple((one.shape, one.dtype, one.weak_type, one.sharding) for one in shapes)
+    return types, jax.sharding.get_abstract_mesh()
 
 
 def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:

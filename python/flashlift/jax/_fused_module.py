@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import AxisType
 
-from flashlift.jax._lifted import run_lifted
-from flashlift.jax._partition import is_split, needs_devices
+from flashlift.jax._lifted import merge
+from flashlift.jax._partition import is_split, needs_devices, run_partitioned
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
 from flashlift.jax._varying import result_aval
 
@@ -47,7 +48,12 @@ def _run_alone(*arguments: Any, module: FusedModule) -> list[Any]:
 
 @fused_module_p.def_abstract_eval
 def _results(*arguments: Any, module: FusedModule) -> list[Any]:
-    return [result_aval(one.shape, one.dtype, arguments).update(weak_type=one.weak_type) for one in module.results]
+    results = []
+    for one in module.results:
+        result = result_aval(one.shape, one.dtype, arguments).update(weak_type=one.weak_type)
+        is_typed = AxisType.Explicit in one.sharding.mesh.axis_types
+        results.append(result.update(sharding=one.sharding) if is_typed else result)
+    return results
 
 
 def _lower(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
@@ -89,7 +95,7 @@ def _calls(op: Any) -> Iterator[Any]:
 
 
 def _split(context: Any, call: Any) -> None:
-    """Puts what run_lifted does in a call's place."""
+    """Has XLA ask how a call is split."""
     config = mlir.ir.DictAttr(call.attributes["backend_config"])
     named = [config[i] for i in range(len(config))]
     given = {one.name: mlir.ir.StringAttr(one.attr).value for one in named}
@@ -99,13 +105,23 @@ def _split(context: Any, call: Any) -> None:
         [jax.core.ShapedArray(tuple(one.type.shape), dtypes[str(one.type.element_type)]) for one in side]
         for side in (call.operands, call.results)
     )
-    inner = context.replace(avals_in=of_operands, avals_out=None, tokens_out=None)
-    run = functools.partial(run_lifted, target, given, of_results)
+    kind, shapes = merge(target, given, of_operands, of_results)
+    merged = [jax.core.ShapedArray(shape, one.dtype) for shape, one in zip(shapes, of_operands, strict=True)]
+    inner = context.replace(avals_in=merged, avals_out=None, tokens_out=None)
+    run = functools.partial(run_partitioned, kind)
     with mlir.ir.InsertionPoint(call), call.location:
-        new = mlir.lower_fun(run, multiple_results=True)(inner, *call.operands)
-    for old, one in zip(call.results, mlir.flatten_ir_values(new), strict=True):
-        old.replace_all_uses_with(one)
+        operands = [_reshaped(one, shape) for one, shape in zip(call.operands, shapes, strict=True)]
+        results = mlir.flatten_ir_values(mlir.lower_fun(run, multiple_results=True)(inner, *operands))
+        for old, one in zip(call.results, results, strict=True):
+            old.replace_all_uses_with(_reshaped(one, old.type.shape))
     call.operation.erase()
+
+
+def _reshaped(value: Any, shape: Sequence[int]) -> Any:
+    if list(value.type.shape) == list(shape):
+        return value
+    to = mlir.ir.RankedTensorType.get(list(shape), value.type.element_type)
+    return mlir.ir.Operation.create("stablehlo.reshape", results=[to], operands=[value]).results[0]
 
 
 def _dtypes() -> dict[str, np.dtype]:

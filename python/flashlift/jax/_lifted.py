@@ -10,7 +10,7 @@ import jax
 from flashlift._problem import Problem
 from flashlift.jax._call import captured_names, programs_of, resized_programs
 from flashlift.jax._letters import Letters, letters_of_captures
-from flashlift.jax._partition import Axes, run_partitioned
+from flashlift.jax._partition import Axes
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
 from flashlift.jax._varying import result_type
 
@@ -75,26 +75,23 @@ class Lifted:
         return tuple(sizes[letter] for letter in dict(self.dims)[name])
 
 
-def run_lifted(
-    target: str, attributes: Mapping[str, str], results: Sequence[Any], *operands: jax.Array
-) -> list[jax.Array]:
-    """results: what they are to be."""
+def merge(
+    target: str, attributes: Mapping[str, str], operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[Lifted, list[Shape]]:
+    """A call as a module has it, whose tensors may have several dimensions for a letter, and the shapes that its operands
+    are to have instead."""
     problem = Problem.parse(attributes["problem"])
     gradients = tuple(map(int, attributes["gradients"].split())) if target == BACKWARD_TARGET else None
     captures = tuple(attributes["captures"].split()) if "captures" in attributes else captured_names(problem)
+    names = (*_operand_names(problem, gradients, len(operands)), *_result_names(problem, gradients))
     dims: dict[str, str] = {}
-    merged: list[jax.Array] = []
-    for name, one in zip(_operand_names(problem, gradients, len(operands)), operands, strict=True):
+    shapes: list[Shape] = []
+    for name, one in zip(names, (*operands, *results), strict=True):
+        shapes.append(tuple(one.shape))
         if name:
-            dims[name], shape = _merged(_dims_of(name, attributes), one.shape)
-            one = one.reshape(shape)
-        merged.append(one)
-    for name, one in zip(_result_names(problem, gradients), results, strict=True):
-        if name:
-            dims[name], _ = _merged(_dims_of(name, attributes), one.shape)
+            dims[name], shapes[-1] = _merged(_dims_of(name, attributes), one.shape)
     call = Lifted(problem, captures, gradients, tuple(dims.items()), tuple(one.dtype for one in results))
-    found = run_partitioned(call, *merged)
-    return [mine.reshape(one.shape) for mine, one in zip(found, results, strict=True)]
+    return call, shapes[: len(operands)]
 
 
 def _of_forward(problem: Problem) -> tuple[str, ...]:
