@@ -14,7 +14,7 @@ export PYTHON FLASHLIFT_SETUP_LOG := $(SETUP_LOG)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-frameworks test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
+.PHONY: help demo demo-client test test-torch-versions test-jax-versions test-jax-users test-frameworks test-kernels test-aarch64 soak soak-lifting bench bench-peers build wheel wheel-kernels test-wheel test-packages test-dist dist install deb build-package words docs gallery test-gallery format lint lint-format lint-changed asan tsan hostile plugins fuzz setup system lint-system clean
 
 help: ## show this list
 	@echo "Flashlift: make TARGET"
@@ -85,6 +85,15 @@ wheel: setup $(SETUP)/python-package ## make a Python wheel that needs nothing b
 	  --wheel-dir build-package/made
 	@mkdir -p dist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --only-plat --plat manylinux_2_35_$$(uname -m) \
 	  --wheel-dir dist build-package/made/flashlift-*.whl
+
+KERNEL_ARCHITECTURES ?= 80,86,89,90,100,120
+wheel-kernels: build $(SETUP)/python-package ## make a wheel of machine code for NVIDIA GPUs: plain and causal attention (minutes)
+	@echo "==> compiling kernels for $(KERNEL_ARCHITECTURES)"
+	@rm -rf $(BUILD)/kernels && mkdir -p $(BUILD)/kernels dist && cp packaging/kernels/pyproject.toml $(BUILD)/kernels/
+	@cmake -DCLI=$(BUILD)/bin/flashlift -DARCHITECTURES=$(KERNEL_ARCHITECTURES) \
+	  -DNVRTC=$$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/nvidia/cu13/lib/libnvrtc.so.13 \
+	  -DFOLDER=$(CURDIR)/$(BUILD)/kernels/flashlift/lib/flashlift_kernels -P cmake/PackageKernels.cmake
+	@$(VENV)/bin/python -m pip wheel $(BUILD)/kernels --quiet --no-deps --no-build-isolation --wheel-dir dist
 
 test-wheel: wheel ## install the wheel into a bare environment, use it there, and beside PyTorch and JAX
 	@$(VENV)/bin/python scripts/test_wheel.py dist/flashlift-*.whl $(BUILD)
