@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "problem/sizes.h"
 #include "problem/verify_tensor.h"
 #include "score/verify.h"
 #include "support/error.h"
@@ -12,7 +13,6 @@
 namespace flashlift {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
 // Coordinates are i32 in programs, and products of two of them are common.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 
@@ -84,8 +84,8 @@ Status verify(const Problem& problem) {
   FLASHLIFT_RETURN_IF_ERROR(verify_range("kv_heads", problem.kv_heads, 1, 1 << 20));
   FLASHLIFT_RETURN_IF_ERROR(verify_range("q_len", problem.q_len, 0, kMaxLength));
   FLASHLIFT_RETURN_IF_ERROR(verify_range("kv_len", problem.kv_len, 0, kMaxLength));
-  FLASHLIFT_RETURN_IF_ERROR(verify_range("head_dim", problem.head_dim, 1, kMaxHeadDim));
-  FLASHLIFT_RETURN_IF_ERROR(verify_range("value_dim", problem.value_dim, 1, kMaxHeadDim));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("head_dim", problem.head_dim, 1, problem::kMostDepth));
+  FLASHLIFT_RETURN_IF_ERROR(verify_range("value_dim", problem.value_dim, 1, problem::kMostDepth));
   FLASHLIFT_RETURN_IF_ERROR(verify_range("sinks", problem.sinks, 0, 1 << 20));
   if (problem.q_heads % problem.kv_heads != 0) {
     return invalid_argument("q_heads must be a multiple of kv_heads, got {} and {}", problem.q_heads, problem.kv_heads);

@@ -7,6 +7,9 @@
 
 namespace flashlift::problem {
 
+// Of head_dim and value_dim: kernels hold whole rows.
+inline constexpr int64_t kMostDepth = 256;
+
 // One word for a size, or one for two sizes that are equal and one for each of them.
 struct Size {
   const char* name;

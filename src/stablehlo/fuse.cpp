@@ -116,6 +116,7 @@ class Fuser {
   // As it stands, or else as `rearranged`, by these one after the other.
   Outcome<LiftedAttention> lift(mlir::Operation* product, std::vector<Rearrangement>& rearranged) {
     Outcome<LiftedAttention> found = lift_attention(product, gradients_, work_);
+    first_products_ = work_.first_products;
     if (found.ok() || found.error().reason == Reason::kNoCandidate || found.error().reason == Reason::kTooMuchWork) {
       return found;
     }
@@ -216,6 +217,22 @@ class Fuser {
     merged = {};
   }
 
+  // A product of the backward pass of an attention that stays has no reason of its own, whatever was tried with it.
+  std::string reason_of(mlir::Operation* product, const Refusal& refusal) {
+    constexpr Reason kOfPairsThatAreNone[] = {
+        Reason::kAcrossPlaces,  Reason::kReadAcrossPlaces, Reason::kNotUnderstood, Reason::kNoKeys,
+        Reason::kNoExponential, Reason::kOwnWeights,       Reason::kNotDivided,    Reason::kOutputDimensions,
+    };
+    const std::string place = describe(product->getLoc());
+    for (mlir::Operation* first : first_products_) {
+      const auto [attention, is_new] = refused_.try_emplace(first, place);
+      if (!is_new && attention->second != place && llvm::is_contained(kOfPairsThatAreNone, refusal.reason)) {
+        return refuse<Reason::kOfAnother>(attention->second).text;
+      }
+    }
+    return refusal.text;
+  }
+
   void visit(mlir::Operation* product) {
     Candidate candidate = candidate_at(product);
     std::vector<Rearrangement> rearranged;
@@ -226,7 +243,7 @@ class Fuser {
       if (found.error().reason == Reason::kNoCandidate) {
         return;
       }
-      candidate.reason = found.error().text;
+      candidate.reason = reason_of(product, found.error());
       candidates.push_back(std::move(candidate));
       return;
     }
@@ -296,7 +313,9 @@ class Fuser {
   Partitioner partitioner_;
   Work work_;
   std::vector<mlir::Operation*> products_;
-  llvm::DenseMap<mlir::Operation*, bool> normalised_;  // of these
+  std::vector<mlir::Operation*> first_products_;           // that the last of these was tried with
+  llvm::DenseMap<mlir::Operation*, std::string> refused_;  // of first products: where the attention stays
+  llvm::DenseMap<mlir::Operation*, bool> normalised_;      // of these
   llvm::DenseSet<mlir::Operation*> erased_;
 };
 

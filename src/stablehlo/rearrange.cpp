@@ -835,7 +835,7 @@ std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
     if (seen.size() > kMost) {
       return std::nullopt;
     }
-    if (is_product(op)) {
+    if (is_product(op) && !side_summed_by_product(op)) {
       products.insert(op);
       continue;
     }

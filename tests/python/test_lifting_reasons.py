@@ -168,3 +168,59 @@ def test_operands_of_many_products_are_not_searched():
     found = flashlift.stablehlo.fuse(text, gradients=True)
     assert found.fused_count == 0
     assert any("not looked for among more than 16" in each.reason for each in found.candidates)
+
+
+def reasons(function, *shapes, gradients=False):
+    text = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).as_text()
+    return [each.reason for each in flashlift.stablehlo.fuse(text, gradients=gradients).candidates if not each.fused]
+
+
+def gradient(function):
+    return jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x))), argnums=(0, 1, 2))
+
+
+QKV = [(8, 16), (12, 16), (12, 16)]
+
+
+@pytest.mark.parametrize("scaled", [lambda e: 2 * e.sum(-1, keepdims=True), lambda e: e @ (2 * jnp.ones((12, 1)))])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_rows_that_are_divided_by_more_than_their_sum(scaled, is_behind):
+    def function(q, k, v):
+        e = jnp.exp(q @ k.mT)
+        return (e @ v) / scaled(e) if is_behind else (e / scaled(e)) @ v
+
+    assert ["another number beside their sum" in each for each in reasons(function, *QKV)] == [True]
+
+
+def test_one_key():
+    assert ["there is one key" in each for each in reasons(attention, (8, 16), (1, 16), (1, 16))] == [True]
+
+
+@pytest.mark.parametrize("depths", [(320, 64), (64, 512), (576, 512)])
+def test_depths_that_no_kernel_holds(depths):
+    found = reasons(attention, (8, depths[0]), (12, depths[0]), (12, depths[1]))
+    assert [f"{depths[0]} deep, values {depths[1]}" in each for each in found] == [True]
+
+
+def test_a_second_product_of_the_probabilities_is_named():
+    def relative(q, k, v, r):
+        p = jax.nn.softmax(q @ k.mT)
+        return p @ v + jnp.einsum("qk,qkd->qd", p, r)
+
+    assert all("the product at" in each and "reads them" in each for each in reasons(relative, *QKV, (8, 12, 16)))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_loop_that_keeps_probabilities_for_its_backward_pass(remat):
+    def layers(q, k, v):
+        layer = lambda x, w: (x + attention(x * w, k, v), None)
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, q, jnp.arange(3.0))[0]
+
+    found = reasons(gradient(layers), *QKV, gradients=True)
+    assert ["put jax.checkpoint around its body" in each for each in found] == ([] if remat else [True])
+
+
+def test_products_of_a_backward_pass_name_the_attention_that_stays():
+    found = reasons(gradient(lambda q, k, v: attention(q, k, v)), (8, 320), (12, 320), (12, 320), gradients=True)
+    assert "320 deep" in found[0] and len(found) == 4
+    assert all("it is computed from the scores of the attention at" in each for each in found[1:])

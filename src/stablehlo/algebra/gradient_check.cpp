@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kDraws = 6;
 constexpr int64_t kMostRows = 12;         // compared in each draw
-constexpr int64_t kRowsBeyond = 2;        // in each further one
+constexpr int64_t kRowsBeyond = 2;        // in each further one, if rows are short
 constexpr int64_t kMostKeys = 8192;       // in these together
 constexpr double kTolerance = 1e-6;       // of the largest term
 constexpr double kLargestExponent = 104;  // e to that is infinite in f32, e to its negative is 0
@@ -69,6 +69,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
     return refuse<Reason::kRoundsMore>();
   }
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
+  const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   int compared = 0;
   const std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
   for (size_t trial = 0; trial < draws.size(); ++trial) {
@@ -76,7 +77,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
     draw.seed = 17 * trial + 1;
     draw.gradient = parts_.d_probability == kNoSym ? -1 : arena_[parts_.d_probability].payload;
     draw.integer_range = trial < 3 ? 3 : sizes_[kKeyAtom] + 1;  // ids or lengths
-    for (int64_t row = 0; row < (trial < kDraws ? rows : std::min(rows, kRowsBeyond)); ++row) {
+    for (int64_t row = 0; row < (trial < kDraws ? rows : rows_beyond); ++row) {
       std::vector<int64_t> atoms(kMaxAtoms, 0);
       for (size_t atom = 1; atom < atoms.size(); ++atom) {
         atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %

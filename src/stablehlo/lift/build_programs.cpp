@@ -3,6 +3,7 @@
 #include <cmath>
 #include <set>
 
+#include "problem/sizes.h"
 #include "stablehlo/lift/stages.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
@@ -71,6 +72,9 @@ Outcome<Problem> sizes_of_problem(const Plane& plane, const Forward& forward, co
   problem.kv_len = plane.sizes[kKeyAtom];
   problem.head_dim = extent(forward.operands.depth, plane.sizes);
   problem.value_dim = extent(forward.operands.value_depth, plane.sizes);
+  if (std::max(problem.head_dim, problem.value_dim) > problem::kMostDepth) {
+    return refuse<Reason::kTooDeep>(problem.head_dim, problem.value_dim, problem::kMostDepth);
+  }
   problem.dtype = *dtype(mlir::Value(forward.dimensions.q.value).getType());
   mlir::Value out = forward.dimensions.out ? forward.dimensions.out->value : gradient->d_out_operand.value;
   const auto out_dtype = dtype(out.getType());

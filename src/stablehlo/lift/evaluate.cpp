@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "score/operation.h"
+#include "stablehlo/lift/layout.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
@@ -396,7 +397,7 @@ SymId Evaluator::evaluate_sum_by_product(mlir::Value value, const std::vector<In
   if (sum == kNoSym) {
     return is_not_understood(sum) ? leaf(value, indices) : kNoSym;
   }
-  const SymId factor = arena_.f32(static_cast<float>(*splat(op->getOperand(1 - *side))));
+  const SymId factor = arena_.f32(static_cast<float>(*number_of(op->getOperand(1 - *side))));
   return rounded(arena_.op(Op::k_mul, {sum, factor}), op);
 }
 

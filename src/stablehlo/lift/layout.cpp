@@ -31,10 +31,9 @@ bool is_exact_conversion(mlir::Operation* op) {
   return (is_half(from) && to == DType::kF32 && !was_rounded) || (from && from == to);
 }
 
-// The one number of a value that is the same everywhere, also where it is computed: sqrt(64).
 std::optional<double> exact_number_of(mlir::Value value, int depth);
 
-std::optional<double> number_of(mlir::Value value, int depth = 8) {
+std::optional<double> number_within(mlir::Value value, int depth) {
   const auto number = exact_number_of(value, depth);
   const mlir::Type type = mlir::getElementTypeOrSelf(value);
   return number ? converted(*number, type, type) : std::nullopt;
@@ -49,8 +48,8 @@ std::optional<double> exact_number_of(mlir::Value value, int depth) {
   if (op == nullptr || depth == 0 || op->getNumOperands() == 0) {
     return std::nullopt;
   }
-  const auto x = number_of(op->getOperand(0), depth - 1);
-  const auto y = op->getNumOperands() > 1 ? number_of(op->getOperand(1), depth - 1) : std::optional(0.0);
+  const auto x = number_within(op->getOperand(0), depth - 1);
+  const auto y = op->getNumOperands() > 1 ? number_within(op->getOperand(1), depth - 1) : std::optional(0.0);
   if (!x || !y) {
     return std::nullopt;
   }
@@ -73,6 +72,15 @@ std::optional<double> exact_number_of(mlir::Value value, int depth) {
       return std::nullopt;
   }
 }
+
+}  // namespace
+
+std::optional<double> number_of(mlir::Value value) {
+  constexpr int kMostSteps = 8;
+  return number_within(value, kMostSteps);
+}
+
+namespace {
 
 // The other operand of a multiplication or division by one number, or null.
 mlir::Value scaled_operand(mlir::Operation* op, float& factor) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include "stablehlo/lift/lifted.h"
 
 namespace flashlift::stablehlo {
+
+// The one number of a value that is the same everywhere, also where it is computed: sqrt(64), 2 * ones.
+std::optional<double> number_of(mlir::Value value);
 
 // A tensor whose dimensions are atoms, or several atoms each (major to minor), or none (size 1).
 struct PlacedTensor {

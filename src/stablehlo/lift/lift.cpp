@@ -329,7 +329,7 @@ Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* seco
     auto lifted = lift_plane(plane, digits);
     options.work->spend(plane.arena.replaced_parts() / kPartsAStep);
     if (lifted.ok() || !plane.wanted_split) {
-      return lifted;
+      return lifted.ok() || plane.sizes[kKeyAtom] != 1 ? std::move(lifted) : refuse<Reason::kOneKey>();
     }
     const DigitSplit& split = *plane.wanted_split;
     auto& sizes = digits[split.dim];
@@ -483,6 +483,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
     return refuse<Reason::kNoCandidate>();
   }
   work.used_elsewhere = nullptr;
+  work.first_products.clear();
   std::optional<Refusal> refusal;
   std::optional<Refusal> too_many;  // says less than what the other side is refused for
   for (unsigned side = 0; side < 2; ++side) {
@@ -497,6 +498,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       too_many = refuse<Reason::kTooManyProducts>(chain.products.size(), kMostFirstProducts);
       continue;
     }
+    llvm::append_range(work.first_products, chain.products);
     for (mlir::Operation* first : chain.products) {
       if (const Proof status = check_pair(first, second_product); !status.ok()) {
         refusal = refusal ? refusal : status.error();

@@ -234,7 +234,7 @@ Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilit
       return matched.error();
     }
     if (const Proof divided = find_division(plane, operands, probabilities.formula, product, match); !divided.ok()) {
-      return product.over.empty() ? matched.error() : divided.error();
+      return matched.error().reason == Reason::kNotDivided ? divided.error() : matched.error();
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(check_steps(plane, match.softmax));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stablehlo/lift/layout.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
@@ -14,7 +15,7 @@ bool is_product(mlir::Operation* op) {
 
 std::optional<unsigned> side_summed_by_product(mlir::Operation* op) {
   for (unsigned side = 0; side < 2 && is_product(op); ++side) {
-    const auto number = splat(op->getOperand(1 - side));
+    const auto number = number_of(op->getOperand(1 - side));
     if (number && *number != 0 && std::isfinite(*number)) {
       return side;
     }

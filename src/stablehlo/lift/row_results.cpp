@@ -1,5 +1,6 @@
 // Stage 5, where the output alone is fused: nothing but it and the row log-sum-exp may come from the scores.
 #include <algorithm>
+#include <deque>
 
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/products.h"
@@ -44,6 +45,31 @@ std::optional<std::vector<Index>> row_indices(const Plane& plane, const Probabil
     }
   }
   return std::nullopt;
+}
+
+// For people: the nearest product that reads scores or probabilities beside the attention's own, or else `last`, which
+// is where they end.
+std::string describe_other_use(const Plane& plane, mlir::Operation* last) {
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::deque<mlir::Operation*> queue{plane.pair.first};
+  while (!queue.empty()) {
+    mlir::Operation* op = queue.front();
+    queue.pop_front();
+    for (mlir::Operation* user : op->getUsers()) {
+      if (user == plane.pair.second || plane.is_output(user) || !seen.insert(user).second) {
+        continue;
+      }
+      if (is_product(user) && !side_summed_by_product(user)) {
+        return fmt::format("the product at {} reads them", describe(user->getLoc()));
+      }
+      if (kind(user) == OpKind::kReturn && kind(user->getParentOp()) == OpKind::kWhile) {
+        return fmt::format("the loop at {} keeps them for its backward pass; put jax.checkpoint around its body",
+                           describe(user->getParentOp()->getLoc()));
+      }
+      queue.push_back(user);
+    }
+  }
+  return fmt::format("they reach `{}` at {}", last->getName().getStringRef().str(), describe(last->getLoc()));
 }
 
 }  // namespace
@@ -113,7 +139,7 @@ Outcome<std::optional<LogSumExp>> check_uses(Plane& plane, const Forward& forwar
       }
       for (mlir::Operation* user : result.getUsers()) {
         if (!is_removable(user)) {
-          return refuse<Reason::kUsedElsewhere>(user->getName().getStringRef().str(), describe(user->getLoc()));
+          return refuse<Reason::kUsedElsewhere>(describe_other_use(plane, user));
         }
         stack.push_back(user);
       }

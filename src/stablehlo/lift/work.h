@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "llvm/ADT/DenseMap.h"
 #include "llvm/ADT/DenseSet.h"
@@ -27,6 +28,8 @@ class Work {
   // Operations that are computed from no summed exponential, but through products. Found when it is first asked for;
   // what is made later is not among them, and what is erased must be taken out.
   std::optional<llvm::DenseSet<mlir::Operation*>> without_softmax;
+  // Those that the last product was tried with, each as that of queries and keys.
+  std::vector<mlir::Operation*> first_products;
   // The product of queries and keys of the last attention whose scores were found to be used elsewhere.
   mlir::Operation* used_elsewhere = nullptr;
   // Products of queries and keys of a backward pass that was not fused with its attention, and why.
