@@ -77,6 +77,8 @@ def layers(x, weights):
     return jax.lax.scan(layer, x, weights)[0]
 check(layers, (0.1 * q, normal(3, 8, 8) / 3), [split, P()])
 check(lambda q, k, v: jax.vmap(causal)(q, k, v), (normal(2, 4, 24, 8, 8),) * 3, [P("data", None, None, "model")] * 3)
+check(jax.vmap(causal), [normal(3, 4, 24, 8, 8) for _ in "qkv"], [P(None, *split)] * 3)
+check(jax.vmap(causal), [normal(2, 4, 24, 8, 8) for _ in "qkv"], [P("data", "model")] * 3)
 # Lengths that are split are gathered; values stay right.
 check(causal, (q, k, v), [P("data", "model")] * 3, gathers=1)
 print("agree")

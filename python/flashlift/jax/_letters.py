@@ -9,11 +9,13 @@ from flashlift.jax._call import Call
 from flashlift.jax._program import Program
 
 Shapes = Sequence[tuple[Any, ...]]
+BATCHES = "bcef"
 
 
 @dataclasses.dataclass(frozen=True)
 class Letters:
-    """One letter for each dimension of each operand: b batch, h query head, k key-value head, . anything else."""
+    """One letter for each dimension of each operand: b batch, h query head, k key-value head, . anything else. The
+    further ones of batches that have several are c, e and f."""
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
@@ -22,9 +24,9 @@ class Letters:
 
     def sizes(self, operands: Sequence[Any]) -> dict[str, Any]:
         """How many batches, query heads and key-value heads there are; 1 where no operand has a dimension for them."""
-        found = {"b": 1, "h": 1, "k": 1}
+        found = dict.fromkeys([*BATCHES, "h", "k"], 1)
         for names, one in zip(self.operands, operands, strict=True):
-            found |= {letter: size for letter, size in zip(names, one.shape, strict=True) if letter in found}
+            found |= {letter: size for letter, size in zip(names, one.shape, strict=True) if letter != "."}
         return found
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 
 from flashlift._problem import Problem
 from flashlift.jax._call import captured_names, programs_of, resized_programs
-from flashlift.jax._letters import Letters, letters_of_captures
+from flashlift.jax._letters import BATCHES, Letters, letters_of_captures
 from flashlift.jax._partition import Axes
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
 from flashlift.jax._varying import result_type
@@ -20,77 +21,116 @@ INPUTS = ("q", "k", "v")
 
 @dataclasses.dataclass(frozen=True)
 class Lifted:
-    """A call of whose tensors each has one dimension for a letter. Its operands: q, k, v, the captured tensors, the
-    sinks, the keep mask; of a backward pass also the forward pass's results, and the gradients by these."""
+    """A call of whose tensors each has one dimension for a letter, or for batches those of `batches`. Its operands: q,
+    k, v, the captured tensors, the sinks, the keep mask; of a backward pass also the forward pass's results, and the
+    gradients by these."""
 
     problem: Problem
     captures: tuple[str, ...]
     gradients: tuple[int, ...] | None  # None: a forward pass
+    batches: Shape
     dims: tuple[tuple[str, str], ...]  # by the names of operands and results
+    further: tuple[str, ...]  # the letters of those operands that have no such name
+    fixed: frozenset[str]
     result_dtypes: tuple[Any, ...]
 
     def letters(self, operands: Sequence[Any]) -> Letters:
-        return _letters_of(self, tuple(tuple(one.shape) for one in operands))
+        dims = dict(self.dims)
+
+        def of(name: str) -> str:
+            head = "k" if name in ("k", "v", "d_k", "d_v") else "h"
+            return self._spread("".join({"b": "b", "h": head}.get(letter, ".") for letter in dims[name]))
+
+        names = _operand_names(self.problem, self.gradients, len(operands))
+        further = map(self._spread, self.further)
+        of_operands = tuple(of(name) if name else next(further) for name in names)
+        of_results = tuple(
+            of(name) if name else of_operands[i]
+            for i, name in zip(self._gradient_operands, self._result_names, strict=True)
+        )
+        return Letters(of_operands, of_results, self.fixed)
 
     def run(self, *operands: jax.Array) -> list[jax.Array]:
-        return self.run_part({"b": 1, "h": 1}, {}, *operands)
+        return self.run_part(dict.fromkeys((*BATCHES, "h"), 1), {}, *operands)
 
     def run_part(self, counts: Mapping[str, int], _: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
         dims = dict(self.dims)
-        kv_heads = dict(zip(dims["k"], parts[1].shape, strict=True)).get("h", self.problem.kv_heads)
-        batch, q_heads = self.problem.batch // counts["b"], self.problem.q_heads // counts["h"]
-        local = dataclasses.replace(self.problem, batch=batch, q_heads=q_heads, kv_heads=kv_heads)
-        shapes = {name: one.shape for name, one in zip(self.captures, parts[3:], strict=False)}
+        batches = tuple(size // counts[letter] for letter, size in zip(BATCHES, self.batches, strict=False))
+        operands = list(parts)
+        for i, letters in enumerate(self.further, len(INPUTS)):
+            operands[i] = parts[i].reshape(_gathered(letters, parts[i].shape, batches))
+        q_heads = self.problem.q_heads // counts["h"]
+        kv_heads = parts[1].shape[self._text("k").index("h")] if "h" in dims["k"] else self.problem.kv_heads
+        local = dataclasses.replace(self.problem, batch=math.prod(batches), q_heads=q_heads, kv_heads=kv_heads)
+        shapes = {name: one.shape for name, one in zip(self.captures, operands[len(INPUTS) :], strict=False)}
         attributes = {"problem": str(resized_programs(local, shapes))}
-        attributes |= {f"{name}_dims": text for name, text in self.dims}
+        attributes |= {f"{name}_dims": self._text(name) for name in dims}
         attributes |= {"captures": " ".join(self.captures)} if self.captures else {}
         attributes |= {} if self.gradients is None else {"gradients": " ".join(map(str, self.gradients))}
-        shapes_of_results = [
-            self._shape(name, local) if name else parts[i].shape
-            for i, name in zip(self.gradient_operands, self.result_names, strict=True)
-        ]
-        results = [
-            result_type(shape, dtype, parts) for shape, dtype in zip(shapes_of_results, self.result_dtypes, strict=True)
+        of_results = [
+            result_type(self._shape(name, local, batches) if name else operands[i].shape, dtype, parts)
+            for i, name, dtype in zip(self._gradient_operands, self._result_names, self.result_dtypes, strict=True)
         ]
         target = TARGET if self.gradients is None else BACKWARD_TARGET
-        return list(jax.ffi.ffi_call(target, results)(*parts, **attributes))
+        results = jax.ffi.ffi_call(target, of_results)(*operands, **attributes)
+        return [
+            one if name else one.reshape(parts[i].shape)
+            for i, name, one in zip(self._gradient_operands, self._result_names, results, strict=True)
+        ]
 
     @property
-    def gradient_operands(self) -> tuple[int, ...]:
+    def _gradient_operands(self) -> tuple[int, ...]:
         """The operand that each result is a gradient by; of a forward pass the first."""
-        return (0,) * len(self.result_names) if self.gradients is None else self.gradients
+        return (0,) * len(self._result_names) if self.gradients is None else self.gradients
 
     @property
-    def result_names(self) -> tuple[str, ...]:
+    def _result_names(self) -> tuple[str, ...]:
         return _result_names(self.problem, self.gradients)
 
-    def _shape(self, name: str, of: Problem) -> Shape:
+    def _text(self, name: str) -> str:
+        return dict(self.dims)[name].replace("b", "b" * len(self.batches))
+
+    def _spread(self, letters: str) -> str:
+        return letters.replace("b", BATCHES[: len(self.batches)])
+
+    def _shape(self, name: str, of: Problem, batches: Shape) -> Shape:
         is_key = name in ("d_k", "d_v")
         sizes = {
-            "b": of.batch,
-            "h": of.kv_heads if is_key else of.q_heads,
-            "s": of.kv_len if is_key else of.q_len,
-            "d": of.value_dim if name in ("d_v", "out") else of.head_dim,
+            "b": batches,
+            "h": (of.kv_heads if is_key else of.q_heads,),
+            "s": (of.kv_len if is_key else of.q_len,),
+            "d": (of.value_dim if name in ("d_v", "out") else of.head_dim,),
         }
-        return tuple(sizes[letter] for letter in dict(self.dims)[name])
+        return tuple(size for letter in dict(self.dims)[name] for size in sizes[letter])
 
 
 def merge(
     target: str, attributes: Mapping[str, str], operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Lifted, list[Shape]]:
-    """A call as a module has it, whose tensors may have several dimensions for a letter, and the shapes that its operands
-    are to have instead."""
+    """A call as a module has it, whose tensors may have several dimensions for a letter, and the shapes that its
+    operands are to have instead. Dimensions of batches stay apart, since a mesh may split any of them."""
     problem = Problem.parse(attributes["problem"])
     gradients = tuple(map(int, attributes["gradients"].split())) if target == BACKWARD_TARGET else None
     captures = tuple(attributes["captures"].split()) if "captures" in attributes else captured_names(problem)
     names = (*_operand_names(problem, gradients, len(operands)), *_result_names(problem, gradients))
     dims: dict[str, str] = {}
     shapes: list[Shape] = []
+    batches: Shape = ()
     for name, one in zip(names, (*operands, *results), strict=True):
         shapes.append(tuple(one.shape))
         if name:
-            dims[name], shapes[-1] = _merged(_dims_of(name, attributes), one.shape)
-    call = Lifted(problem, captures, gradients, tuple(dims.items()), tuple(one.dtype for one in results))
+            text = _dims_of(name, attributes)
+            dims[name], shapes[-1] = _merged(text, one.shape)
+            batches = batches or _sizes_of("b", text, one.shape)
+    batches = batches if len(batches) <= len(BATCHES) else (problem.batch,)
+    further, fixed = _letters_of_further(problem, captures, tuple(shapes))
+    if problem.kv_heads > 1 and not ("h" in dims["k"] and "h" in dims["v"]):
+        fixed |= {"h"}  # all key-value heads are one, of which no part says how many it stands for
+    letters = iter(further)
+    for i, name in enumerate(names[: len(operands)]):
+        shapes[i] = _spread_out(dims[name] if name else next(letters), shapes[i], batches)
+    dtypes = tuple(one.dtype for one in results)
+    call = Lifted(problem, captures, gradients, batches or (1,), tuple(dims.items()), further, fixed, dtypes)
     return call, shapes[: len(operands)]
 
 
@@ -127,27 +167,32 @@ def _merged(dims: str, shape: Sequence[int]) -> tuple[str, Shape]:
     return "".join(sizes), tuple(sizes.values())
 
 
+def _sizes_of(letter: str, dims: str, shape: Sequence[int]) -> Shape:
+    return tuple(size for one, size in zip(dims, shape, strict=True) if one == letter and size > 1)
+
+
+def _spread_out(letters: str, shape: Shape, batches: Shape) -> Shape:
+    """The shape with the batches' dimensions in place of the one for them."""
+    parts = (batches if letter == "b" and batches else (size,) for letter, size in zip(letters, shape, strict=True))
+    return tuple(size for part in parts for size in part)
+
+
+def _gathered(letters: str, shape: Sequence[int], batches: Shape) -> Shape:
+    """The reverse of it."""
+    sizes = iter(shape)
+    return tuple(math.prod(next(sizes) for _ in batches) if letter == "b" else next(sizes) for letter in letters)
+
+
 @functools.lru_cache(maxsize=256)
-def _letters_of(call: Lifted, shapes: tuple[Shape, ...]) -> Letters:
-    problem, dims = call.problem, dict(call.dims)
+def _letters_of_further(
+    problem: Problem, captures: tuple[str, ...], shapes: tuple[Shape, ...]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Of the operands that have no dimension strings: the captured tensors, the sinks and the keep mask."""
     sizes = {"b": problem.batch, "h": problem.q_heads}
-    captures, fixed = letters_of_captures(programs_of(problem), call.captures, shapes[3:], sizes)
-    further = list(captures)  # of those without letters
+    letters, fixed = letters_of_captures(programs_of(problem), captures, shapes[len(INPUTS) :], sizes)
     if "sinks" in problem.words:
-        further.append("h." if len(shapes[3 + len(further)]) == 2 else ".")
+        letters.append("h." if len(shapes[len(INPUTS) + len(letters)]) == 2 else ".")
     if "keep_mask" in problem.words:
-        sizes_of_mask = shapes[3 + len(further)]
-        further.append("".join("." if size == 1 else one for one, size in zip("bh..", sizes_of_mask, strict=True)))
-
-    def of(name: str) -> str:
-        head = "k" if name in ("k", "v", "d_k", "d_v") else "h"
-        return "".join({"b": "b", "h": head}.get(letter, ".") for letter in dims[name])
-
-    if problem.kv_heads > 1 and not ("h" in dims["k"] and "h" in dims["v"]):
-        fixed.add("h")  # all key-value heads are one, of which no part says how many it stands for
-    names = _operand_names(problem, call.gradients, len(shapes))
-    operands = tuple(of(name) if name else further[i - len(INPUTS)] for i, name in enumerate(names))
-    results = tuple(
-        of(name) if name else operands[i] for i, name in zip(call.gradient_operands, call.result_names, strict=True)
-    )
-    return Letters(operands, results, frozenset(fixed))
+        sizes_of_mask = shapes[len(INPUTS) + len(letters)]
+        letters.append("".join("." if size == 1 else one for one, size in zip("bh..", sizes_of_mask, strict=True)))
+    return tuple(letters), frozenset(fixed)

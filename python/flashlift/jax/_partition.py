@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import Call
-from flashlift.jax._letters import Letters, letters_of
+from flashlift.jax._letters import BATCHES, Letters, letters_of
 
 Axes = tuple[str, ...]
 
@@ -107,19 +107,25 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
         return ()
 
     sizes = letters.sizes(operands)
-    batches = () if "b" in letters.fixed else axes_of("b")
-    while batches and sizes["b"] % _count(mesh, batches):
-        batches = batches[:-1]
+    plan: dict[str, Axes] = {"h": (), "k": ()}
+    taken: Axes = ()
+    for letter in BATCHES:
+        batches = () if "b" in letters.fixed else axes_of(letter)
+        batches = tuple(one for one in batches if one not in taken)
+        while batches and sizes[letter] % _count(mesh, batches):
+            batches = batches[:-1]
+        plan[letter] = batches
+        taken += batches
     heads = () if "h" in letters.fixed else axes_of("h") or axes_of("k")
-    heads = tuple(one for one in heads if one not in batches)
+    heads = tuple(one for one in heads if one not in taken)
     while heads:
         shared = heads
         while shared and sizes["k"] % _count(mesh, shared):
             shared = shared[:-1]
         if sizes["h"] % _count(mesh, heads) == 0 and _shares(mesh, heads, shared, sizes["k"]) is not None:
-            return {"b": batches, "h": heads, "k": shared}
+            return plan | {"h": heads, "k": shared}
         heads = heads[:-1]
-    return {"b": batches, "h": (), "k": ()}
+    return plan
 
 
 def _shares(mesh: Any, heads: Axes, shared: Axes, kv_heads: int) -> tuple[int, int] | None:
@@ -181,7 +187,7 @@ def _with_origin(call: Call, parts: Sequence[jax.Array], plan: Mapping[str, Axes
 
 def _summed(gradient: jax.Array, letters: str, plan: dict[str, Axes]) -> jax.Array:
     own = {axis for letter in letters for axis in plan.get(letter, ())}
-    others = tuple(axis for axis in (*plan["b"], *plan["h"]) if axis not in own)
+    others = tuple(axis for letter in (*BATCHES, "h") for axis in plan[letter] if axis not in own)
     return jax.lax.psum(gradient, others) if others else gradient
 
 
@@ -199,13 +205,13 @@ def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tupl
     q_heads, kv_heads = sizes["h"], sizes["k"]
     fits = all(kv_heads % size == 0 for size in mesh.shape.values())
     is_grouped = 1 < kv_heads < q_heads and fits
-    names = {"b": "batch", "h": "(heads group)" if is_grouped else "heads"}
+    names = {letter: f"batch{letter}" for letter in BATCHES} | {"h": "(heads group)" if is_grouped else "heads"}
     if kv_heads > 1:
         names["k"] = "heads" if is_grouped or kv_heads == q_heads else "shared"
     whole: list[str] = []  # in the order in which they are met, as Shardy wants them
 
     def factor(letter: str) -> str:
-        if letter in names and letter.replace("k", "h") not in letters.fixed:
+        if letter in names and not {"b" if letter in BATCHES else "h"} & letters.fixed:
             return names[letter]
         whole.append(f"whole{len(whole)}")
         return whole[-1]
