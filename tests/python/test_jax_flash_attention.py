@@ -35,7 +35,9 @@ def plain(q, k, v, bias=None, sinks=None, *, scale=D**-0.5, cap=None, keep=None,
         sinks = sinks[None, :, None] if sinks.ndim == 2 else sinks
         logits = jnp.concatenate([s, jnp.broadcast_to(sinks, (*s.shape[:3], sinks.shape[-1]))], -1)
     lse = jax.scipy.special.logsumexp(logits, axis=-1)
-    p = jnp.exp(s - (lse[..., None] if normalize else jnp.max(logits, axis=-1, keepdims=True)))
+    # Not jnp.max, whose gradient compares logits with it: XLA may compute these twice, and round them differently.
+    largest = jnp.take_along_axis(logits, jnp.argmax(logits, axis=-1, keepdims=True), axis=-1)
+    p = jnp.exp(s - (lse[..., None] if normalize else largest))
     return jnp.einsum("bhqk,bkhd->bqhd", p, v), lse
 
 
@@ -381,7 +383,8 @@ print("agree")
 
 
 def in_a_process_of_four_devices(program):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "agree\n", done.stderr
 

@@ -70,6 +70,7 @@ def cuda_libraries(plugin):
 def run(*command, plugin=None, report=None, ok=True, **variables):
     environment = {**os.environ, "FLASHLIFT_PJRT_PLUGIN": str(plugin or ""), **variables}
     environment["FLASHLIFT_PJRT_REPORT"] = str(report or "")
+    environment["XLA_FLAGS"] = ""  # The plugin's XLA is another than JAX's, with other flags.
     if on_cuda(plugin):
         environment |= cuda_libraries(plugin)
     ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
