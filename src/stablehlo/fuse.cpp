@@ -15,7 +15,7 @@
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
-#include "stablehlo/rearrange.h"
+#include "stablehlo/rearrange/rearrange.h"
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
 #include "stablehlo/sharding.h"

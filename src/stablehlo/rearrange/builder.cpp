@@ -1,0 +1,83 @@
+#include "stablehlo/rearrange/builder.h"
+
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/build.h"
+
+namespace flashlift::stablehlo {
+
+mlir::RankedTensorType with_size(mlir::Value value, int64_t dim, int64_t size) {
+  auto type = static_tensor(value);
+  llvm::SmallVector<int64_t> dims(type.getShape());
+  dims[static_cast<size_t>(dim)] = size;
+  return type.clone(dims);
+}
+
+int64_t size_of(mlir::Value value, int64_t dim) { return shape(value)[static_cast<size_t>(dim)]; }
+
+mlir::Value Builder::like(mlir::Operation* op, mlir::ValueRange operands, mlir::Type type) {
+  mlir::OperationState state(op->getLoc(), op->getName().getStringRef());
+  state.addOperands(operands);
+  state.addTypes(type);
+  state.propertiesAttr = op->getPropertiesAsAttribute();
+  mlir::Operation* made = builder_.create(state);
+  made->setDiscardableAttrs(op->getDiscardableAttrDictionary());
+  return note(made);
+}
+
+mlir::Value Builder::copy(mlir::Operation* op, mlir::ValueRange operands) {
+  mlir::Operation* made = builder_.clone(*op);
+  made->setOperands(operands);
+  return note(made);
+}
+
+mlir::Value Builder::concatenate(mlir::Location location, mlir::Value x, mlir::Value y, int64_t dim) {
+  const mlir::NamedAttribute dimension(builder_.getStringAttr("dimension"), builder_.getI64IntegerAttr(dim));
+  return note(build(builder_, location, "stablehlo.concatenate", {x, y},
+                    mlir::TypeRange(with_size(x, dim, size_of(x, dim) + size_of(y, dim))), dimension));
+}
+
+mlir::Value Builder::broadcast(mlir::Location location, mlir::Value value, mlir::RankedTensorType type,
+                               llvm::ArrayRef<int64_t> dims) {
+  const mlir::NamedAttribute to(builder_.getStringAttr("broadcast_dimensions"), builder_.getDenseI64ArrayAttr(dims));
+  return note(build(builder_, location, "stablehlo.broadcast_in_dim", value, mlir::TypeRange(type), to));
+}
+
+mlir::Value Builder::constant(mlir::Location location, mlir::DenseElementsAttr elements) {
+  const mlir::NamedAttribute number(builder_.getStringAttr("value"), elements);
+  return note(build(builder_, location, "stablehlo.constant", {}, mlir::TypeRange(elements.getType()), number));
+}
+
+mlir::Value Builder::multiply(mlir::Location location, mlir::Value x, mlir::Value y) {
+  return note(build(builder_, location, "stablehlo.multiply", {x, y}, mlir::TypeRange(x.getType())));
+}
+
+mlir::Value Builder::reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims) {
+  const mlir::Value made = stablehlo::reshape(builder_, location, value, dims);
+  return made == value ? made : note(made.getDefiningOp());
+}
+
+mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::Type element_type) {
+  const mlir::Value made = stablehlo::convert(builder_, location, value, element_type);
+  return made == value ? made : note(made.getDefiningOp());
+}
+
+mlir::Value Builder::note(mlir::Operation* op) {
+  added_.push_back(op);
+  return op->getResult(0);
+}
+
+void replace(Rearrangement& rearrangement, mlir::Value original, mlir::Value result) {
+  original.replaceAllUsesWith(result);
+  rearrangement.replaced.push_back({original, result});
+}
+
+void take_back(const Rearrangement& rearrangement) {
+  for (const auto& [original, result] : rearrangement.replaced) {
+    mlir::Value(result).replaceAllUsesWith(original);
+  }
+  for (size_t i = rearrangement.added.size(); i-- > 0;) {
+    rearrangement.added[i]->erase();
+  }
+}
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,43 @@
+// Makes the operations of a rearrangement, in such a way that they can be taken back.
+#pragma once
+
+#include <vector>
+
+#include "mlir/IR/Builders.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "stablehlo/rearrange/rearrange.h"
+
+namespace flashlift::stablehlo {
+
+// The value's type with another size of one dimension.
+mlir::RankedTensorType with_size(mlir::Value value, int64_t dim, int64_t size);
+int64_t size_of(mlir::Value value, int64_t dim);
+
+// Makes operations in front of another one, and remembers them.
+class Builder {
+ public:
+  Builder(mlir::Operation* before, std::vector<mlir::Operation*>& added) : builder_(before), added_(added) {}
+
+  // Like another operation, of other operands and another type.
+  mlir::Value like(mlir::Operation* op, mlir::ValueRange operands, mlir::Type type);
+  // The same with regions.
+  mlir::Value copy(mlir::Operation* op, mlir::ValueRange operands);
+  mlir::Value concatenate(mlir::Location location, mlir::Value x, mlir::Value y, int64_t dim);
+  mlir::Value broadcast(mlir::Location location, mlir::Value value, mlir::RankedTensorType type,
+                        llvm::ArrayRef<int64_t> dims);
+  mlir::Value constant(mlir::Location location, mlir::DenseElementsAttr elements);
+  mlir::Value multiply(mlir::Location location, mlir::Value x, mlir::Value y);
+  mlir::Value reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
+  mlir::Value convert(mlir::Location location, mlir::Value value, mlir::Type element_type);
+
+ private:
+  mlir::Value note(mlir::Operation* op);
+
+  mlir::OpBuilder builder_;
+  std::vector<mlir::Operation*>& added_;
+};
+
+// Has all that uses one value use another one, and remembers it.
+void replace(Rearrangement& rearrangement, mlir::Value original, mlir::Value result);
+
+}  // namespace flashlift::stablehlo

@@ -1,0 +1,292 @@
+#include <algorithm>
+#include <set>
+
+#include "stablehlo/lift/products.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange/builder.h"
+#include "stablehlo/rearrange/rearrange.h"
+#include "stablehlo/rearrange/weights.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+// A multiplication by a number for each row, or a division, or a condition on rows under which alone numbers stay.
+struct RowWeights {
+  mlir::Operation* op = nullptr;  // multiply, divide or select
+  unsigned of = 0;                // which operand is weighted
+  Broadcast weights;
+};
+
+std::optional<RowWeights> row_weights(mlir::Operation* op, unsigned of) {
+  if (op == nullptr || op->getNumResults() != 1 || !static_tensor(op->getResult(0))) {
+    return std::nullopt;
+  }
+  if ((kind(op) == OpKind::kMultiply && of < 2) || (kind(op) == OpKind::kDivide && of == 0)) {
+    return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(1 - of))};
+  }
+  if (kind(op) == OpKind::kSelect && of > 0 && splat(op->getOperand(3 - of)) == 0 &&
+      !shape(op->getOperand(0)).empty()) {
+    return RowWeights{.op = op, .of = of, .weights = source_of(op->getOperand(0))};
+  }
+  return std::nullopt;
+}
+
+// Where the dimensions of one tensor stand in another, in the same order: `map` gives the other's, or -1. Those of size
+// 1 have none.
+std::optional<Broadcast> moved(const Broadcast& weights, llvm::function_ref<int64_t(int64_t)> map) {
+  Broadcast result{.source = weights.source, .dims = {}};
+  int64_t last = -1;
+  for (const int64_t dim : weights.dims) {
+    result.dims.push_back(dim < 0 ? -1 : map(dim));
+    if (dim >= 0 && result.dims.back() <= last) {
+      return std::nullopt;
+    }
+    last = std::max(last, result.dims.back());
+  }
+  return result;
+}
+
+bool have_equal_numbers(mlir::Value x, mlir::Value y) { return x == y || (splat(x) && splat(x) == splat(y)); }
+
+int64_t position(const std::vector<int64_t>& list, int64_t wanted) {
+  const auto at = std::find(list.begin(), list.end(), wanted);
+  return at == list.end() ? -1 : at - list.begin();
+}
+
+// Weighs values. The output's gradient, which two products read, is weighted once.
+class Weigher {
+ public:
+  explicit Weigher(Rearrangement& found) : found_(found) {}
+
+  // The value, weighted as by `like`, in its own type, in front of an operation.
+  mlir::Value operator()(mlir::Operation* before, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
+    for (const Weighted& known : known_) {
+      mlir::Operation* const made = mlir::Value(known.result).getDefiningOp();
+      if (known.value == value && have_equal_numbers(known.source, weights.source) && known.dims == weights.dims &&
+          made->isBeforeInBlock(before)) {
+        return known.result;
+      }
+    }
+    Builder builder(before, found_.added);
+    known_.push_back({value, weights.source, weights.dims, weigh(builder, value, like, weights)});
+    return known_.back().result;
+  }
+
+ private:
+  struct Weighted {
+    mlir::Value value, source;
+    std::vector<int64_t> dims;
+    mlir::Value result;
+  };
+
+  static mlir::Value weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights);
+
+  Rearrangement& found_;
+  std::vector<Weighted> known_;
+};
+
+mlir::Value Weigher::weigh(Builder& builder, mlir::Value value, const RowWeights& like, const Broadcast& weights) {
+  const mlir::Location location = like.op->getLoc();
+  llvm::SmallVector<int64_t> sizes;
+  llvm::SmallVector<int64_t> dims;
+  for (const auto [d, dim] : llvm::enumerate(weights.dims)) {
+    if (dim >= 0) {
+      sizes.push_back(shape(weights.source)[d]);
+      dims.push_back(dim);
+    }
+  }
+  const mlir::Value source = builder.reshape(location, weights.source, sizes);
+  auto type = static_tensor(value);
+  if (kind(like.op) == OpKind::kSelect) {
+    const mlir::Value condition =
+        builder.broadcast(location, source, type.clone(static_tensor(source).getElementType()), dims);
+    auto element = mlir::cast<mlir::FloatType>(type.getElementType());
+    const mlir::Value zero =
+        builder.constant(location, mlir::DenseElementsAttr::get(type, mlir::FloatAttr::get(element, 0.0).getValue()));
+    return like.of == 1 ? builder.like(like.op, {condition, value, zero}, type)
+                        : builder.like(like.op, {condition, zero, value}, type);
+  }
+  const mlir::Type element = static_tensor(source).getElementType();
+  const mlir::Value wide = builder.convert(location, value, element);
+  const mlir::Value spread =
+      builder.broadcast(location, source, mlir::cast<mlir::RankedTensorType>(wide.getType()), dims);
+  const mlir::Value made = kind(like.op) == OpKind::kDivide ? builder.like(like.op, {wide, spread}, wide.getType())
+                                                            : builder.multiply(location, wide, spread);
+  return builder.convert(location, made, type.getElementType());
+}
+
+// The weighted operand's dimension d among those of the product's result, or -1.
+int64_t in_result(mlir::Operation* product, unsigned side, int64_t d) {
+  const OperandDims own = operand_dims(product, side);
+  const OperandDims left = operand_dims(product, 0);
+  if (const int64_t batch = position(own.batch, d); batch >= 0) {
+    return batch;
+  }
+  const int64_t free = position(own.free, d);
+  return free < 0 ? -1 : static_cast<int64_t>(own.batch.size() + (side == 0 ? 0 : left.free.size())) + free;
+}
+
+// The weighted operand's dimension d among those of the other operand, or -1.
+int64_t in_other(mlir::Operation* product, unsigned side, int64_t d) {
+  const OperandDims own = operand_dims(product, side);
+  const OperandDims other = operand_dims(product, 1 - side);
+  const int64_t batch = position(own.batch, d);
+  const int64_t summed = position(own.contract, d);
+  return batch >= 0    ? other.batch[static_cast<size_t>(batch)]
+         : summed >= 0 ? other.contract[static_cast<size_t>(summed)]
+                       : -1;
+}
+
+// A product of weighted probabilities and the output's gradient, which is summed over rows: weighs the latter.
+// `probabilities`: what takes their place.
+void weigh_gradient_of_values(mlir::Operation* product, unsigned side, mlir::Value probabilities, const RowWeights& row,
+                              Weigher& weigh, Rearrangement& found) {
+  const auto weights = moved(row.weights, [&](int64_t d) { return in_other(product, side, d); });
+  if (!weights || !may_be_weighted(product->getOperand(1 - side))) {
+    return;
+  }
+  Builder builder(product, found.added);
+  mlir::Value operands[2];
+  operands[side] = probabilities;
+  operands[1 - side] = weigh(product, product->getOperand(1 - side), row, *weights);
+  replace(found, product->getResult(0), builder.like(product, operands, product->getResult(0).getType()));
+}
+
+// The gradient by weighted probabilities, weighted in turn: weighs the output's gradient in their product instead.
+// `carrier`: the product, or its result in another type.
+void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* carrier, unsigned side,
+                                     const RowWeights& row, Weigher& weigh, Rearrangement& found) {
+  const auto in_operand = [&](int64_t of_result) -> int64_t {
+    for (size_t dim = 0; dim < shape(product->getOperand(side)).size(); ++dim) {
+      if (in_result(product, side, static_cast<int64_t>(dim)) == of_result) {
+        return static_cast<int64_t>(dim);
+      }
+    }
+    return -1;
+  };
+  for (mlir::OpOperand& use : llvm::make_early_inc_range(carrier->getResult(0).getUses())) {
+    const auto weighted = row_weights(use.getOwner(), use.getOperandNumber());
+    if (!weighted || !have_equal_numbers(weighted->weights.source, row.weights.source) ||
+        kind(weighted->op) != kind(row.op) || (kind(row.op) == OpKind::kSelect && weighted->of != row.of) ||
+        weighted->op->getBlock() != product->getBlock()) {
+      continue;
+    }
+    const auto weights = moved(weighted->weights, in_operand);
+    if (!weights || !may_be_weighted(product->getOperand(side))) {
+      continue;
+    }
+    Builder builder(weighted->op, found.added);
+    mlir::Value operands[2];
+    operands[side] = weigh(weighted->op, product->getOperand(side), *weighted, *weights);
+    operands[1 - side] = product->getOperand(1 - side);
+    mlir::Value made = builder.like(product, operands, product->getResult(0).getType());
+    if (carrier != product) {
+      made = builder.like(carrier, made, carrier->getResult(0).getType());
+    }
+    replace(found, weighted->op->getResult(0), made);
+  }
+}
+
+// The products that a value is computed from, with no other one between. Nothing where that takes too long to find out.
+std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
+  constexpr size_t kMost = 2000;
+  std::set<mlir::Operation*> seen;
+  std::set<mlir::Operation*> products;
+  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
+  while (!stack.empty()) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op == nullptr || !seen.insert(op).second) {
+      continue;
+    }
+    if (seen.size() > kMost) {
+      return std::nullopt;
+    }
+    if (is_product(op) && !side_summed_by_product(op)) {
+      products.insert(op);
+      continue;
+    }
+    for (const mlir::Value operand : op->getOperands()) {
+      stack.push_back(operand.getDefiningOp());
+    }
+  }
+  return products;
+}
+
+// Whether weights are computed from the scores that the probabilities are of: then they are part of the softmax.
+bool may_be_of_scores(mlir::Value weights, mlir::Value probabilities) {
+  const auto of_weights = products_behind(weights);
+  const auto of_probabilities = products_behind(probabilities);
+  return !of_weights || !of_probabilities ||
+         llvm::any_of(*of_weights, [&](mlir::Operation* product) { return of_probabilities->contains(product); });
+}
+
+bool is_dot_general_in(mlir::Block* block, mlir::Operation* op) {
+  return is_product(op) && kind(op) == OpKind::kDotGeneral && op->getBlock() == block;
+}
+
+// The same in the backward pass, if there is one. `probabilities` stand without weights in two types, which may be one.
+void weigh_output_gradient(mlir::Operation* product, mlir::Value values, const RowWeights& row,
+                           llvm::ArrayRef<std::pair<mlir::Value, mlir::Value>> probabilities, Weigher& weigh,
+                           Rearrangement& found) {
+  for (const auto& [weighted, unweighted] : probabilities) {
+    for (mlir::Operation* user : llvm::make_early_inc_range(mlir::Value(weighted).getUsers())) {
+      if (user != product && is_dot_general_in(product->getBlock(), user) && product->isBeforeInBlock(user)) {
+        weigh_gradient_of_values(user, user->getOperand(0) == weighted ? 0 : 1, unweighted, row, weigh, found);
+      }
+    }
+  }
+  for (mlir::Operation* user : llvm::make_early_inc_range(values.getUsers())) {
+    if (user == product || user == found.product || !is_dot_general_in(product->getBlock(), user)) {
+      continue;
+    }
+    const unsigned side = user->getOperand(0) == values ? 1 : 0;
+    weigh_gradient_of_probabilities(user, user, side, row, weigh, found);
+    for (mlir::Operation* carrier : llvm::make_early_inc_range(user->getResult(0).getUsers())) {
+      if (kind(carrier) == OpKind::kConvert) {
+        weigh_gradient_of_probabilities(user, carrier, side, row, weigh, found);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product) {
+  if (!is_product(product) || kind(product) != OpKind::kDotGeneral) {
+    return std::nullopt;
+  }
+  for (unsigned side = 0; side < 2; ++side) {
+    const auto [weighted, rounds] = factor_at(product, side);
+    for (unsigned of = 0; of < 3; ++of) {
+      const auto row = row_weights(weighted, of);
+      const auto weights =
+          row ? moved(row->weights, [&](int64_t d) { return in_result(product, side, d); }) : std::nullopt;
+      // What is computed from the scores is a part of the softmax, such as 1 / sum, or a guard of it.
+      if (!weights || !may_be_weighted(product->getResult(0)) || !may_be_weighted(weighted->getResult(0)) ||
+          weighted->getBlock() != product->getBlock() || may_be_of_scores(weights->source, weighted->getOperand(of))) {
+        continue;
+      }
+      Rearrangement found;
+      Builder builder(product, found.added);
+      mlir::Value operands[2];
+      operands[side] = weighted->getOperand(of);
+      if (rounds) {
+        operands[side] = builder.like(rounds, operands[side], rounds->getResult(0).getType());
+      }
+      operands[1 - side] = product->getOperand(1 - side);
+      const mlir::Value unweighted = builder.like(product, operands, product->getResult(0).getType());
+      found.product = unweighted.getDefiningOp();
+      Weigher weigh(found);
+      replace(found, product->getResult(0), weigh(product, unweighted, *row, *weights));
+      weigh_output_gradient(
+          product, product->getOperand(1 - side), *row,
+          {{weighted->getResult(0), weighted->getOperand(of)}, {product->getOperand(side), operands[side]}}, weigh,
+          found);
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::stablehlo
