@@ -4,62 +4,12 @@
 // of tensors alone, in one array of numbers: an object for each view, made and read by Python, takes longer than the
 // launch of a kernel. Neither Python's headers nor PyTorch's are needed to build this; what it calls of them, and of
 // libflashlift, it is given once.
-#include <dlpack/dlpack.h>
+#include "torch_calls.h"
 
-#include <cstdint>
 #include <vector>
-
-#include "flashlift/flashlift.h"
-
-namespace {
-
-// Of DLPack 1.3, which Debian's header is older than.
-struct ManagedTensor {
-  uint32_t version[2];
-  void* manager_ctx;
-  void (*deleter)(ManagedTensor* self);
-  uint64_t flags;
-  DLTensor tensor;
-};
-
-struct Exchange {
-  uint32_t version[2];
-  void* previous;
-  int (*allocate)(DLTensor* prototype, ManagedTensor** made, void* context,
-                  void (*set_error)(void* context, const char* kind, const char* message));
-  int (*from_object)(void* object, ManagedTensor** made);
-  int (*to_object)(ManagedTensor* tensor, void** object);
-  int (*view_of)(void* object, DLTensor* view);  // with the interpreter's lock
-  int (*current_stream)(DLDeviceType type, int32_t device, void** stream);
-};
-
-}  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
-
-// What is called of Python, PyTorch and libflashlift.
-struct FlashliftTorchFunctions {
-  const Exchange* exchange;
-  void* (*release_lock)();  // PyEval_SaveThread
-  void (*take_lock)(void* thread);
-  void* (*allocate)(void* device, size_t bytes);  // where the exchange interface has no memory: it keeps the reason
-  FlashliftError* (*run)(const FlashliftAttention*, const FlashliftArguments*, const FlashliftRunOptions*);
-  FlashliftError* (*run_backward)(const FlashliftAttention*, const FlashliftBackwardArguments*,
-                                  const FlashliftRunOptions*);
-};
-
-// One call: tensors are addresses of Python's objects, or null.
-struct FlashliftTorchCall {
-  const FlashliftTorchFunctions* functions;
-  const FlashliftAttention* attention;
-  const FlashliftRunOptions* cpu_options;  // read if the tensors lie on the CPU
-  uint64_t dropout_seed;
-  void *q, *k, *v, *out, *lse, *row_max, *residual, *sinks;
-  void *d_out, *d_lse, *d_q, *d_k, *d_v, *d_sinks;  // d_out: null for a forward call
-  uint64_t capture_count;
-  void* captures[];  // and behind them, in a backward call, as many gradients
-};
 
 // With the interpreter's lock, which it gives up while the call runs. NULL with a Python exception set: a tensor has no
 // view.
@@ -68,6 +18,7 @@ FlashliftError* flashlift_torch_run(const FlashliftTorchCall* call);
 }  // extern "C"
 #pragma GCC visibility pop
 
+namespace flashlift::torch_calls {
 namespace {
 
 // A backward call's memory, from PyTorch's allocator, which may give it to what is queued later on the stream as soon
@@ -75,6 +26,7 @@ namespace {
 struct Scratch {
   const FlashliftTorchFunctions& functions;
   int device;
+  bool& asked_python;
   ManagedTensor* memory = nullptr;
 
   ~Scratch() {
@@ -96,6 +48,7 @@ struct Scratch {
     const auto forget = [](void*, const char*, const char*) {};
     if (scratch.functions.exchange->allocate(&prototype, &scratch.memory, nullptr, forget) != 0) {
       scratch.memory = nullptr;
+      scratch.asked_python = true;
       return scratch.functions.allocate(reinterpret_cast<void*>(static_cast<intptr_t>(scratch.device)), bytes);
     }
     return scratch.memory->tensor.data;
@@ -126,9 +79,10 @@ class Views {
 
 // Calls run(options) without the interpreter's lock.
 template <typename Run>
-FlashliftError* run_unlocked(const FlashliftTorchCall& call, const DLTensor& q, Run&& run) {
+Outcome run_unlocked(const FlashliftTorchCall& call, const DLTensor& q, Run&& run) {
   const FlashliftTorchFunctions& functions = *call.functions;
-  Scratch scratch{.functions = functions, .device = q.device.device_id};
+  Outcome outcome;
+  Scratch scratch{.functions = functions, .device = q.device.device_id, .asked_python = outcome.asked_python};
   FlashliftRunOptions on_gpu{};
   const FlashliftRunOptions* options = call.cpu_options;
   if (q.device.device_type == kDLCUDA) {
@@ -136,20 +90,20 @@ FlashliftError* run_unlocked(const FlashliftTorchCall& call, const DLTensor& q, 
     on_gpu.allocate = Scratch::allocate;
     on_gpu.allocate_context = &scratch;
     if (functions.exchange->current_stream(kDLCUDA, q.device.device_id, &on_gpu.stream) != 0) {
-      return nullptr;
+      outcome.raised = true;
+      return outcome;
     }
     options = &on_gpu;
   }
   void* const thread = functions.release_lock();
-  FlashliftError* const error = run(options);
+  outcome.error = run(options);
   functions.take_lock(thread);
-  return error;
+  return outcome;
 }
 
 }  // namespace
 
-FlashliftError* flashlift_torch_run(const FlashliftTorchCall* given) {
-  const FlashliftTorchCall& call = *given;
+Outcome run(const FlashliftTorchCall& call) {
   constexpr size_t kOthers = 14;  // tensors that are not captured ones, nor their gradients
   const bool backward = call.d_out != nullptr;
   const size_t captures = call.capture_count;
@@ -183,10 +137,14 @@ FlashliftError* flashlift_torch_run(const FlashliftTorchCall* given) {
                  .d_sinks = views.of(call.d_sinks)};
   }
   if (!views.ok) {
-    return nullptr;
+    return {.raised = true};
   }
   return run_unlocked(call, *arguments.q, [&](const FlashliftRunOptions* options) {
     return backward ? call.functions->run_backward(call.attention, &gradients, options)
                     : call.functions->run(call.attention, &arguments, options);
   });
 }
+
+}  // namespace flashlift::torch_calls
+
+FlashliftError* flashlift_torch_run(const FlashliftTorchCall* call) { return flashlift::torch_calls::run(*call).error; }

@@ -4,6 +4,8 @@ All of it stands here, but for what only Dynamo has, in _attention/dynamo.py: a 
 in two files. What is gone from one fails when flashlift.torch is imported, and not in some call.
 """
 
+import functools
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ __all__ = [
     "RecordFunction",
     "TorchDispatchMode",
     "are_transforms_active",
+    "calls_by_name",
     "clear_transforms",
     "count_of_modes",
     "current_device",
@@ -34,6 +37,7 @@ __all__ = [
     "disable_modes",
     "disable_transforms",
     "forward_mode_level",
+    "is_inductor_loaded",
     "is_making_graph",
     "is_seen_by_kernel_alone",
     "is_traced_by_jit",
@@ -137,3 +141,33 @@ def differentiable(operator: Any, backward: Any, setup_context: Any = None) -> A
     from torch._library.autograd import Info, make_autograd_impl
 
     return make_autograd_impl(operator, Info(backward, setup_context))
+
+
+def is_inductor_loaded() -> bool:
+    return "torch._inductor.lowering" in sys.modules
+
+
+def calls_by_name(operator: Any, name: str) -> None:
+    """Has graphs that Inductor makes from now on, in Python, call what has this name where they would call the
+    operator."""
+    from torch._inductor import lowering
+    from torch._inductor.virtualized import V
+    from torch._library.utils import get_layout_constraint_tag
+    from torch.utils._pytree import tree_leaves
+
+    # As Inductor itself does for an operator that it does not know.
+    lowering.make_fallback(operator, lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator)), warn=False)
+    fallback = lowering.lowerings[operator]
+
+    @functools.wraps(fallback)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        results = fallback(*args, **kwargs)
+        if not V.graph.cpp_wrapper and not V.graph.fx_wrapper:
+            for one in tree_leaves(results):
+                part = one.data.data
+                (kernel,) = part.inputs
+                kernel.python_kernel_name = name
+                V.graph.unaligned_buffers.discard(part.get_name())  # it is memory of its own
+        return results
+
+    lowering.lowerings[operator] = lower

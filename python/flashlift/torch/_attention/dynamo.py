@@ -18,6 +18,7 @@ from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
 from flashlift.torch._internals import disable_modes
 from flashlift.torch._mods import Leaves
+from flashlift.torch._run.graphs import prepare_inductor
 from flashlift.torch._trace import Trace, as_tensor, trace
 
 _NAME = "flashlift_flex_attention"
@@ -39,6 +40,7 @@ class _FlexAttention(HigherOrderOperator):
         score_captures: tuple = (),
         mask_captures: tuple = (),
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        prepare_inductor()
         sinks = block_mask[0] if options["sinks"] else None
         seed = block_mask[1] if options["dropout_p"] else None
         given_scale: Any = scale if options["scale"] else None

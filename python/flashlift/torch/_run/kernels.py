@@ -76,7 +76,7 @@ def _plan(
     return _Plan(attention, rows, dense_strides(rows), (*rows, value[3]), out_dtype)
 
 
-def _plan_for(call: Call) -> _Plan:
+def plan_for(call: Call) -> _Plan:
     query, key, value, _, _, _, *others = call
     return _plan((query.shape, key.shape, value.shape), query.dtype, query.device, *others)
 
@@ -123,7 +123,7 @@ def _options_of_cpu(query: torch.Tensor) -> RunOptions | None:
 
 
 def run(call: Call) -> Results:
-    return _run(_plan_for(call), call)
+    return _run(plan_for(call), call)
 
 
 def _run(plan: _Plan, call: Call) -> Results:
@@ -198,7 +198,7 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
 
 def run_for_backward(call: Call) -> Results:
     """As run(), where the backward pass may read the output."""
-    plan = _plan_for(call)
+    plan = plan_for(call)
     # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
         _prepare_backward(plan.attention, _wanted(call.captures))
@@ -244,7 +244,7 @@ def differentiate(
     wanted: Sequence[int],
 ) -> list[torch.Tensor]:
     """The gradients by query, key, value, the captured tensors whose numbers are wanted, and the sinks, if any."""
-    plan = _plan_for(call)
+    plan = plan_for(call)
     query, sinks = call.query, call.sinks
     empty = empty_like(query)
     shapes = [tuple(one.shape) for one in call[:3]]

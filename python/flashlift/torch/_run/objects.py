@@ -48,10 +48,9 @@ def takes_objects() -> bool:
 
 
 @functools.cache
-def _library() -> tuple[Callable[[int], int | None], int, _Functions]:
-    """The function, what a call begins with, and what that points to."""
+def _functions() -> _Functions:
     python = ctypes.pythonapi
-    functions = _Functions(
+    return _Functions(
         _exchange(),
         _address(python.PyEval_SaveThread),
         _address(python.PyEval_RestoreThread),
@@ -59,9 +58,19 @@ def _library() -> tuple[Callable[[int], int | None], int, _Functions]:
         _address(core().flashlift_attention_run),
         _address(core().flashlift_attention_run_backward),
     )
+
+
+def addresses_of_functions() -> int:
+    """The address of a FlashliftTorchFunctions, which lasts."""
+    return ctypes.addressof(_functions())
+
+
+@functools.cache
+def _library() -> tuple[Callable[[int], int | None], int]:
+    """The function, and what a call begins with."""
     # Called with the interpreter's lock, which it gives up itself.
     run = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("flashlift_torch_run", load("flashlift_torch")))
-    return run, ctypes.addressof(functions), functions
+    return run, addresses_of_functions()
 
 
 def run_on_objects(
@@ -75,7 +84,7 @@ def run_on_objects(
     """results: out, lse, row maxima and the residual. gradients, of a backward call: of out and lse, then by query,
     key, value and the sinks. options: of a call on the CPU. No tensor may be a lazy negation, of which DLPack knows
     nothing."""
-    function, functions, _ = _library()
+    function, functions = _library()
     query, key, value, captures, sinks, seed, *_ = call
     words = array(
         "Q",
