@@ -8,7 +8,7 @@ import torch
 import torch_mods
 from flashlift._attention import Attention
 from flashlift.torch import flex_attention
-from flashlift.torch._run import kernels
+from flashlift.torch._run import graphs, kernels
 from test_torch_flex import check, tensors, unfused
 from test_torch_gradients import (  # noqa: F401 - differentiable_indexing is a fixture
     captured,
@@ -159,10 +159,15 @@ def portable_kernels(monkeypatch):
             super().__init__(*given, implementation="cuda_sm80", **more)
             made.append(self)
 
+    def forget():
+        """What was compiled, and the plans that hold it."""
+        for kept in (kernels.compiled, kernels._plan):
+            kept.cache_clear()
+
     monkeypatch.setattr(kernels, "Attention", Portable)
-    kernels.compiled.cache_clear()
+    forget()
     yield made
-    kernels.compiled.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize("name", ["noop", "causal", "softcap", "full_bias"])
@@ -183,6 +188,46 @@ def test_the_portable_kernels_leave_gradients_of_captured_tensors_to_others(port
     flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: score + bias[kv_idx]).sum().backward()
     assert bias.grad is not None
     assert "residual" not in portable_kernels[-1].problem
+
+
+@pytest.mark.parametrize("name", ["causal", "documents", "softcap_causal"])
+def test_compiled_graphs_call_c(name, monkeypatch):
+    """Python is for their first call only; and what they give is what the operators give."""
+    if graphs._c() is None:
+        pytest.skip("this torch has not what the functions in C need")
+    in_python = []
+    for kernel in (graphs.run_for_backward, graphs.differentiate):
+        monkeypatch.setattr(
+            graphs, kernel.__name__, lambda *given, kernel=kernel: in_python.append(1) or kernel(*given)
+        )
+    shape = SHAPES[torch.bfloat16]
+    inputs = [one.cuda().requires_grad_() for one in tensors(torch.bfloat16, shape)]
+    score_mod, mask_mod = map(on_gpu, torch_mods.cases(shape[0], shape[3], shape[4])[name])
+
+    def step(attend):
+        out = attend(*inputs, score_mod, mask_mod=mask_mod, enable_gqa=True)
+        # (An output with its graph would keep the inputs' nodes, and the stream that they were made on.)
+        return out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)
+
+    torch._dynamo.reset()
+    attend = torch.compile(flex_attention, fullgraph=True)
+    expected = step(flex_attention)
+    for _ in range(3):
+        for one, other in zip(step(attend), expected, strict=True):
+            assert torch.equal(one, other)
+    assert len(in_python) == 2
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(attend)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured_step = step(attend)
+    graph.replay()
+    for one, other in zip(captured_step, expected, strict=True):
+        assert torch.equal(one, other)
+    assert len(in_python) == 2
 
 
 def test_gradients_in_a_cuda_graph():
