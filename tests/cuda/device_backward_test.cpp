@@ -160,6 +160,9 @@ INSTANTIATE_TEST_SUITE_P(
         "return %2 }",
         "attn h2 s300 d128 bf16 lse score_mod(t: f32[?]) { %0 = sub q, kv; %1 = add %0, 150; %2 = load t[%1]; %3 = add "
         "score, %2; return %3 }",
+        // Both sums of a key tile in one kernel, where the operand of the second takes the place of the first's.
+        "attn h2 s700 dqk192 dv128 f16 lse cu_seqlens causal", "attn hq4 hkv2 sq300 skv420 d160 bf16 lse",
+        "attn h2 s300 dqk192 dv128 bf16 lse window=100", "attn b2 h2 sq200 skv333 dqk168 dv136 f16 lse out=f32 sinks=1",
         // More key tiles than a GPU has multiprocessors: blocks take several.
         "attn b40 hq4 hkv2 sq70 skv200 d128 bf16 lse", "attn b40 h4 sq130 skv130 d64 f16 lse causal=bottom_right",
         "attn b50 h2 sq90 skv300 d128 bf16 lse mask_mod() { %0 = lt kv, 140; %1 = le q, kv; %2 = and %0, %1; return %2 "

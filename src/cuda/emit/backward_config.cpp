@@ -285,17 +285,25 @@ std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bo
 
 Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_captures) {
   constexpr int kColumnsOfTwoSums = 256;
+  constexpr int kColumnsOfSharedOperands = 320;  // where the second sum's operand takes the place of the first's
   const ForwardConfig common = common_config(problem);
   if (const std::string reason = sm90_refusal(problem, common, wants_captures); !reason.empty()) {
     return unsupported("{}", reason);
   }
-  const bool one_kernel = common.head_dim_padded + common.value_dim_padded <= kColumnsOfTwoSums;
+  const int columns = common.head_dim_padded + common.value_dim_padded;
+  const bool shares_operands =
+      columns > kColumnsOfTwoSums && columns <= kColumnsOfSharedOperands && !problem.score_mod && !common.dropout;
+  const bool one_kernel = columns <= kColumnsOfTwoSums || shares_operands;
   Sm90Backward config;
   const bool corrects = 2 * common.head_dim_padded <= kColumnsOfTwoSums;
   config.queries =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = false, .sums_first = corrects, .sums_second = true});
   config.keys =
       sm90_kernel(problem, {.config = {}, .rows_are_keys = true, .sums_first = one_kernel, .sums_second = true});
+  if (shares_operands) {
+    config.keys.config.producer_registers = 24;
+    config.keys.config.consumer_registers = 240;
+  }
   // It adds to d_q what a key tile gives before <d_out, out> could be corrected: that must be exact from the beginning.
   if (!keeps_exact_output(problem)) {
     config.not_fused = kRoundedOutput;

@@ -8,7 +8,7 @@
 //   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
 //
 // Where registers do not hold both sums, there are two kernels for keys, one for each, and none makes the first for
-// queries.
+// queries. In between, the operand of a key's second sum takes the place of the first's, which is done by then.
 //
 // One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for
 // d_p. So a warpgroup's own exponentials have no products of its own to run under; they run under the other
@@ -32,6 +32,11 @@ constexpr int kFirstSums = !FL_SUMS_FIRST ? 4 : kRowsAreKeys ? FL_V_DIM / 2 : FL
 constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
 // Are the operands of the two sums more than a factor of d_p apart?
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
+// The second sum's operand takes the place of the first's where registers are short: sums of more columns than this.
+constexpr int kColumnsWithBothOperands = 256;
+constexpr bool kSharesOperands =
+    kRowsAreKeys && FL_SUMS_FIRST && FL_SUMS_SECOND && FL_QK_DIM + FL_V_DIM > kColumnsWithBothOperands;
+static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of their own");
 // d_q shows that its d_s are made of rounded probabilities (docs/lessons/): what rounding takes from them is kept.
 constexpr bool kKeepsRest = !kRowsAreKeys;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
@@ -102,8 +107,8 @@ struct Consumer {
   bool careful = false;  // K or V of masked keys are not finite
 
   float s[kScores];
-  u32 p[kScores / 2];   // the left operand of the first sum
-  u32 ds[kScores / 2];  // and of the second
+  u32 p[kScores / 2];                         // the left operand of the first sum
+  u32 ds[kSharesOperands ? 1 : kScores / 2];  // and of the second, if it is not p
   u32 rest_apart[kRestApart ? kScores / 2 : 1];
   float first[kFirstSums];
   float second[kSecondSums];
@@ -112,6 +117,15 @@ struct Consumer {
   float row_delta[2];
   float row_rest[2];     // sum of d_s, before the score_mod's derivative
   float row_squares[2];  // and of their squares
+
+  // The left operand of the second sum.
+  __device__ __forceinline__ auto& operand_of_second() {
+    if constexpr (kSharesOperands) {
+      return p;
+    } else {
+      return ds;
+    }
+  }
 
   __device__ __forceinline__ int row(int r) const {
     return first_row + 64 * warpgroup + static_cast<int>(threadIdx.x) % 128 / 32 * 16 +
@@ -266,9 +280,10 @@ struct Consumer {
   }
 
   // s becomes probabilities, and p and ds what the sums' operands are made of: p is that of the first, which stays as
-  // it is from here on.
+  // it is while that sum runs.
   __device__ __forceinline__ void take_probabilities(const TilePlace& place, bool partial, u32 undropped,
                                                      u32 statistics) {
+    u32(&slopes)[kScores / 2] = operand_of_second();
 #if FL_HAS_SCORE_MOD
     float derivatives[kScores];
     take_exponentials(derivatives, place, statistics);
@@ -295,14 +310,14 @@ struct Consumer {
         }
         const u32 packed = pack_half(slope[0], slope[1]);
         p[i] = kRowsAreKeys ? pack_half(kept[0], kept[1]) : packed;
-        ds[i] = kRowsAreKeys ? packed : pack_half(x[0], x[1]);
+        slopes[i] = kRowsAreKeys ? packed : pack_half(x[0], x[1]);
         if constexpr (kKeepsRest) {
           rest_apart[i] = pack_rest(packed, slope[0], slope[1]);
         }
       } else {
         p[i] = pack_half(x[0], x[1]);
         if constexpr (kKeepsRest) {
-          (kRestApart ? rest_apart : ds)[i] = pack_rest(p[i], x[0], x[1]);  // ds is free until d_s are there
+          (kRestApart ? rest_apart : slopes)[i] = pack_rest(p[i], x[0], x[1]);  // ds is free until d_s are there
         }
       }
     }
@@ -311,6 +326,7 @@ struct Consumer {
   // s is d_p; ds becomes the second sum's operand. kGuards: what has no probability may have any d_p and any delta.
   template <bool kGuards>
   __device__ __forceinline__ void multiply_gradients(u32 undropped, u32 deltas) {
+    u32(&slopes)[kScores / 2] = operand_of_second();
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
       const float2 delta = kRowsAreKeys ? column_pair(deltas, j) : float2{};
@@ -318,13 +334,13 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) {
         const int i = 2 * j + r;
         float slope[2];
-        unpack_half(kTwoFactors && kRowsAreKeys ? ds[i] : p[i], slope[0], slope[1]);
+        unpack_half(kTwoFactors && kRowsAreKeys ? slopes[i] : p[i], slope[0], slope[1]);
         if constexpr (kKeepsRest) {
-          add_rest((kRestApart ? rest_apart : ds)[i], slope[0], slope[1]);
+          add_rest((kRestApart ? rest_apart : slopes)[i], slope[0], slope[1]);
         }
         float probability[2] = {slope[0], slope[1]};
         if (kTwoFactors && !kRowsAreKeys) {
-          unpack_half(ds[i], probability[0], probability[1]);
+          unpack_half(slopes[i], probability[0], probability[1]);
         }
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -343,7 +359,7 @@ struct Consumer {
             row_squares[r] = FL_SUMS_FIRST ? 0.0f : fmaf(change, change, row_squares[r]);
           }
         }
-        ds[i] = pack_half(slope[0], slope[1]);
+        slopes[i] = pack_half(slope[0], slope[1]);
       }
     }
   }
@@ -429,24 +445,30 @@ struct Consumer {
       issue_scores<FL_V_DIM>(s, rows_v, descriptor_k_major(v));
 #if FL_SUMS_FIRST
       issue_sum(first, p, descriptor_n_major(kRowsAreKeys ? v : qk, kColumnBoxBytes));
-      wgmma_wait<1>();
+      wgmma_wait<kSharesOperands ? 0 : 1>();
       pin(s);
 #else
       wgmma_wait<0>();
       pin(s);
-      release(shared.v_empty + 8 * rings.v_stage());
 #endif
+      if constexpr (kSharesOperands) {
+        pin(first);
+        pin(p);
+      }
+      if constexpr (kSharesOperands || !FL_SUMS_FIRST) {
+        release(shared.v_empty + 8 * rings.v_stage());
+      }
       take_gradients(partial, undropped, statistics + 4 * FL_BLOCK_N);
-      pin(ds);
+      pin(operand_of_second());
       pin(second);
       wgmma_fence();
-      issue_sum(second, ds, descriptor_n_major(qk, kColumnBoxBytes));
-#if FL_SUMS_FIRST
-      wgmma_wait<1>();
-      pin(first);
-      pin(p);
-      release(shared.v_empty + 8 * rings.v_stage());
-#endif
+      issue_sum(second, operand_of_second(), descriptor_n_major(qk, kColumnBoxBytes));
+      if constexpr (FL_SUMS_FIRST && !kSharesOperands) {
+        wgmma_wait<1>();
+        pin(first);
+        pin(p);
+        release(shared.v_empty + 8 * rings.v_stage());
+      }
       previous = rings.qk.stage();
 #else
       release(shared.qk_empty + 8 * rings.qk.stage());
@@ -467,7 +489,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_last_sum(u32 stage) {
 #if FL_SUMS_SECOND
     pin(second);
-    pin(ds);
+    pin(operand_of_second());
     const u32 empty = shared.qk_empty;
 #else
     pin(first);
