@@ -112,6 +112,8 @@ def _split(context: Any, call: Any) -> None:
     with mlir.ir.InsertionPoint(call), call.location:
         operands = [_reshaped(one, shape) for one, shape in zip(call.operands, shapes, strict=True)]
         results = mlir.flatten_ir_values(mlir.lower_fun(run, multiple_results=True)(inner, *operands))
+        new: Any = results[0].owner
+        new.move_before(call)  # JAX before 0.10 puts it at the end of the block
         for old, one in zip(call.results, results, strict=True):
             old.replace_all_uses_with(_reshaped(one, old.type.shape))
     call.operation.erase()
