@@ -124,6 +124,25 @@ __device__ __forceinline__ const typename Element::Bits* row_of(const void* tens
   return static_cast<const typename Element::Bits*>(tensor) + b * strides.batch + h * strides.head + q * strides.row;
 }
 
+// A row among those of all heads' tiles.
+struct RowOfTile {
+  unsigned tile;
+  int within;
+};
+
+// By 32-bit divisions only: those of 64 bits would take longer than the row's memory. Tiles have a power of two of
+// rows, as blocks have.
+__device__ __forceinline__ RowOfTile row_of_thread(const RowTiles& tiles) {
+  constexpr int kRows = 256 / FL_ROW_THREADS;  // of a block
+  const int row = static_cast<int>(threadIdx.x) / FL_ROW_THREADS;
+  if (kRows > tiles.rows) {
+    return {blockIdx.x * static_cast<unsigned>(kRows / tiles.rows) + static_cast<unsigned>(row / tiles.rows),
+            row % tiles.rows};
+  }
+  const unsigned blocks = static_cast<unsigned>(tiles.rows / kRows);  // of a tile
+  return {blockIdx.x / blocks, static_cast<int>(blockIdx.x % blocks) * kRows + row};
+}
+
 // This thread's share of <d_out, out>.
 __device__ __forceinline__ float row_product(const ForwardParams& params, const BackwardParams& backward,
                                              const RowTiles& tiles, int b, int h, int q) {
@@ -137,12 +156,15 @@ __device__ __forceinline__ float row_product(const ForwardParams& params, const 
        column += FL_ROW_THREADS * kPiece) {
     const Piece<OutElement::Bits> x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
     const Piece<DOutElement::Bits> y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
+    Piece<OutElement::Bits> rest;  // all loads come before the first sum
+    if (tiles.out_residual != nullptr) {
+      rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
+    }
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
       sum = fmaf(OutElement::scalar(x.elements[i]), DOutElement::scalar(y.elements[i]), sum);
     }
     if (tiles.out_residual != nullptr) {
-      const Piece<OutElement::Bits> rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
         sum = fmaf(OutElement::scalar(rest.elements[i]), DOutElement::scalar(y.elements[i]), sum);
@@ -170,10 +192,9 @@ extern "C" __global__ void __launch_bounds__(256)
        i += static_cast<long long>(gridDim.x) * blockDim.x) {
     tiles.next_block[i] = 0;
   }
-  const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / FL_ROW_THREADS;
-  const long long head_rows = static_cast<long long>(tiles.tiles) * tiles.rows;
-  const int q = static_cast<int>(index % head_rows);
-  const int head = static_cast<int>(index / head_rows);
+  const RowOfTile row = row_of_thread(tiles);
+  const int head = static_cast<int>(row.tile / static_cast<unsigned>(tiles.tiles));
+  const int q = static_cast<int>(row.tile % static_cast<unsigned>(tiles.tiles)) * tiles.rows + row.within;
   const bool exists = head < params.batch * params.q_heads;
   const int b = head / params.q_heads;
   const int h = head % params.q_heads;
@@ -181,9 +202,9 @@ extern "C" __global__ void __launch_bounds__(256)
   float delta = 0.0f;
   if (exists && q < params.q_len) {
     const float given = params.lse[b * params.lse_strides[0] + h * params.lse_strides[1] + q * params.lse_strides[2]];
+    delta = row_product(params, backward, tiles, b, h, q);  // whatever lse is: its load is not waited for
     if (given != -FL_INFINITY) {
       lse = given == FL_INFINITY ? FL_NAN : given * kExponentUnit;  // an infinite score makes its row NaN
-      delta = row_product(params, backward, tiles, b, h, q);
     } else {
       *tiles.any_empty = 1;
     }
@@ -193,10 +214,9 @@ extern "C" __global__ void __launch_bounds__(256)
     delta += __shfl_xor_sync(0xffffffff, delta, step, FL_ROW_THREADS);
   }
   if (exists && threadIdx.x % FL_ROW_THREADS == 0) {
-    float* const tile =
-        tiles.statistics + (static_cast<long long>(head) * tiles.tiles + q / tiles.rows) * 2 * tiles.rows;
-    tile[q % tiles.rows] = lse;
-    tile[tiles.rows + q % tiles.rows] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
+    float* const tile = tiles.statistics + static_cast<long long>(row.tile) * 2 * tiles.rows;
+    tile[row.within] = lse;
+    tile[tiles.rows + row.within] = lse < FL_INFINITY ? delta - d_lse_at(backward, b, h, q) : 0.0f;
     if (lse < FL_INFINITY && fabsf(lse) > kLargestOffset) {
       *tiles.any_large = 1;
     }
