@@ -69,7 +69,7 @@ def test_masks(name):
     refused(r"\[q_len, kv_len\] as .*mask\[None, None\]", **{name: jnp.ones((SQ, SKV), bool)})
     refused(r"mask\[:, None\] for batches", **{name: jnp.ones((B, SQ, SKV), bool)})
     refused(r"does not broadcast to \[2, 6, 37, 53\]", **{name: jnp.ones((B, 3, SQ, SKV), bool)})
-    refused("does not broadcast", **{name: jnp.ones((B, SQ), bool)})
+    refused(r"mask is \[2, 37\]; expected \[batch, kv_len\], \[2, 53\]", **{name: jnp.ones((B, SQ), bool)})
     refused("does not broadcast", **{name: jnp.ones((1, 1, 1, 1, 1), bool)})
 
 
@@ -175,6 +175,7 @@ def test_cumulative_lengths_of_a_batch():
         ({"sliding_window": (3, -1)}, r"sliding_window is \(3, -1\); expected"),
         ({"sliding_window": 2.5}, "sliding_window is 2.5; expected"),
         ({"sliding_window": "4"}, "sliding_window is '4'"),
+        ({"sliding_window": np.asarray([1.0, 2.0])}, r"sliding_window is float64\[2\]"),
         ({"sliding_window": (1, 2, 3)}, r"sliding_window is \(1, 2, 3\)"),
         ({"sliding_window": True}, "sliding_window is True"),
         ({"causal": "top"}, 'causal is "top"; expected True, False or "bottom_right"'),

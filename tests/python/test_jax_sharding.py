@@ -122,6 +122,32 @@ check(None, jnp.asarray([0, 5, 20, 24, 30]), q_segment_ids=ids)
 # Functions count batches and heads in the whole.
 check(score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j) + b, mask_mod=lambda b, h, i, j: i - j <= 4 + h)
 
+# The module's wrapper is the same; specs by which a device would compute something else are refused.
+kernel, alone = flashlift.jax.FlashAttention(), {"dropout_prob": 0.5, "dropout_seed": 3, "causal": True}
+by_module = lambda **more: flashlift.jax.Executor()(kernel, q, k, v, mesh=auto, out_specs=split,
+                                                   in_specs=[split] * 3 + [None] * 4, **more)
+assert_close(by_module(**alone), flash_attention(q, k, v, **alone))
+one_head = P("data")
+for specs, out_spec, more, message in (
+    ([P(None, "data")] + [P()] * 2, P(None, "data"), {"causal": True}, "query is split by length over data; "),
+    ([P()] + [P(None, "data")] * 2, P(), {}, "key is split by length"),
+    ([P(None, None, None, "data")] * 3, P(None, None, None, "data"), {}, "query is split by depth"),
+    ([split, one_head, one_head], split, {}, "key is split by heads not at all; expected what query's are split over"),
+    ([P("data"), P("model"), P("model")], P("data"), {}, "key is split by batches over model"),
+    ([split] * 3, P("data"), {}, "the output is split by heads not at all"),
+    ([P("rows")] * 3, P("rows"), {}, 'the spec of query names the axis "rows"; expected one of the mesh: data, model'),
+):
+    try:
+        flash_attention(q, k, v, mesh=auto, in_specs=[*specs, None, None, None, None], out_specs=out_spec, **more)
+    except flashlift.FlashliftError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+# Rows of queries that have no positions may be split.
+rows = P(None, "data")
+assert_close(flash_attention(q, k, v, mesh=auto, in_specs=[rows, P(), P(), None, None, None, None], out_specs=rows),
+             flash_attention(q, k, v))
+
 def loss(slopes, **of_mesh):
     out = flash_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j), **of_mesh)
     return (out**2).sum()

@@ -14,7 +14,8 @@ import flashlift
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._problem import Problem
 from flashlift._tune import Tuned
-from flashlift.jax._arguments import check_platform
+from flashlift.jax._arguments import check_platform, seed_words
+from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import DTYPES, sizes_of
 from flashlift.jax._config import (
     AutotunePolicy,
@@ -26,7 +27,9 @@ from flashlift.jax._config import (
     Tuner,
     check_config,
 )
-from flashlift.jax._flash_attention import flash_attention
+from flashlift.jax._flash_attention import flash_attention, positional
+from flashlift.jax._mods import counted_from
+from flashlift.jax._sharding import check_specs, first_of_part
 from flashlift.jax._tune import tune
 
 Result = jax.Array | tuple[jax.Array, jax.Array]
@@ -153,8 +156,21 @@ class FlashAttention:
             has_heads = attention_mask is not None and attention_mask.ndim == 4 and attention_mask.shape[1] > 1
             specs += (PartitionSpec(axes[0], axes[2] if has_heads else None), *[PartitionSpec(axes[0])] * 2)
 
+        by_name = dict(zip(names, operands, strict=True))
+        check_specs(mesh, dict(zip(names, specs, strict=True)), out_specs, by_name, positional(by_name | arguments))
+        query_axes = (*(specs[0] or ()), None, None, None)
+
         def run(*parts: Any) -> Any:
-            return self.run(**dict(zip(names, parts, strict=True)), **arguments)
+            """Functions and dropout count batches and heads in the whole."""
+            own = dict(zip(names, parts, strict=True)) | arguments
+            axes = {"b": query_axes[0], "h": query_axes[2]}
+            sizes = dict(zip("bshd", own["query"].shape, strict=True))
+            if own.get("dropout_prob") and own.get("dropout_seed") is not None:
+                own["dropout_seed"] = seed_of_part(seed_words(own["dropout_seed"]), axes, sizes)
+            for name in ("score_mod", "mask_mod"):
+                if own.get(name) is not None:
+                    own[name] = counted_from(name, own[name], first_of_part(axes, sizes))
+            return self.run(**own)
 
         both = zip(operands, specs, strict=True)
         wanted = tuple(None if one is None else spec or PartitionSpec() for one, spec in both)

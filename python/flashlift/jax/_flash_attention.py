@@ -16,7 +16,7 @@ from flashlift.jax._config import check_config
 from flashlift.jax._mask_info import masks_of
 from flashlift.jax._mask_rules import Rule, both, keeps_by
 from flashlift.jax._mods import counted_from
-from flashlift.jax._sharding import first_of_part, is_split, over_batches_and_heads
+from flashlift.jax._sharding import check_specs, first_of_part, is_split, over_batches_and_heads
 
 # The dimensions of operands: b and h are those that may be split over devices.
 _LETTERS = dict.fromkeys(("query", "key", "value"), "bshd") | dict.fromkeys(("bias", "mask"), "bhqk")
@@ -235,6 +235,7 @@ def _within_shard_map(
         raise InvalidArgumentError(f"{missing} is missing; expected mesh, in_specs and out_specs, or none of them")
     if len(in_specs) != len(_SPLIT):
         raise InvalidArgumentError(f"in_specs are {len(in_specs)}; expected {len(_SPLIT)}: of {', '.join(_SPLIT)}")
+    check_specs(mesh, dict(zip(_SPLIT, in_specs, strict=True)), out_specs, given, positional(given))
     of_query = (*(in_specs[0] or ()), None, None, None)
     axes = {"b": of_query[0], "h": of_query[2]}
     specs: dict[str, Any] = {name: spec or PartitionSpec() for name, spec in zip(_SPLIT, in_specs, strict=True)}
@@ -283,11 +284,26 @@ def _within_shard_map(
         return flash_attention(**(rest | own | counted | {"mask_mod": mask_mod}))
 
     of_out = (*out_specs, None, None, None)
-    results = (out_specs, PartitionSpec(of_out[0], of_out[2])) if given["return_lse"] else out_specs
+    results = (out_specs, PartitionSpec(of_out[0], of_out[2], of_out[1])) if given["return_lse"] else out_specs
     named = {name: specs[name] for name in operands}
     split = jax.shard_map(run, mesh=mesh, in_specs=(named,), out_specs=results)
     out: jax.Array | tuple[jax.Array, jax.Array] = split(operands)
     return out
+
+
+# What counts queries from the first one, or has a row for each.
+_POSITIONAL = (
+    *("causal", "sliding_window", "mask_info", "cum_seqlens_q", "cum_seqlens_k", "score_mod", "mask_mod"),
+    *("dropout_prob", "dropout_rate", "attention_mask", "mask", "q_segment_ids"),
+)
+
+
+def positional(given: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name in _POSITIONAL
+        if (one := given.get(name)) is not None and not (isinstance(one, int | float) and not one)
+    ]
 
 
 def _cast(

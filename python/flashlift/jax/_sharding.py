@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flashlift._errors import UnsupportedError
+from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._mods import counted_from
 
@@ -71,6 +71,75 @@ def over_batches_and_heads(
         out_specs=out_specs if len(out_specs) > 1 else out_specs[0],
     )
     return split(placed)
+
+
+_WHAT = {"b": "batches", "s": "length", "h": "heads", "d": "depth", "k": "keys", "n": "sinks"}
+_LETTERS = {
+    "bias": "bhsk",
+    "softmax_aux": "hn",
+    "attention_mask": "bhsk",
+    "q_segment_ids": "bs",
+    "kv_segment_ids": "bk",
+}
+
+
+def check_specs(
+    mesh: jax.sharding.Mesh,
+    specs: Mapping[str, PartitionSpec | None],
+    out_specs: PartitionSpec | None,
+    operands: Mapping[str, Any],
+    positional: Sequence[str],
+) -> None:
+    """Refuses specs by which a device would compute something else than its part of the whole.
+
+    specs, operands: by name; positional: the arguments that came which count queries from the first one.
+    """
+
+    def split(name: str, spec: PartitionSpec | None, letters: str = "bshd") -> dict[str, tuple[str, ...]]:
+        entries = (*(spec or ()), *[None] * len(letters))
+        listed = [() if one is None else one if isinstance(one, tuple) else (one,) for one in entries]
+        unknown = [axis for axes in listed for axis in axes if axis not in mesh.shape]
+        if unknown:
+            raise InvalidArgumentError(
+                f'the spec of {name} names the axis "{unknown[0]}"; expected one of the mesh: {", ".join(mesh.shape)}'
+            )
+        own = [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in listed]
+        return dict(zip(letters, own, strict=False))
+
+    def refuse(name: str, letter: str, axes: tuple[str, ...], expected: str) -> None:
+        how = f"over {', '.join(axes)}" if axes else "not at all"
+        raise UnsupportedError(f"{name} is split by {_WHAT[letter]} {how}; expected {expected}")
+
+    query, key, value, out = (
+        split(name, spec)
+        for name, spec in (*((one, specs[one]) for one in ("query", "key", "value")), ("out", out_specs))
+    )
+    for name, axes in (("query", query["d"]), ("key", key["d"])):
+        if axes:
+            refuse(name, "d", axes, "whole depths: a score is a sum over them")
+    for name, own in (("key", key), ("value", value)):
+        if own["s"]:
+            refuse(name, "s", own["s"], "whole lengths: a query attends to all keys")
+        if own["b"] != query["b"]:
+            refuse(name, "b", own["b"], "what query's are split over")
+        is_shared = operands[name].shape[2] == 1 and not own["h"]
+        if own["h"] != query["h"] and not is_shared:
+            refuse(name, "h", own["h"], "what query's are split over, or one head for all devices")
+    if query["s"] and positional:
+        refuse("query", "s", query["s"], f"whole lengths for {', '.join(positional)}, by which queries have positions")
+    for letter, axes in (query | {"d": value["d"]}).items():
+        if out[letter] != axes:
+            refuse("the output", letter, out[letter], f"what {'value' if letter == 'd' else 'query'}'s is split over")
+    for name in specs.keys() & _LETTERS.keys():
+        array = operands.get(name)
+        if array is None:
+            continue
+        letters = "bk" if name == "attention_mask" and array.ndim == 2 else _LETTERS[name][-array.ndim :]
+        own = split(name, specs[name], letters)
+        for letter, size in zip(letters, array.shape, strict=False):
+            expected = query[letter] if letter in query and size > 1 else ()
+            if own[letter] != expected:
+                refuse(name, letter, own[letter], f"over {', '.join(expected)}, as query" if expected else "none of it")
 
 
 def _axes(array: jax.Array) -> tuple[Any, ...]:

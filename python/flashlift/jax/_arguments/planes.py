@@ -29,7 +29,7 @@ def mask_plane(name: str, mask: jax.Array, query: jax.Array, key: jax.Array) -> 
         )
     batch, heads = query.shape[0], query.shape[2]
     if mask.ndim == 2:
-        if mask.shape[0] not in (1, batch):
+        if mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, key.shape[1]):
             raise InvalidArgumentError(
                 f"{name} is {list(mask.shape)}; expected [batch, kv_len], {[batch, key.shape[1]]}, in two dimensions: "
                 f"write a mask of [q_len, kv_len] as {name}[None, None]"

@@ -107,7 +107,7 @@ def _int32(name: str, given: ArrayLike) -> jax.Array:
     values = known(given)
     array = as_array(name, given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise InvalidArgumentError(f"{name} is {described(array)}; expected int32")
+        raise InvalidArgumentError(f"{name} is {described(array)}; expected int32 or other integers")
     if values is not None and values.size and not (_INT32.min <= values.min() and values.max() <= _INT32.max):
         raise InvalidArgumentError(f"{name} has values from {values.min()} to {values.max()}; expected int32")
     return array.astype(jnp.int32)

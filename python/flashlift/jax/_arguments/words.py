@@ -83,8 +83,9 @@ def band_words(causal: bool | str, window: int | tuple[int, int] | None) -> list
     return words
 
 
-def _window(window: int | tuple[int, int]) -> tuple[int, int]:
-    sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
+def _window(window: Any) -> tuple[int, int]:
+    is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
+    sides = tuple(window) if is_pair else (window, window)
     expected = (
         "expected how many positions to the left and to the right are kept: one integer or two, not negative, "
         "known when the call is traced; None is no window"
