@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "flashlift/flashlift_xla.h"
 #include "support/error.h"
@@ -137,7 +138,7 @@ Status register_with(const pjrt::Api& api) {
   if (error != nullptr) {
     return internal_error("the plugin refuses handlers: {}", pjrt::take_message(api, error));
   }
-  FLASHLIFT_RETURN_IF_ERROR(status);
+  FLASHLIFT_RETURN_IF_ERROR(std::move(status));
   done.insert(runtime);
   return {};
 }
