@@ -89,16 +89,23 @@ def with_models(*names):
     return pytest.mark.parametrize("name, maybe_compiled", cases, indirect=["maybe_compiled"], ids=ids)
 
 
-@pytest.mark.parametrize("side", ["left", "right", "none"])
 @with_models("llama", "gemma2", "gpt_oss", "gpt2")
 @torch.no_grad()
-def test_padding(name, side, maybe_compiled):
+def test_padding(name, maybe_compiled):
     ours, theirs = pair(name)
+    run = maybe_compiled(ours)
     tokens = some_tokens()
-    padding = padded(tokens, side)
-    given = {"input_ids": tokens, "attention_mask": padding, "use_cache": False}
-    out, expected = maybe_compiled(ours)(**given).logits, theirs(**given).logits
-    torch.testing.assert_close(out[padding.bool()], expected[padding.bool()], atol=1e-4, rtol=1e-4)
+    for side in ("left", "right", "none"):
+        padding = padded(tokens, side)
+        given = {"input_ids": tokens, "attention_mask": padding, "use_cache": False}
+        out, expected = run(**given).logits, theirs(**given).logits
+        torch.testing.assert_close(
+            out[padding.bool()],
+            expected[padding.bool()],
+            atol=1e-4,
+            rtol=1e-4,
+            msg=lambda text, side=side: f"{side}: {text}",
+        )
 
 
 @with_models("llama", "mistral", "gpt_oss")
