@@ -59,8 +59,7 @@ struct FlashliftTorchRecord {
   double scale;
   uint64_t want_max;
   uint64_t want_residual;
-  Object* results[kMostResults];  // arguments of `empty`, or null where none is wanted
-  Object* others[kMostResults];   // the results where none is wanted, or null
+  Object* results[kMostResults];  // arguments of `empty`, or null behind the last result
   // q, k and v, filled by flashlift_torch_fill_record().
   DLDevice device;
   DLDataType dtype;
@@ -225,11 +224,10 @@ class RecordedCall {
   bool make_results() {
     Object* const empty = record_.device.device_type == kDLCUDA ? python->empty_on_gpu : python->empty_on_cpu;
     for (int i = 0; i < kMostResults; ++i) {
-      Object* const made = record_.results[i];
-      if (made == nullptr && record_.others[i] == nullptr) {
-        continue;
+      if (record_.results[i] == nullptr) {
+        break;
       }
-      results[i] = made == nullptr ? Owned::another(record_.others[i]) : Owned(python->call(empty, made));
+      results[i] = Owned(python->call(empty, record_.results[i]));
       if (!results[i]) {
         return false;
       }
@@ -316,15 +314,14 @@ Object* flashlift_torch_attention(Object*, Object* const* given, int64_t count) 
     return nullptr;
   }
   FlashliftTorchCall& call = *recorded.call;
-  const auto result_of = [&](int i) { return record->results[i] != nullptr ? recorded.results[i].get() : nullptr; };
   call.q = given[0];
   call.k = given[1];
   call.v = given[2];
   call.sinks = or_null(given[4]);
-  call.out = result_of(0);
-  call.lse = result_of(1);
-  call.row_max = result_of(2);
-  call.residual = result_of(3);
+  call.out = recorded.results[0].get();
+  call.lse = recorded.results[1].get();
+  call.row_max = record->want_max != 0 ? recorded.results[2].get() : nullptr;
+  call.residual = record->want_residual != 0 ? recorded.results[3].get() : nullptr;
   if (!recorded.run()) {
     return nullptr;
   }

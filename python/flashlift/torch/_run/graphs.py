@@ -62,7 +62,6 @@ class _Record(ctypes.Structure):
         ("want_max", ctypes.c_uint64),
         ("want_residual", ctypes.c_uint64),
         ("results", _POINTER * _MOST_RESULTS),
-        ("others", _POINTER * _MOST_RESULTS),
         ("device", ctypes.c_int32 * 2),
         ("dtype", ctypes.c_uint32),
         ("sizes", ctypes.c_int64 * 12),
@@ -94,8 +93,7 @@ class _Records:
         self,
         call: Call,
         attention: Any,
-        results: Sequence[tuple | None],
-        others: Sequence[torch.Tensor | None],
+        results: Sequence[tuple],
     ) -> None:
         query, key, value = call[:3]
         flags = call.scale, call.want_max, call.want_residual
@@ -107,10 +105,9 @@ class _Records:
             self._known.clear()
         record = _Record(None, None, attention._handle.value, *flags)
         record.owner = id(record)
-        for i, (one, other) in enumerate(zip(results, others, strict=True)):
-            record.results[i] = None if one is None else id(one)
-            record.others[i] = None if other is None else id(other)
-        record.kept = attention, results, others
+        for i, one in enumerate(results):
+            record.results[i] = id(one)
+        record.kept = attention, results
         c = _c()
         assert c is not None
         if c[0].flashlift_torch_fill_record(ctypes.addressof(record), id(query), id(key), id(value)) == 0:
@@ -129,14 +126,8 @@ def attention(*given: Any) -> Results:
         results = run_for_backward(call)
     plan = plan_for(call)
     if _c() is not None and call.seed is None and plan.out_dtype == call.query.dtype:
-        _, _, row_max, residual = results
-        wanted = True, True, call.want_max, call.want_residual
-        made = [
-            (tuple(one.shape), one.stride(), one.dtype) if is_wanted else None
-            for one, is_wanted in zip(results, wanted, strict=True)
-        ]
-        others = None, None, None if call.want_max else row_max, None if call.want_residual else residual
-        _forward_records.add(call, plan.attention, made, others)
+        made = [(tuple(one.shape), one.stride(), one.dtype) for one in results]
+        _forward_records.add(call, plan.attention, made)
     return results
 
 
@@ -162,7 +153,7 @@ def attention_backward(
         gradients = differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
     if _c() is not None and seed is None and sinks is None and not wanted and out.dtype == query.dtype:
         made = [(tuple(one.shape), dense_strides(tuple(one.shape), one.stride()), one.dtype) for one in call[:3]]
-        _backward_records.add(call, plan_for(call).attention, [*made, None], [None] * _MOST_RESULTS)
+        _backward_records.add(call, plan_for(call).attention, made)
     return gradients
 
 
