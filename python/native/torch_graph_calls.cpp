@@ -211,7 +211,7 @@ class RecordedCall {
       : record_(record),
         owner_(Owned::another(record.owner)),
         words_(sizeof(FlashliftTorchCall) / sizeof(void*) + static_cast<size_t>(capture_count) * (backward ? 2 : 1)) {
-    call = new (words_.data()) FlashliftTorchCall{};
+    call = new (static_cast<void*>(words_.data())) FlashliftTorchCall{};
     call->functions = python->functions;
     call->attention = record.attention;
     call->capture_count = static_cast<uint64_t>(capture_count);
