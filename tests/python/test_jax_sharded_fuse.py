@@ -131,6 +131,19 @@ for loss in (squares, by_mesh):
 both = flashlift.jax.fuse(jax.value_and_grad(by_mesh), strict=True)
 assert_close(both(*placed), jax.value_and_grad(squares)(weights, x))
 assert_close(both(weights, x), jax.value_and_grad(squares)(weights, x))
+# Explicit shardings: results, and gradients, have the types that they have unfused.
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+causal = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)
+gradient_of = lambda f: jax.grad(lambda *given: (f(*given) ** 2).sum(), (0, 1, 2))
+qkv = [normal(4, 24, 8, 8) for _ in "qkv"]
+with jax.set_mesh(explicit):
+    typed = [jax.device_put(one, NamedSharding(explicit, P("data", None, "model"))) for one in qkv]
+    for of in (lambda f: f, gradient_of):
+        fused = of(flashlift.jax.fuse(causal, strict=True))
+        found, expected = (jax.jit(one)(*typed) for one in (fused, of(causal)))
+        assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
+        assert "all-gather" not in jax.jit(fused).lower(*typed).compile().as_text()
+        assert_close(fused(*typed), expected)
 print("agree")
 """
 
