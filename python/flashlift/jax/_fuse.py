@@ -180,12 +180,13 @@ def fuse(
 ) -> FusedFunction:
     """Returns `function`, jitted, with the attention in it replaced by fused kernels.
 
-    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
-    fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True that is
-    an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused,
-    too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once or, as it
-    would be unfused, several times. A gradient computes the forward pass anew: where the value is wanted, too,
-    `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode derivatives are taken within (`fuse(jax.jacfwd(function))`).
+    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported
+    and fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True
+    that is an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is
+    fused, too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once
+    or, as it would be unfused, several times. A gradient computes the forward pass anew: where the value is wanted,
+    too, `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode
+    derivatives are taken within (`fuse(jax.jacfwd(function))`).
     """
     if not callable(function):
         raise InvalidArgumentError(
