@@ -74,6 +74,52 @@ Sharding through_reshape(const Sharding& from, llvm::ArrayRef<int64_t> source, l
   return to;
 }
 
+Sharding through_transpose(mlir::Operation* op, const Sharding& from) {
+  Sharding to = unsplit(from, from.dims.size());
+  for (const auto [i, dim] : llvm::enumerate(permutation(op))) {
+    to.dims[i] = from.dims[static_cast<size_t>(dim)];
+  }
+  return to;
+}
+
+Sharding through_broadcast(mlir::Operation* op, const Sharding& from) {
+  const auto sizes = shape(op->getResult(0));
+  Sharding to = unsplit(from, sizes.size());
+  for (const auto [i, dim] : llvm::enumerate(broadcast_dims(op))) {
+    if (shape(op->getOperand(0))[i] == sizes[static_cast<size_t>(dim)]) {
+      to.dims[static_cast<size_t>(dim)] = from.dims[i];
+    }
+  }
+  return to;
+}
+
+std::optional<Sharding> through_product(mlir::Operation* op, const std::optional<Sharding>& left,
+                                        const std::optional<Sharding>& right) {
+  const auto dims = dot_dims(op);
+  if (!dims || (!left && !right)) {
+    return std::nullopt;
+  }
+  Sharding to = unsplit(left ? *left : *right, 0);
+  const auto add_free = [&](unsigned operand, const std::optional<Sharding>& from, const std::vector<int64_t>& batch,
+                            const std::vector<int64_t>& summed) {
+    for (size_t i = 0; i < shape(op->getOperand(operand)).size(); ++i) {
+      const auto dim = static_cast<int64_t>(i);
+      if (std::find(batch.begin(), batch.end(), dim) == batch.end() &&
+          std::find(summed.begin(), summed.end(), dim) == summed.end()) {
+        to.dims.push_back(from ? from->dims[i] : Axes());
+      }
+    }
+  };
+  for (size_t i = 0; i < dims->lhs_batch.size(); ++i) {
+    const Axes of_left = left ? left->dims[static_cast<size_t>(dims->lhs_batch[i])] : Axes();
+    const Axes of_right = right ? right->dims[static_cast<size_t>(dims->rhs_batch[i])] : Axes();
+    to.dims.push_back(of_left.empty() ? of_right : of_left);
+  }
+  add_free(0, left, dims->lhs_batch, dims->lhs_contract);
+  add_free(1, right, dims->rhs_batch, dims->rhs_contract);
+  return to;
+}
+
 // --- Which batches and heads a program reads ---
 
 // For each captured tensor the letter of each dimension: 'b' and 'h' where loads index it by the batch or the head and
@@ -186,6 +232,78 @@ Problem local_problem(Problem problem, const Split& split, const CaptureDims& di
   problem.q_heads /= split.head_parts;
   problem.kv_heads = problem.kv_heads == 1 ? 1 : problem.kv_heads / split.head_parts;
   return problem;
+}
+
+// The letters of a call's operands and results, in their order.
+struct CallLetters {
+  std::vector<std::string> operands;
+  std::vector<std::string> results;
+};
+
+Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr config, const Problem& problem,
+                               const CaptureDims& captures) {
+  const auto word = [&](const char* name) {
+    const auto value = config.getAs<mlir::StringAttr>(name);
+    return value ? value.str() : std::string();
+  };
+  const auto gradient_word = [&](const char* gradient, const char* tensor) {
+    return word(gradient).empty() ? word(tensor) : word(gradient);
+  };
+  CallLetters letters{.operands = {word("q_dims"), word("k_dims"), word("v_dims")}, .results = {}};
+  for (const Capture& capture : problem.captures) {
+    letters.operands.push_back(captures.at(capture.name));
+  }
+  if (problem.sinks > 0) {
+    letters.operands.emplace_back("h1");
+  }
+  if (problem.keep_mask) {
+    letters.operands.emplace_back("bh11");
+  }
+  std::vector<std::string> outputs = {word("out_dims")};
+  std::vector<std::string> their_gradients = {gradient_word("d_out_dims", "out_dims")};
+  if (problem.want_lse) {
+    outputs.push_back(word("lse_dims"));
+    their_gradients.push_back(gradient_word("d_lse_dims", "lse_dims"));
+  }
+  if (custom_call(call)->target == "flashlift.attention") {
+    letters.results = outputs;
+  } else {
+    std::vector<std::string> gradients = letters.operands;
+    gradients[0] = gradient_word("d_q_dims", "q_dims");
+    gradients[1] = gradient_word("d_k_dims", "k_dims");
+    gradients[2] = gradient_word("d_v_dims", "v_dims");
+    std::istringstream positions(word("gradients"));
+    for (size_t position = 0; positions >> position;) {
+      if (position >= gradients.size()) {
+        return internal_error("a backward call asks for the gradient by operand {}", position);
+      }
+      letters.results.push_back(gradients[position]);
+    }
+    letters.operands.insert(letters.operands.end(), outputs.begin(), outputs.end());
+    letters.operands.insert(letters.operands.end(), their_gradients.begin(), their_gradients.end());
+  }
+  if (letters.operands.size() != call->getNumOperands() || letters.results.size() != call->getNumResults()) {
+    return internal_error("a call has {} operands and {} results; expected {} and {}", call->getNumOperands(),
+                          call->getNumResults(), letters.operands.size(), letters.results.size());
+  }
+  return letters;
+}
+
+// What one device holds of each of a call's operands or results.
+struct Parts {
+  std::string shardings;
+  llvm::SmallVector<mlir::Type> types;
+};
+
+Result<Parts> parts_of(mlir::ValueRange values, const std::vector<std::string>& letters, const Split& split) {
+  Parts parts;
+  for (const auto [i, value] : llvm::enumerate(values)) {
+    const auto type = mlir::cast<mlir::RankedTensorType>(value.getType());
+    FLASHLIFT_ASSIGN_OR_RETURN(const Part part, part_of("a tensor", type.getShape(), letters[i], split));
+    parts.shardings += (i == 0 ? "" : ", ") + print(part.sharding);
+    parts.types.push_back(mlir::RankedTensorType::get(part.shape, type.getElementType()));
+  }
+  return parts;
 }
 
 std::string with_devices(const Axes& axes) { return fmt::format("\"{}\"", fmt::join(axes, "\", \"")); }
@@ -321,14 +439,7 @@ std::optional<Sharding> Partitioner::find_sharding(mlir::Value value, int depth)
       return number < op->getNumOperands() ? of_operand(number) : std::nullopt;
     case OpKind::kTranspose: {
       const auto from = of_operand(0);
-      if (!from) {
-        return std::nullopt;
-      }
-      Sharding to = unsplit(*from, from->dims.size());
-      for (const auto [i, dim] : llvm::enumerate(permutation(op))) {
-        to.dims[i] = from->dims[static_cast<size_t>(dim)];
-      }
-      return to;
+      return from ? std::optional(through_transpose(op, *from)) : std::nullopt;
     }
     case OpKind::kReshape: {
       const auto from = of_operand(0);
@@ -336,16 +447,7 @@ std::optional<Sharding> Partitioner::find_sharding(mlir::Value value, int depth)
     }
     case OpKind::kBroadcastInDim: {
       const auto from = of_operand(0);
-      if (!from) {
-        return std::nullopt;
-      }
-      Sharding to = unsplit(*from, shape(value).size());
-      for (const auto [i, dim] : llvm::enumerate(broadcast_dims(op))) {
-        if (shape(op->getOperand(0))[i] == shape(value)[static_cast<size_t>(dim)]) {
-          to.dims[static_cast<size_t>(dim)] = from->dims[i];
-        }
-      }
-      return to;
+      return from ? std::optional(through_broadcast(op, *from)) : std::nullopt;
     }
     case OpKind::kSlice:
     case OpKind::kConcatenate:
@@ -358,33 +460,8 @@ std::optional<Sharding> Partitioner::find_sharding(mlir::Value value, int depth)
       }
       return from;
     }
-    case OpKind::kDotGeneral: {
-      const auto dims = dot_dims(op);
-      const auto left = of_operand(0);
-      const auto right = of_operand(1);
-      if (!dims || (!left && !right)) {
-        return std::nullopt;
-      }
-      Sharding to = unsplit(left ? *left : *right, 0);
-      const auto add_free = [&](unsigned operand, const std::optional<Sharding>& from,
-                                const std::vector<int64_t>& batch, const std::vector<int64_t>& summed) {
-        for (size_t i = 0; i < shape(op->getOperand(operand)).size(); ++i) {
-          const auto dim = static_cast<int64_t>(i);
-          if (std::find(batch.begin(), batch.end(), dim) == batch.end() &&
-              std::find(summed.begin(), summed.end(), dim) == summed.end()) {
-            to.dims.push_back(from ? from->dims[i] : Axes());
-          }
-        }
-      };
-      for (size_t i = 0; i < dims->lhs_batch.size(); ++i) {
-        const Axes of_left = left ? left->dims[static_cast<size_t>(dims->lhs_batch[i])] : Axes();
-        const Axes of_right = right ? right->dims[static_cast<size_t>(dims->rhs_batch[i])] : Axes();
-        to.dims.push_back(of_left.empty() ? of_right : of_left);
-      }
-      add_free(0, left, dims->lhs_batch, dims->lhs_contract);
-      add_free(1, right, dims->rhs_batch, dims->rhs_contract);
-      return to;
-    }
+    case OpKind::kDotGeneral:
+      return through_product(op, of_operand(0), of_operand(1));
     default: {
       if (!is_elementwise(op)) {
         return std::nullopt;
@@ -516,76 +593,12 @@ Status Partitioner::apply(const Split& split, mlir::Block& block) {
 
 Status Partitioner::apply(const Split& split, mlir::Operation* call) {
   const auto config = mlir::cast<mlir::DictionaryAttr>(custom_call(call)->backend_config);
-  const auto word = [&](const std::string& name) {
-    const auto value = config.getAs<mlir::StringAttr>(name);
-    return value ? value.str() : std::string();
-  };
-  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(word("problem")));
+  const auto line = config.getAs<mlir::StringAttr>("problem");
+  FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(line ? line.str() : std::string()));
   FLASHLIFT_ASSIGN_OR_RETURN(const CaptureDims dims, capture_dims(problem, split));
-  const auto dims_of = [&](const std::string& gradient, const std::string& tensor) {
-    return word(gradient).empty() ? word(tensor) : word(gradient);
-  };
-
-  // The letters of all operands and results, in their order.
-  std::vector<std::string> letters = {word("q_dims"), word("k_dims"), word("v_dims")};
-  for (const Capture& capture : problem.captures) {
-    letters.push_back(dims.at(capture.name));
-  }
-  if (problem.sinks > 0) {
-    letters.emplace_back("h1");
-  }
-  if (problem.keep_mask) {
-    letters.emplace_back("bh11");
-  }
-  std::vector<std::string> results;
-  const std::string lse = word("lse_dims");
-  if (custom_call(call)->target == "flashlift.attention") {
-    results = {word("out_dims")};
-    if (problem.want_lse) {
-      results.push_back(lse);
-    }
-  } else {
-    std::vector<std::string> of_gradients = letters;
-    of_gradients[0] = dims_of("d_q_dims", "q_dims");
-    of_gradients[1] = dims_of("d_k_dims", "k_dims");
-    of_gradients[2] = dims_of("d_v_dims", "v_dims");
-    std::istringstream positions(word("gradients"));
-    for (size_t position = 0; positions >> position;) {
-      if (position >= of_gradients.size()) {
-        return internal_error("a backward call asks for the gradient by operand {}", position);
-      }
-      results.push_back(of_gradients[position]);
-    }
-    letters.push_back(word("out_dims"));
-    if (problem.want_lse) {
-      letters.push_back(lse);
-    }
-    letters.push_back(dims_of("d_out_dims", "out_dims"));
-    if (problem.want_lse) {
-      letters.push_back(dims_of("d_lse_dims", "lse_dims"));
-    }
-  }
-  if (letters.size() != call->getNumOperands() || results.size() != call->getNumResults()) {
-    return internal_error("a call has {} operands and {} results; expected {} and {}", call->getNumOperands(),
-                          call->getNumResults(), letters.size(), results.size());
-  }
-
-  const auto parts_of = [&](mlir::ValueRange values, const std::vector<std::string>& names, std::string& shardings,
-                            llvm::SmallVector<mlir::Type>& types) -> Status {
-    for (const auto [i, value] : llvm::enumerate(values)) {
-      const auto type = mlir::cast<mlir::RankedTensorType>(value.getType());
-      FLASHLIFT_ASSIGN_OR_RETURN(const Part part, part_of("a tensor", type.getShape(), names[i], split));
-      shardings += (i == 0 ? "" : ", ") + print(part.sharding);
-      types.push_back(mlir::RankedTensorType::get(part.shape, type.getElementType()));
-    }
-    return {};
-  };
-  std::string in_shardings;
-  std::string out_shardings;
-  llvm::SmallVector<mlir::Type> operand_types;
-  llvm::SmallVector<mlir::Type> result_types;
-  FLASHLIFT_RETURN_IF_ERROR(parts_of(call->getOperands(), letters, in_shardings, operand_types));
-  FLASHLIFT_RETURN_IF_ERROR(parts_of(call->getResults(), results, out_shardings, result_types));
+  FLASHLIFT_ASSIGN_OR_RETURN(const CallLetters letters, letters_of(call, config, problem, dims));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Parts operands, parts_of(call->getOperands(), letters.operands, split));
+  FLASHLIFT_ASSIGN_OR_RETURN(const Parts results, parts_of(call->getResults(), letters.results, split));
 
   // All axes are manual: those that split nothing repeat the same work on each device, as they did before.
   Axes axes;
@@ -602,11 +615,11 @@ Status Partitioner::apply(const Split& split, mlir::Operation* call) {
   state.addOperands(call->getOperands());
   state.addTypes(call->getResultTypes());
   state.propertiesAttr =
-      builder.getDictionaryAttr({named("in_shardings", "sharding_per_value<[" + in_shardings + "]>"),
+      builder.getDictionaryAttr({named("in_shardings", "sharding_per_value<[" + operands.shardings + "]>"),
                                  named("manual_axes", "manual_axes{" + with_devices(axes) + "}"),
-                                 named("out_shardings", "sharding_per_value<[" + out_shardings + "]>")});
+                                 named("out_shardings", "sharding_per_value<[" + results.shardings + "]>")});
   mlir::Block* body = &state.addRegion()->emplaceBlock();
-  for (const mlir::Type type : operand_types) {
+  for (const mlir::Type type : operands.types) {
     body->addArgument(type, location);
   }
   mlir::OpBuilder inside(context);
@@ -615,7 +628,7 @@ Status Partitioner::apply(const Split& split, mlir::Operation* call) {
   local_config.set("problem", builder.getStringAttr(print(local_problem(problem, split, dims))));
   const std::string target(custom_call(call)->target);
   mlir::Operation* local_call =
-      fused_call(inside, location, target, body->getArguments(), result_types, local_config.getDictionary(context));
+      fused_call(inside, location, target, body->getArguments(), results.types, local_config.getDictionary(context));
   build(inside, location, "sdy.return", local_call->getResults(), {});
   mlir::Operation* split_call = builder.create(state);
   call->replaceAllUsesWith(split_call->getResults());
