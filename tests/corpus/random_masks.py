@@ -250,7 +250,20 @@ def draw_softmax(draw, B, H, S, T):
     eps = draw.one_of((1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-7, 1e-6, 1e-3, 1e-2, 0.5, 1.0))
     again = draw.one_of(("", "", "multiplied", "where"))
     keep = draw_keep(draw, B, H, S, T) if again else None
-    where = draw.one_of(("divided", "divided", "reciprocal", "logarithm", "after", "zeroed", "cleaned", "base_two"))
+    where = draw.one_of(
+        (
+            "divided",
+            "divided",
+            "reciprocal",
+            "logarithm",
+            "after",
+            "zeroed",
+            "cleaned",
+            "base_two",
+            "prior",
+            "prior_factor",
+        )
+    )
     draw.say(f"maximum {maximum}, guard {guard} {eps:g}, {again} {where}")
     # What is not the maximum of the summed terms lets exponentials vanish or overflow, and the sum with them.
     draw.overflows |= maximum not in ("own", "stopped", "finite", "from_lowest") or bool(again)
@@ -258,6 +271,10 @@ def draw_softmax(draw, B, H, S, T):
     def probabilities(s, raw, given):
         shifted = s - MAXIMA[maximum](s, raw)
         e = jnp.exp2(shifted * 1.4426950408889634) if where == "base_two" else jnp.exp(shifted)
+        if where == "prior":
+            e = jnp.exp(shifted + jnp.cos(jnp.arange(T)))
+        elif where == "prior_factor":
+            e = e * jnp.exp(jnp.cos(jnp.arange(T)))
         if again == "multiplied":
             e = e * keep(given)
         elif again == "where":

@@ -102,6 +102,65 @@ def test_scores_beside_a_maximum_of_theirs_do_not_hang_the_compiler():
     fused(attention(lambda s: s * jax.lax.stop_gradient(s.max(-1, keepdims=True))), *qkv())
 
 
+# --- Numbers of the key that are added apart ---
+
+APART = {
+    "behind the maximum": lambda s, bias: jnp.exp(s - s.max(-1, keepdims=True) + bias),
+    "before the maximum": lambda s, bias: jnp.exp(bias + (s - s.max(-1, keepdims=True))),
+    "factor": lambda s, bias: jnp.exp(s - s.max(-1, keepdims=True)) * jnp.exp(bias),
+    "divisor": lambda s, bias: jnp.exp(s - s.max(-1, keepdims=True)) / jnp.exp(-bias),
+    "behind a scale": lambda s, bias: jnp.exp2(1.4 * (s - s.max(-1, keepdims=True) + bias)),
+}
+SOME = jnp.asarray(np.random.default_rng(5).random((S, T)) > 0.4).at[2].set(False)
+ROW_OF_KEYS = jnp.linspace(-1.0, 1.0, T)
+
+
+def sees_itself():
+    return jnp.arange(T) <= jnp.arange(S)[:, None]
+
+
+def apart(how, mask, bias=lambda *more: jnp.cos(jnp.arange(T, dtype=jnp.float32))):
+    def function(q, k, v, *more):
+        e = APART[how](mask(products(q, k) / 4, *more), bias(*more))
+        return weigh(e / e.sum(-1, keepdims=True), v)
+
+    return function
+
+
+@pytest.mark.parametrize("how", APART)
+@pytest.mark.parametrize("low", [-1e9, LOWEST])
+def test_a_bias_apart_from_a_mask_by_a_large_number_stays(how, low):
+    """In a row that is masked whole the scores less their maximum are 0, and the bias decides."""
+    words = "add the bias to the scores first"
+    assert_left_alone(apart(how, lambda s, keep: jnp.where(keep, s, low)), *qkv(), SOME, words=words)
+    assert_left_alone(apart(how, lambda s, mask: s + mask), *qkv(), jnp.where(SOME, 0, low), words=words)
+
+
+@pytest.mark.parametrize("how", APART)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_bias_apart_where_no_row_is_masked_whole(how, gradients):
+    assert_fused(apart(how, lambda s: s), *qkv(), gradients=gradients)
+    assert_fused(apart(how, lambda s, b: s, lambda b: b), *qkv(), ROW_OF_KEYS, gradients=gradients)
+    assert_fused(apart(how, lambda s: jnp.where(sees_itself(), s, -1e9)), *qkv(), gradients=gradients)
+    assert_fused(apart(how, lambda s: jnp.where(sees_itself(), s, -jnp.inf)), *qkv(), gradients=gradients)
+
+
+def test_a_bias_that_the_scores_know_beside_a_mask_by_a_large_number():
+    for low in (-1e9, LOWEST):
+        mask = lambda s, keep, low=low: jnp.where(keep, s, low) + jnp.cos(jnp.arange(T, dtype=jnp.float32))
+        assert_fused(attention(mask), *qkv(), SOME)
+
+
+@pytest.mark.parametrize("scaled", [lambda x: x / 0.5, lambda x: 2 * x / 0.7, lambda x: x * 3])
+def test_scores_that_are_scaled_behind_the_maximum(scaled):
+    def function(q, k, v):
+        s = products(q, k) / 4
+        e = jnp.exp(scaled(s - s.max(-1, keepdims=True)))
+        return weigh(e / e.sum(-1, keepdims=True), v)
+
+    assert_fused(function, *qkv(), gradients=True)
+
+
 # --- Guards of the divisor ---
 
 KEEP = jnp.asarray(np.random.default_rng(5).random((B, 1, S, T)) > 0.5).at[0, 0, 2].set(False)

@@ -373,9 +373,7 @@ bool keeps_a_key(SymArena& arena, const KnownBounds& given, const std::vector<Sy
   return least_of_kept_key(arena, bounds, conditions, arena.f32(0.0F), keys).has_value();
 }
 
-bool has_finite_masks(SymArena& arena, const Softmax& softmax) {
-  return !conditions_of_masks(arena, softmax.score).empty();
-}
+bool has_finite_masks(SymArena& arena, SymId score) { return !conditions_of_masks(arena, score).empty(); }
 
 FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count) {
   if (!softmax.guards.empty()) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -102,12 +103,10 @@ class SumReader {
     if (sym.kind == SymKind::kOp && product_.exponent.size() < kMostTerms && product_.guards.size() < kMostGuards) {
       switch (sym.op) {
         case Op::k_add:
-          read(sym.args[0], negative);
-          read(sym.args[1], negative);
-          return;
         case Op::k_sub:
+          note_apart(sym.args[0], sym.args[1]);
           read(sym.args[0], negative);
-          read(sym.args[1], !negative);
+          read(sym.args[1], negative != (sym.op == Op::k_sub));
           return;
         case Op::k_neg:
           read(sym.args[0], !negative);
@@ -118,6 +117,7 @@ class SumReader {
           }
           break;
         case Op::k_mul:
+        case Op::k_div:
           if (read_scaled(sym, negative)) {
             return;
           }
@@ -156,18 +156,33 @@ class SumReader {
     return false;
   }
 
+  void note_apart(SymId x, SymId y) {
+    if (!arena_.depends_on(x, kKeyAtom) || !arena_.depends_on(y, kKeyAtom)) {
+      return;
+    }
+    for (const SymId term : {x, y}) {
+      if (holds_row_statistic(term)) {
+        product_.apart.push_back(term);
+      }
+    }
+  }
+
   // (x - m) * c, as in e^((x - m) ln 2): the factor goes to the terms, so that m can cancel. Only where there is such
   // an m: (1 - mask) * -10000 must stay whole, or it would lift the keys that are kept by 10000 and round their scores.
   // There may be several: exp2((x - m) * log2 e) is e^((x - m) * log2 e * ln 2).
   bool read_scaled(const Sym& sym, bool negative) {
     float factor = 1;
     SymId sum = kNoSym;
-    for (Sym scaled = sym; scaled.kind == SymKind::kOp && scaled.op == Op::k_mul; scaled = arena_[sum]) {
-      const size_t at = arena_.is_constant(scaled.args[0]) ? 0 : 1;
+    const auto is_scaling = [](const Sym& each) {
+      return each.kind == SymKind::kOp && (each.op == Op::k_mul || each.op == Op::k_div);
+    };
+    for (Sym scaled = sym; is_scaling(scaled); scaled = arena_[sum]) {
+      const size_t at = scaled.op == Op::k_mul && arena_.is_constant(scaled.args[0]) ? 0 : 1;
       if (!arena_.is_constant(scaled.args[at])) {
         return false;
       }
-      factor *= arena_.f32_value(scaled.args[at]);
+      const float number = arena_.f32_value(scaled.args[at]);
+      factor = scaled.op == Op::k_mul ? factor * number : factor / number;
       sum = scaled.args[1 - at];
     }
     const bool subtracts = arena_.is_op(sum, Op::k_sub);
@@ -175,6 +190,7 @@ class SumReader {
       return false;
     }
     const std::vector<SymId> args = arena_[sum].args;
+    note_apart(args[0], args[1]);
     const SymId constant = arena_.f32(factor);
     read(arena_.op(Op::k_mul, {args[0], constant}), negative);
     read(arena_.op(Op::k_mul, {args[1], constant}), negative != subtracts);
@@ -287,10 +303,13 @@ class ProductReader {
     Product product;
     if (sym.kind == SymKind::kOp && left_-- > 0) {
       switch (sym.op) {
-        case Op::k_mul:
+        case Op::k_mul: {
           product = read(sym.args[0]);
-          multiply(product, read(sym.args[1]));
+          const Product factor = read(sym.args[1]);
+          note_apart(product, factor);
+          multiply(product, factor);
           return product;
+        }
         case Op::k_div:
           product = read(sym.args[0]);
           divide(product, sym.args[1]);
@@ -324,6 +343,8 @@ class ProductReader {
       product.over.push_back(divisor);
       return;
     }
+    append(product.apart, below.apart);
+    note_apart(product, below);
     for (const SignedTerm& term : below.exponent) {
       product.exponent.push_back({term.term, !term.negative});
     }
@@ -334,6 +355,26 @@ class ProductReader {
   }
 
  private:
+  // Before the exponents of one become those of the other.
+  void note_apart(Product& product, const Product& factor) {
+    const auto any_term_of = [&](const Product& each, const auto& is_wanted) {
+      return std::any_of(each.exponent.begin(), each.exponent.end(),
+                         [&](const SignedTerm& term) { return is_wanted(term.term); });
+    };
+    const auto is_of_key = [&](SymId term) { return arena_.depends_on(term, kKeyAtom); };
+    const auto is_statistic = [&](SymId term) { return arena_[term].has_score && !is_of_key(term); };
+    if (!any_term_of(product, is_of_key) || !any_term_of(factor, is_of_key)) {
+      return;
+    }
+    std::vector<SymId> found;
+    for (const Product* each : {&std::as_const(product), &factor}) {
+      if (any_term_of(*each, is_statistic)) {
+        found.push_back(sum_of(arena_, each->exponent));
+      }
+    }
+    append(product.apart, found);
+  }
+
   // 0 under a condition.
   bool read_select(const Sym& sym, Product& product) {
     for (const auto& [kept, masked, keeps_when_true] :
@@ -367,6 +408,7 @@ void multiply(Product& product, const Product& factor) {
   append(product.times, factor.times);
   product.has_guard = product.has_guard || factor.has_guard;
   product.rounds_logarithm = product.rounds_logarithm || factor.rounds_logarithm;
+  append(product.apart, factor.apart);
   std::sort(product.guards.begin(), product.guards.end());
   product.guards.erase(std::unique(product.guards.begin(), product.guards.end()), product.guards.end());
 }

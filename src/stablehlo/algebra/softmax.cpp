@@ -200,6 +200,7 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
     if (!body.over.empty() || !body.times.empty()) {
       return refuse<Reason::kOtherPartsInSum>();
     }
+    append(softmax.apart, body.apart);
     if (piece.atom != kKeyAtom) {  // a sink: e^(logit - what is subtracted)
       std::vector<SignedTerm> logit = body.exponent;
       for (const SignedTerm& term : of_row) {
@@ -425,6 +426,7 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole) {
     }
     softmax->needs_maximum = softmax->needs_maximum || product.has_guard;
     softmax->rounds_logarithm = product.rounds_logarithm;
+    append(softmax->apart, product.apart);
     if (softmax->needs_maximum && softmax->maximum == kNoSym) {
       return refuse<Reason::kGuardMayAct>();
     }

@@ -38,7 +38,8 @@ struct Softmax {
   bool needs_maximum = false;
   // A condition sets rows without keys to 0, and rows that are NaN with them: 0 < z, a maximum that is finite.
   bool clears_nan = false;
-  bool rounds_logarithm = false;  // as Product's
+  bool rounds_logarithm = false;  // as Product's, and the next
+  std::vector<SymId> apart;
 };
 
 // The product is the whole of what multiplies the values.
@@ -76,8 +77,8 @@ enum class FiniteMasks : uint8_t {
   kInAllRows,       // the condition masks; the scores of a row that keeps none are all the same number
 };
 
-// Whether the score has any.
-bool has_finite_masks(SymArena& arena, const Softmax& softmax);
+// Whether a score has any.
+bool has_finite_masks(SymArena& arena, SymId score);
 
 // Moves the conditions of finite masks into the guards where that is proved to change nothing: in each row, either a
 // score that is kept lies so far above all masked ones that their exponentials are 0 beside its own, or all scores of

@@ -131,9 +131,21 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   Softmax masked = match.softmax;
   const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
   const bool keeps_keys = masks == FiniteMasks::kInRowsWithKeys;
-  if (match.softmax.rounds_logarithm && ((!keeps_keys && has_finite_masks(arena, match.softmax)) ||
-                                         may_add_much(plane, keeps_keys ? masked.score : match.softmax.score))) {
+  const auto may_be_far = [&](SymId score) {  // all scores of a row
+    for (const SymId condition : keeps_keys ? masked.guards : std::vector<SymId>()) {
+      score = assume(arena, score, condition);
+    }
+    return (!keeps_keys && has_finite_masks(arena, score)) || may_add_much(plane, score);
+  };
+  if (match.softmax.rounds_logarithm && may_be_far(match.softmax.score)) {
     return refuse<Reason::kLogSumExpOfMasks>();
+  }
+  for (const SymId difference : match.softmax.apart) {
+    std::vector<SignedTerm> terms = as_exponent(arena, difference).exponent;
+    std::erase_if(terms, [&](const SignedTerm& term) { return !arena.depends_on(term.term, kKeyAtom); });
+    if (may_be_far(sum_of(arena, terms))) {
+      return refuse<Reason::kAddsApart>();
+    }
   }
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !log_sum_exp)) {
     match.softmax = std::move(masked);
@@ -170,6 +182,9 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
   FLASHLIFT_ASSIGN_OR_RETURN(problem, sizes_of_problem(plane, forward, gradient));
   problem.want_lse = log_sum_exp || gradient != nullptr;  // the backward pass reads it
   programs.match.softmax.rounds_logarithm |= gradient != nullptr && gradient->rounds_logarithm;
+  if (gradient != nullptr) {
+    llvm::append_range(programs.match.softmax.apart, gradient->apart);
+  }
   FLASHLIFT_RETURN_IF_ERROR(settle_masks(plane, log_sum_exp, gradient != nullptr, programs));
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   Softmax& softmax = programs.match.softmax;

@@ -441,7 +441,9 @@ Proof GradientFinder::give(const PlacedExit& exit) {
                              result_view(result, forward_.dimensions.roles,
                                          exit.is_of_values ? operands.value_depth : operands.depth, plane_.sizes));
   gradient->summed = exit.shared.size();
-  found_.rounds_logarithm = found_.rounds_logarithm || as_product(plane_.arena, exit.exit.formula).rounds_logarithm;
+  const Product product = as_product(plane_.arena, exit.exit.formula);
+  found_.rounds_logarithm = found_.rounds_logarithm || product.rounds_logarithm;
+  llvm::append_range(found_.apart, product.apart);
   return {};
 }
 

@@ -103,7 +103,8 @@ struct Gradient {
   std::optional<ResultView> d_q, d_k, d_v;
   std::vector<SumExit> sums;  // gradients by terms of the score and by the sinks
   std::optional<LogSumExp> log_sum_exp;
-  bool rounds_logarithm = false;  // as Product's, of probabilities that the gradients read
+  bool rounds_logarithm = false;  // as Product's, of probabilities that the gradients read, and the next
+  std::vector<SymId> apart;
 };
 Outcome<Gradient> find_gradient(Plane& plane, const Forward& forward);
 
