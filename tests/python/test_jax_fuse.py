@@ -199,6 +199,15 @@ def test_errors_of_the_function_are_its_own():
         flashlift.jax.fuse(lambda x: x / (1 // 0))(normal(2))
 
 
+def test_another_platform():
+    shape = jax.ShapeDtypeStruct((1, 4, 2, 8), "float32")
+    fused = flashlift.jax.fuse(lambda q: jax.nn.dot_product_attention(q, q, q))
+    with pytest.raises(
+        flashlift.UnsupportedError, match="was fused for cpu and is compiled for cuda; expected arrays on"
+    ):
+        jax.jit(fused).trace(shape).lower(lowering_platforms=("cuda",))
+
+
 def test_analyze_runs_nothing():
     shape = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)
     report = flashlift.jax.fuse(lambda q: attention(q, q, q)).analyze(shape)

@@ -225,7 +225,9 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         return jitted, report
     register()
     assert isinstance(fused.module, str), "text gives text"
-    module = FusedModule(flat.__name__, fused.module, tuple(traced.out_avals), tuple(exported.module_kept_var_idx))
+    module = FusedModule(
+        flat.__name__, fused.module, platform, tuple(traced.out_avals), tuple(exported.module_kept_var_idx)
+    )
 
     def run(*leaves: Any) -> Any:
         if mesh is not None:  # no equation of the caller's says what devices the module names

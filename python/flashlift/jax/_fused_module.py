@@ -11,6 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import AxisType
 
+from flashlift._errors import UnsupportedError
 from flashlift.jax._lifted import merge
 from flashlift.jax._partition import is_split, needs_devices, run_partitioned
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
@@ -24,6 +25,7 @@ _DTYPES = "float32 bfloat16 float16 bool int8 int16 int32 int64 uint8 uint16 uin
 class FusedModule:
     name: str
     text: str
+    platform: str  # as JAX names those that it compiles for
     results: tuple[jax.core.ShapedArray, ...]
     kept: tuple[int, ...]  # the arguments that it takes
 
@@ -57,6 +59,12 @@ def _results(*arguments: Any, module: FusedModule) -> list[Any]:
 
 
 def _lower(context: Any, *arguments: Any, module: FusedModule) -> Sequence[Any]:
+    platforms = tuple(context.platforms or context.module_context.platforms)
+    if platforms != (module.platform,):
+        raise UnsupportedError(
+            f"{module.name} was fused for {module.platform} and is compiled for {', '.join(platforms)}; expected "
+            f"arrays on {module.platform}, JAX's default platform"
+        )
     into = context.module_context.module
     present = {_name(op) for op in into.body.operations}
     with into.context:
