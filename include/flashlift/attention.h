@@ -40,14 +40,14 @@ struct CompileOptions {
   int device_ordinal = 0;  // which GPU
   // Empty: the first that accepts the problem. A name: that one forward and backward, or its reason why not.
   std::string implementation;
-  // False: the problem's batch and lengths only fill their places. On a GPU nothing is compiled before a call comes,
-  // and what is compiled then is for lengths like the call's.
+  // False: the problem's batch and lengths are placeholders. On a GPU nothing is compiled before the first call, which
+  // compiles kernels for lengths like its own.
   bool lengths_known = true;
-  // False: whoever only runs the backward pass. On a GPU the forward pass's kernel is compiled by the first call of it.
+  // False for who only runs the backward pass: on a GPU the first forward call then compiles the forward kernel.
   bool forward_at_once = true;
-  // How each pass runs. Where nothing is said here and no implementation is named, the database of what was tuned is
-  // asked, as the policy allows: for the problem at its own lengths, or at those that were tuned last where
-  // lengths_known is false.
+  // How each pass runs. If it is empty and no implementation is named, compiling looks the problem up in the database
+  // of what was tuned, if the policy allows: at the problem's lengths, or at those tuned last where lengths_known is
+  // false.
   Tuning forward;
   Tuning backward;
   TuningPolicy tuning = TuningPolicy::kFromEnvironment;
@@ -57,9 +57,9 @@ struct RunOptions {
   Executor* executor = nullptr;  // CPU: null means oneTBB
   void* stream = nullptr;        // CUDA: the caller's CUstream
   DeviceAllocator allocator;     // CUDA: read by the backward pass
-  // Any thread may make it other than 0 to end the call early, and leaves it so until the call has returned:
-  // kCancelled, with anything in the outputs. Read before a GPU's launch, and on a CPU before each task, which is about
-  // a thousand queries of a head.
+  // Any thread may set it to other than 0 to end the call early, and must leave it so until the call has returned with
+  // kCancelled; the outputs then hold anything. Read before a GPU's launch, and on a CPU before each task, which is
+  // about a thousand queries of a head.
   const std::atomic<int32_t>* cancelled = nullptr;
 };
 

@@ -52,7 +52,7 @@ typedef enum FlashliftErrorCode {
   FLASHLIFT_UNSUPPORTED = 2,      /* the input is right, but no implementation can do it */
   FLASHLIFT_NOT_FOUND = 3,        /* a file, a device or a library is missing */
   FLASHLIFT_INTERNAL = 4,         /* a defect of Flashlift, or memory ran out */
-  FLASHLIFT_CANCELLED = 5         /* FlashliftRunOptions::cancelled said so */
+  FLASHLIFT_CANCELLED = 5         /* the caller ended the call: FlashliftRunOptions::cancelled */
 } FlashliftErrorCode;
 
 typedef struct FlashliftError FlashliftError;
@@ -98,8 +98,8 @@ typedef struct FlashliftCompileOptions {
   DLDevice device;            /* kDLCPU or kDLCUDA */
   const char* implementation; /* NULL: the first that accepts the problem; a name: that one, or the reason why not */
   /* since version 5 */
-  int32_t lengths_unknown; /* 1: batch, sq and skv of the problem only fill their places. A GPU's kernels are then
-                              compiled by the first calls, for lengths like theirs */
+  int32_t lengths_unknown; /* 1: batch, sq and skv of the problem are placeholders. A GPU's kernels are then compiled
+                              by the first calls, for lengths like theirs */
   /* since version 8 */
   int32_t tuning_policy; /* a FlashliftTuningPolicy */
 } FlashliftCompileOptions;
@@ -260,15 +260,15 @@ typedef struct FlashliftRunOptions {
   size_t struct_size;
   const FlashliftExecutor* executor; /* CPU: NULL is Flashlift's own pool */
   void* stream;                      /* CUDA: the CUstream to run on */
-  /* NULL, or a number that any thread may make other than 0, by an atomic store, to end the call early. It stays so
+  /* NULL, or a number that any thread may set to other than 0, by an atomic store, to end the call early, and leaves so
    * until the call has returned: CANCELLED, with anything in the outputs. Read before a GPU's launch, and on a CPU
    * before each task, which is about a thousand queries of a head. */
   const int32_t* cancelled;
   /* since version 9 */
-  /* CUDA, the backward pass: NULL, or gives at least so many bytes of the attention's device at a multiple of 256, such
-   * as those of a framework's caching allocator; NULL where there are none. They must stay valid until what the call
-   * puts on its stream is done. Called at most once a call, and not while the stream is being captured. NULL is the
-   * driver's own pool. */
+  /* CUDA, the backward pass: where its temporary memory comes from; NULL is the driver's own pool. Returns at least
+   * `bytes` bytes of the attention's device, aligned to 256, or NULL where there are none: a framework's caching
+   * allocator, say. They must stay valid until what the call puts on its stream is done. Called at most once a call,
+   * and not while the stream is being captured. */
   void* (*allocate)(void* allocate_context, size_t bytes);
   void* allocate_context;
 } FlashliftRunOptions;
