@@ -268,7 +268,8 @@ std::optional<SymId> GradientFinder::as_sum_over_keys(const Evaluator::Place& pl
       indices.insert(indices.begin() + how->dims[0], affine_atom(depth));
       body = at_depth(how->inputs[0], indices, depth);
     }
-  } else if (sym.kind == SymKind::kLoad && is_product(definition) && !any_computed(place.indices)) {
+  } else if (sym.kind == SymKind::kLoad && definition != nullptr && is_product(definition) &&
+             !any_computed(place.indices)) {
     std::vector<SymId> factors;
     for (unsigned side = 0; side < 2; ++side) {
       const OperandDims dims = operand_dims(definition, side);
