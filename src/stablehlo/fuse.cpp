@@ -15,6 +15,7 @@
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange/missing_output.h"
 #include "stablehlo/rearrange/rearrange.h"
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"
@@ -123,13 +124,21 @@ class Fuser {
     if (lift_unweighted(product, rearranged, found)) {
       return found;
     }
+    if (const auto with_output = gradients_ ? add_missing_output(product) : std::nullopt) {
+      Outcome<LiftedAttention> again = lift_again(with_output->product);
+      if (again.ok() && again->gradient) {
+        rearranged.push_back(*with_output);
+        return again;
+      }
+      stablehlo::take_back(*with_output);
+      work_.summed_exponentials.clear();
+    }
     for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
       const auto other = rearrange(product);
       if (!other) {
         continue;
       }
-      work_.summed_exponentials.clear();
-      Outcome<LiftedAttention> again = lift_attention(other->product, gradients_, work_);
+      Outcome<LiftedAttention> again = lift_again(other->product);
       constexpr int64_t kFewestRows = 16;  // for which keys and values are copied
       const bool copies_too_much =
           again.ok() && rearrange == join_parts_of_keys &&
@@ -147,6 +156,12 @@ class Fuser {
     return found;
   }
 
+  // A product that was made of another one.
+  Outcome<LiftedAttention> lift_again(mlir::Operation* product) {
+    work_.summed_exponentials.clear();
+    return lift_attention(product, gradients_, work_);
+  }
+
   // With all weights of rows moved to the output, of which there may be several. Where they were what kept the original
   // from being fused, `found` says then what else does.
   bool lift_unweighted(mlir::Operation* product, std::vector<Rearrangement>& rearranged,
@@ -161,8 +176,7 @@ class Fuser {
         break;
       }
       rearranged.push_back(*std::move(other));
-      work_.summed_exponentials.clear();
-      Outcome<LiftedAttention> again = lift_attention(rearranged.back().product, gradients_, work_);
+      Outcome<LiftedAttention> again = lift_again(rearranged.back().product);
       if (again.ok() || was_of_weights) {
         found = std::move(again);
       }

@@ -2,6 +2,7 @@
 the forward pass saved, and read sum(d_out * out) for sum(p * d_p). The right ones are fused with their attention;
 others stay, with a reason. Everything is compared with XLA."""
 
+import flashlift.stablehlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -245,3 +246,73 @@ def test_a_division_behind_the_values_with_a_maximum_that_is_differentiated(by_p
 
     candidates, report = fused(attention, *qkv(), gradients=True)
     assert any(candidate.fused for candidate in candidates), report
+
+
+# --- Gradients alone: nothing multiplies the values by the probabilities ---
+
+
+def pulled_back(attention, wanted, change=lambda d: d):
+    """The gradients of a linear loss, which needs no output. `change`: of the gradient by the probabilities."""
+
+    @jax.custom_vjp
+    def changed(p):
+        return p
+
+    changed.defvjp(lambda p: (p, None), lambda _, d: (change(d),))
+
+    def function(q, k, v, d_out):
+        gradients = jax.vjp(lambda *x: attention(*x, changed), q, k, v)[1](d_out)
+        return tuple(gradients[i] for i in wanted)
+
+    return function
+
+
+ALONE = {
+    "plain": lambda q, k, v, changed: weigh(changed(jax.nn.softmax(products(q, k) * SCALE)), v),
+    "causal": lambda q, k, v, changed: weigh(
+        changed(jax.nn.softmax(jnp.where(causal(), products(q, k) * SCALE, -jnp.inf))), v
+    ),
+    "log_softmax": lambda q, k, v, changed: weigh(changed(jnp.exp(jax.nn.log_softmax(products(q, k) * SCALE))), v),
+    "shared keys": lambda q, k, v, changed: jnp.einsum(
+        "bhqk,bkd->bhqd", changed(jax.nn.softmax(jnp.einsum("bhqd,bkd->bhqk", q, k[:, 0]) * SCALE)), v[:, 0]
+    ),
+}
+
+
+def arguments(dtype=jnp.float32):
+    q, k, v = qkv(dtype=dtype)
+    return q, k, v, jnp.cos(q)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("attention", ALONE)
+def test_gradients_alone(attention, wanted):
+    function = pulled_back(ALONE[attention], wanted)
+    text = jax.jit(function).lower(*arguments()).as_text()
+    found = flashlift.stablehlo.fuse(text, gradients=True)
+    assert found.fused_count == 1 and len(found.candidates) == 1, found.candidates
+    fused(function, *arguments())
+
+
+def test_gradients_alone_of_16_bits():
+    candidates, report = fused(pulled_back(ALONE["plain"], (0, 1)), *arguments(jnp.bfloat16), tolerance=3e-2)
+    assert any(candidate.fused for candidate in candidates), report
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: 2 * d,
+        lambda d: jnp.clip(d, -0.1, 0.1),
+        lambda d: d.at[..., 0].set(0),
+        lambda d: d - d.mean(-1, keepdims=True),
+    ],
+)
+@pytest.mark.parametrize("wanted", [(0,), (0, 1)])
+def test_gradients_alone_that_are_changed_stay_right(change, wanted):
+    fused(pulled_back(ALONE["causal"], wanted, change), *arguments())
+
+
+def test_the_gradient_by_the_values_alone_stays():
+    candidates, report = fused(pulled_back(ALONE["plain"], (2,)), *arguments())
+    assert [candidate.fused for candidate in candidates] == [False], report

@@ -1,0 +1,158 @@
+#include "stablehlo/rearrange/missing_output.h"
+
+#include "llvm/ADT/DenseSet.h"
+#include "mlir/IR/Builders.h"
+#include "stablehlo/lift/products.h"
+#include "stablehlo/reader/attributes.h"
+#include "stablehlo/reader/ops.h"
+#include "stablehlo/rewrite/build.h"
+
+namespace flashlift::stablehlo {
+namespace {
+
+struct Behind {
+  std::vector<mlir::Operation*> exponentials;
+  std::vector<mlir::Operation*> products;
+};
+
+// What a value is computed from, up to the products before it.
+Behind behind(mlir::Value value) {
+  constexpr size_t kFarthest = 300;
+  Behind found;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op == nullptr || !seen.insert(op).second) {
+      continue;
+    }
+    if (is_product(op) && !side_summed_by_product(op)) {
+      found.products.push_back(op);
+      continue;
+    }
+    if (kind(op) == OpKind::kExponential && static_tensor(op->getResult(0))) {
+      found.exponentials.push_back(op);
+    }
+    for (const mlir::Value operand : op->getOperands()) {
+      stack.push_back(operand.getDefiningOp());
+    }
+  }
+  return found;
+}
+
+struct RowSum {
+  mlir::Value of;  // the exponentials, or these in another type
+  mlir::Value sum;
+  int64_t dim = 0;
+};
+
+// Of an exponential, if its rows are summed.
+std::optional<RowSum> row_sum(mlir::Value exponentials) {
+  for (mlir::Operation* user : exponentials.getUsers()) {
+    const auto how = kind(user) == OpKind::kReduce ? reduction(user) : std::nullopt;
+    if (how && how->reducer == Reducer::kAdd && how->inputs.size() == 1 && how->dims.size() == 1 &&
+        splat(how->inits[0]) == 0) {
+      return RowSum{.of = exponentials, .sum = user->getResult(0), .dim = how->dims[0]};
+    }
+    const bool widens = kind(user) == OpKind::kConvert && dtype(user->getResult(0).getType()) == DType::kF32;
+    if (const auto found = widens ? row_sum(user->getResult(0)) : std::nullopt) {
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+mlir::NamedAttribute named(mlir::OpBuilder& builder, llvm::StringRef name, mlir::Attribute value) {
+  return {builder.getStringAttr(name), value};
+}
+
+// The product of probabilities and values, where `gradient` is that of the output's gradient and the values, and has
+// the probabilities' dimensions in their order. Null if it cannot be.
+mlir::Operation* output_of(mlir::OpBuilder& builder, mlir::Value probabilities, int64_t key,
+                           mlir::Operation* gradient) {
+  const auto batch = static_cast<int64_t>(operand_dims(gradient, 0).batch.size());
+  const auto free = static_cast<int64_t>(operand_dims(gradient, 0).free.size());
+  if (key < batch) {
+    return nullptr;
+  }
+  const unsigned side = key < batch + free ? 0 : 1;  // of the values
+  const OperandDims dims = operand_dims(gradient, side);
+  const mlir::Value values = gradient->getOperand(side);
+  if (dims.free.size() != 1 || dims.contract.size() != 1) {
+    return nullptr;
+  }
+  DotDims wanted{.lhs_batch = {}, .rhs_batch = dims.batch, .lhs_contract = {key}, .rhs_contract = dims.free};
+  llvm::SmallVector<int64_t> sizes;
+  for (int64_t d = 0; d < batch; ++d) {
+    wanted.lhs_batch.push_back(d);
+  }
+  const auto of_probabilities = shape(probabilities);
+  for (int64_t d = 0; d < static_cast<int64_t>(of_probabilities.size()); ++d) {
+    if (d != key) {
+      sizes.push_back(of_probabilities[static_cast<size_t>(d)]);
+    }
+  }
+  sizes.push_back(shape(values)[static_cast<size_t>(dims.contract[0])]);
+  const auto type = static_tensor(values);
+  const mlir::Value converted = convert(builder, gradient->getLoc(), probabilities, type.getElementType());
+  const auto text = mlir::OpaqueAttr::get(builder.getStringAttr("stablehlo"), print_dot(wanted),
+                                          mlir::NoneType::get(builder.getContext()));
+  return build(builder, gradient->getLoc(), "stablehlo.dot_general", {converted, values},
+               mlir::TypeRange(type.clone(sizes)), named(builder, "dot_dimension_numbers", text));
+}
+
+}  // namespace
+
+std::optional<Rearrangement> add_missing_output(mlir::Operation* product) {
+  if (!is_product(product)) {
+    return std::nullopt;
+  }
+  for (unsigned side = 0; side < 2; ++side) {
+    const Behind parts = behind(product->getOperand(side));
+    for (mlir::Operation* exponential : parts.exponentials) {
+      const auto sum = row_sum(exponential->getResult(0));
+      const mlir::Value numerator = sum ? sum->of : exponential->getResult(0);
+      const Behind of_scores = behind(numerator);
+      const int64_t key = sum ? sum->dim : static_cast<int64_t>(shape(numerator).size()) - 1;
+      for (mlir::Operation* gradient : parts.products) {
+        if (llvm::is_contained(of_scores.products, gradient) || kind(gradient) != OpKind::kDotGeneral || key < 0 ||
+            shape(gradient->getResult(0)) != shape(numerator) || exponential->getBlock() != product->getBlock() ||
+            gradient->getBlock() != product->getBlock()) {
+          continue;
+        }
+        mlir::OpBuilder builder(product);
+        mlir::Operation* const before = product->getPrevNode();
+        mlir::Value probabilities = numerator;
+        if (sum) {
+          llvm::SmallVector<int64_t> dims;
+          for (int64_t d = 0; d < static_cast<int64_t>(shape(numerator).size()); ++d) {
+            if (d != key) {
+              dims.push_back(d);
+            }
+          }
+          const mlir::Value spread = build(builder, product->getLoc(), "stablehlo.broadcast_in_dim", sum->sum,
+                                           mlir::TypeRange(numerator.getType()),
+                                           named(builder, "broadcast_dimensions", builder.getDenseI64ArrayAttr(dims)))
+                                         ->getResult(0);
+          probabilities = build(builder, product->getLoc(), "stablehlo.divide", {numerator, spread},
+                                mlir::TypeRange(numerator.getType()))
+                              ->getResult(0);
+        }
+        Rearrangement found;
+        found.product = output_of(builder, probabilities, key, gradient);
+        for (mlir::Operation* op = before == nullptr ? &product->getBlock()->front() : before->getNextNode();
+             op != product; op = op->getNextNode()) {
+          found.added.push_back(op);
+        }
+        if (found.product != nullptr) {
+          return found;
+        }
+        take_back(found);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlift::stablehlo
