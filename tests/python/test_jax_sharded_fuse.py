@@ -67,6 +67,14 @@ def slopes(q, k, v, table):
     distance = jnp.arange(24)[None, :] - jnp.arange(24)[:, None]
     return dot(q, k, v, (table[:, None, None] * distance)[None])
 check(slopes, (q, k, v, normal(8)), [split, split, split, P("model")])
+# Scores that compute with the number of a head, one table for every two heads, and sinks.
+def counted(q, k, v, table, sinks):
+    distance = jnp.arange(24)[None, :] - jnp.arange(24)[:, None]
+    slope = 2.0 ** -(jnp.arange(8) + 1.0) + table[jnp.arange(8) // 2]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + slope[:, None, None] * distance
+    sinks = jnp.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.concatenate([scores, sinks], -1))[..., :-1], v)
+check(counted, (q, k, v, normal(4), normal(8)), [split, split, split, P(), P("model")])
 # A mask of dropout, in heads before lengths, by hand.
 def dropped(q, k, v, keep):
     weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
