@@ -25,8 +25,9 @@ struct Product {
   // Divided by a number whose logarithm was first added to another number of the row: log z + m, a log-sum-exp. Where m
   // is large, f32 has no room for log z beside it.
   bool rounds_logarithm = false;
-  // Differences of scores and a number that all scores of the row make, beside which another number of the key is added,
-  // or is the exponent of another factor. In one sum with a very negative score that would be lost; so it is not.
+  // Differences of scores and a number that all scores of the row make, beside which another number of the key is
+  // added, or is the exponent of another factor. In one sum with a very negative score that would be lost; so it is
+  // not.
   std::vector<SymId> apart;
 };
 
