@@ -111,8 +111,8 @@ def operands(S=20, T=24, dtype=jnp.float32):
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("with_output", [True, False])
 def test_any_of_the_gradients(wanted, with_output):
-    """Without the output in the module, the product of its gradient with the probabilities tells where the keys are,
-    and that with the values where these are."""
+    """Without the output in the module, the product of its gradient with the values tells where these are. The gradient
+    by the values alone has none."""
 
     def function(q, k, v, d_out):
         out, pullback = jax.vjp(attention, q, k, v)
@@ -120,7 +120,7 @@ def test_any_of_the_gradients(wanted, with_output):
         return (out if with_output else (), [gradients[i] for i in wanted])
 
     report = run_both_ways(function, (*operands(), normal(2, 20, 3, 8)))
-    assert report.fused_count == (with_output or (2 in wanted and len(wanted) > 1)), report
+    assert report.fused_count == (with_output or wanted != (2,)), report
 
 
 def test_rows_without_keys():
