@@ -15,7 +15,6 @@
 #include "stablehlo/partition.h"
 #include "stablehlo/reader/normalize.h"
 #include "stablehlo/reader/ops.h"
-#include "stablehlo/rearrange/missing_output.h"
 #include "stablehlo/rearrange/rearrange.h"
 #include "stablehlo/rewrite/cudnn.h"
 #include "stablehlo/rewrite/rewrite.h"

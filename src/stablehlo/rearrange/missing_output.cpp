@@ -1,10 +1,11 @@
-#include "stablehlo/rearrange/missing_output.h"
+// The output of an attention of which a module computes a gradient alone.
 
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/IR/Builders.h"
 #include "stablehlo/lift/products.h"
 #include "stablehlo/reader/attributes.h"
 #include "stablehlo/reader/ops.h"
+#include "stablehlo/rearrange/rearrange.h"
 #include "stablehlo/rewrite/build.h"
 
 namespace flashlift::stablehlo {

@@ -28,6 +28,10 @@ std::optional<Rearrangement> move_weights_to_values(mlir::Operation* product);
 // Probabilities times a number for each row, or only of some rows, as of padded queries or of heads: the output is
 // multiplied with it, and in a backward pass the output's gradient. Not the gradient by these numbers.
 std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
+// In front of a product that may be the gradient by queries or keys: the product of the probabilities with the values,
+// which nothing reads. The attention is proved with it, and its calls take the place of the gradient's products. It is
+// a guess which exponentials are the probabilities' and which product is that of the output's gradient and the values.
+std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
 // Puts the original back.
 void take_back(const Rearrangement& rearrangement);
 
