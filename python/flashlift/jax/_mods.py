@@ -457,6 +457,8 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
     if all(isinstance(one, np.ndarray) for one in operands):  # numbers of the function's own, which stay numbers
         if equation.primitive.name in _VARIES:
             return list(operands)
+        if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map even so
+            return [operands[0].astype(params["new_dtype"])]
         with jax.ensure_compile_time_eval():
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
