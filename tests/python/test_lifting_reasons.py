@@ -224,3 +224,12 @@ def test_products_of_a_backward_pass_name_the_attention_that_stays():
     found = reasons(gradient(lambda q, k, v: attention(q, k, v)), (8, 320), (12, 320), (12, 320), gradients=True)
     assert "320 deep" in found[0] and len(found) == 4
     assert all("it is computed from the scores of the attention at" in each for each in found[1:])
+
+
+def test_a_maximum_over_more_than_the_keys():
+    def function(q, k, v):
+        s = q @ k.mT
+        e = jnp.exp(s - s.max())
+        return (e / e.sum(-1, keepdims=True)) @ v
+
+    assert ["is not over the keys of one row" in each for each in reasons(function, *QKV)] == [True]

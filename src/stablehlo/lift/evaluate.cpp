@@ -502,6 +502,10 @@ SymId Evaluator::score(const std::vector<Index>& indices) {
 SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
   mlir::Operation* op = value.getDefiningOp();
   if (op != nullptr && depends_on_score_(op)) {
+    const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
+    if (how && (how->reducer == Reducer::kMaximum || how->reducer == Reducer::kAdd)) {
+      return fail(refuse<Reason::kReducesOverMore>(op->getName().getStringRef().str(), describe(op->getLoc())));
+    }
     const auto call = custom_call(op);
     return fail(refuse<Reason::kNotUnderstood>(op->getName().getStringRef().str(),
                                                call ? fmt::format(" @{}", call->target) : "", describe(op->getLoc())));
