@@ -1,24 +1,9 @@
 """Plain jax.jit of sharded arrays on eight devices: every device runs the kernel on what it holds."""
 
-import os
-import subprocess
-import sys
+from eight_devices import HEAD, run
 
 PROGRAM = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from flashlift.jax import attention, flash_attention
-
-if sys.argv[1] == "gspmd":
-    jax.config.update("jax_use_shardy_partitioner", False)
-rng = np.random.default_rng(0)
-normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
-mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-def assert_close(ones, others):
-    for one, other in zip(jax.tree.leaves(ones), jax.tree.leaves(others), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4, rtol=1e-4)
 
 def check(function, operands, specs, gathers=0):
     placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs, strict=True)]
@@ -208,21 +193,13 @@ print("agree")
 """
 
 
-def on_eight_devices(*arguments, program=PROGRAM):
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "agree\n", done.stderr
-
-
 def test_by_shardy():
-    on_eight_devices("shardy")
+    run(HEAD + PROGRAM, "shardy")
 
 
 def test_by_gspmd():
-    on_eight_devices("gspmd")
+    run(HEAD + PROGRAM, "gspmd")
 
 
 def test_meshes_that_calls_are_given():
-    on_eight_devices(program=BY_MESH)
+    run(BY_MESH)
