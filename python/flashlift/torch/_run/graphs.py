@@ -131,23 +131,9 @@ def attention(*given: Any) -> Results:
     return results
 
 
-def attention_backward(
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    residual: torch.Tensor,
-    captures: Sequence[torch.Tensor],
-    sinks: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    wanted: Sequence[int],
-    features: str,
-    scale: float,
-) -> list[torch.Tensor]:
+def attention_backward(grad_out: torch.Tensor, grad_lse: torch.Tensor | None, *given: Any) -> list[torch.Tensor]:
     """The operator's kernel. Leaves a record of the call."""
+    query, key, value, out, lse, residual, captures, sinks, seed, wanted, features, scale = given
     call = Call.of_backward(query, key, value, captures, sinks, seed, features, scale, out, residual)
     with RecordFunction("flashlift::attention_backward"):
         gradients = differentiate(grad_out, grad_lse, call, out, lse, residual, wanted)
