@@ -1,10 +1,12 @@
 """Proves a build on a machine with a GPU: random problems against the oracle, and compute-sanitizer.
 
-    python tests/cuda/prove.py build/bin/cuda_device_test [--problems N] [--jobs N] [--seed N] [--sanitize TOOL ...]
+    python tests/cuda/prove.py build/bin/cuda_device_test [--problems N] [--directions forward,backward] [--jobs N]
+        [--seed N] [--sanitize TOOL ...]
 
---problems counts all of them: those of the chosen kernel, of the portable one, and whatever a problem's description
-allows, a third each. The oracle takes longer than the GPU, so they are split over processes. --sanitize runs few small
-problems under each named tool of compute-sanitizer. The exit status is 0 if nothing failed.
+--problems counts those of each direction. Forward they are for the chosen kernel, for the portable one, and whatever a
+problem's description allows, a third each; backward all are of the last kind, each by every kernel that takes it. The
+oracle takes longer than the GPU, so they are split over processes. --sanitize runs few small problems under each named
+tool of compute-sanitizer. The exit status is 0 if nothing failed.
 """
 
 import argparse
@@ -14,7 +16,11 @@ import subprocess
 import sys
 import time
 
-RANDOM = "Device.Random*:Device.ThePortable*:Device.Drawn*"
+RANDOM = {
+    "forward": ["Device.Random*", "Device.ThePortable*", "Device.Drawn*"],
+    "backward": ["DeviceBackward.Drawn*"],
+}
+ALL = {"forward": "Device.*", "backward": "DeviceBackward*:*/DeviceBackward*"}
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
@@ -24,34 +30,40 @@ def start(command, **environment):
     )
 
 
-def prove_random(test, problems, jobs, seed):
+def prove_random(test, directions, problems, jobs, seed):
     """The failures' text, and how many problems ran."""
-    each = -(-problems // (3 * jobs))
-    processes = [
-        start(
-            [test, "--gtest_brief=1"],
-            FLASHLIFT_TEST_PROBLEMS=str(each),
-            FLASHLIFT_TEST_SEED=str(seed + each * job),
-            GTEST_FILTER=RANDOM if job > 0 else "Device.*",  # the fixed problems once
-        )
-        for job in range(jobs)
-    ]
+    processes = []
+    count = 0
+    for direction in directions:
+        tests = RANDOM[direction]
+        each = -(-problems // (len(tests) * jobs))
+        count += each * len(tests) * jobs
+        processes += [
+            start(
+                [test, "--gtest_brief=1"],
+                FLASHLIFT_TEST_PROBLEMS=str(each),
+                FLASHLIFT_TEST_SEED=str(seed + each * job),
+                GTEST_FILTER=":".join(tests) if job > 0 else ALL[direction],  # the fixed problems once
+            )
+            for job in range(jobs)
+        ]
     failed = []
     for process in processes:
         output = process.communicate()[0]
         if process.returncode != 0:
             failed.append(output)
-    return failed, 3 * each * jobs
+    return failed, count
 
 
-def sanitize(test, tools):
+def sanitize(test, directions, tools):
     """(tool, passed, output) of each tool; they run beside each other."""
+    tests = ":".join(name for direction in directions for name in RANDOM[direction])
     command = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "5"]
     processes = {
         tool: start(
             [*command, "--tool", tool, test, "--gtest_brief=1"],
             FLASHLIFT_TEST_PROBLEMS="2",
-            GTEST_FILTER=f"{RANDOM}:Device.*NotFinite*:Device.Huge*" if tool == "memcheck" else RANDOM,
+            GTEST_FILTER=f"{tests}:Device.*NotFinite*:Device.Huge*" if tool == "memcheck" else tests,
         )
         for tool in tools
     }
@@ -64,20 +76,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("test", help="the program cuda_device_test")
     parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--directions", default="forward,backward")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sanitize", nargs="*", default=[], choices=TOOLS)
     arguments = parser.parse_args()
+    directions = arguments.directions.split(",")
+    if unknown := set(directions) - RANDOM.keys():
+        parser.error(f"--directions: unknown {', '.join(sorted(unknown))}; expected forward, backward, or both")
     passed = True
     if arguments.problems > 0:
         begin = time.perf_counter()
-        failed, count = prove_random(arguments.test, arguments.problems, arguments.jobs, arguments.seed)
+        failed, count = prove_random(arguments.test, directions, arguments.problems, arguments.jobs, arguments.seed)
         for output in failed:
             print(output)
         seconds = time.perf_counter() - begin
-        print(f"{count} random problems in {seconds:.0f} s: {len(failed)} of {arguments.jobs} processes found failures")
+        print(f"{count} random problems in {seconds:.0f} s: {len(failed)} processes found failures")
         passed = not failed
-    for tool, clean, output in sanitize(arguments.test, arguments.sanitize):
+    for tool, clean, output in sanitize(arguments.test, directions, arguments.sanitize):
         summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
         print(f"{tool}: {'clean' if clean else 'NOT CLEAN'} {' '.join(summary)}")
         if not clean:
