@@ -274,7 +274,7 @@ std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std
     if (!seen.insert(id).second) {
       continue;
     }
-    const Sym& sym = arena[id];  // good until add() makes more
+    const Sym& sym = arena[id];
     stack.insert(stack.end(), sym.args.begin(), sym.args.end());
     if (sym.kind != SymKind::kOp || sym.args.size() != 2) {
       continue;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <map>
 #include <set>
@@ -59,6 +60,7 @@ struct Sym {
 
 class SymArena {
  public:
+  // The reference stays valid while formulas are added.
   const Sym& operator[](SymId id) const { return syms_[id]; }
 
   SymId constant(Type type, int64_t payload);
@@ -97,7 +99,7 @@ class SymArena {
   SymId push_into_select(Op op, const std::vector<SymId>& args);
   SymId replace_memo(SymId id, const std::map<SymId, SymId>& known, bool in_results, std::map<SymId, SymId>& memo);
 
-  std::vector<Sym> syms_;
+  std::deque<Sym> syms_;  // not a vector, which moves its elements as it grows
   std::map<std::tuple<SymKind, Op, Type, int64_t, std::vector<SymId>, std::vector<int64_t>>, SymId> existing_;
   int64_t replaced_parts_ = 0;
 };

@@ -14,6 +14,17 @@ TEST_F(Symbol, EqualFormulasAreOne) {
   EXPECT_NE(sum(plane(0)), maximum(plane(0)));
 }
 
+// What reads a formula adds others meanwhile.
+TEST_F(Symbol, FormulasStayWhereTheyAre) {
+  const SymId id = op(Op::k_mul, {score_, plane(0)});
+  const Sym* const place = &arena_[id];
+  for (int i = 0; i < 10000; ++i) {
+    arena_.i32(i);
+  }
+  EXPECT_EQ(place, &arena_[id]);
+  EXPECT_EQ(place->args, (std::vector<SymId>{score_, plane(0)}));
+}
+
 TEST_F(Symbol, ConstantsFold) {
   EXPECT_TRUE(arena_.is_f32(op(Op::k_add, {arena_.f32(2), arena_.f32(3)}), 5));
   EXPECT_EQ(op(Op::k_lt, {arena_.i32(2), arena_.i32(3)}), arena_.boolean(true));
