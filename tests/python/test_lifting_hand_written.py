@@ -179,6 +179,54 @@ def test_rows_masked_by_a_large_number():
     assert sum(candidate.fused for candidate in candidates) == 1 and "log-sum-exp is subtracted" in report, report
 
 
+def with_probabilities_again(mask, of_scores=lambda d_s: d_s, of_values=lambda p: p):
+    """The backward pass computes the whole softmax again, and applies these to what it multiplies."""
+
+    def function(q, k, v, d_out):
+        s = mask(products(q, k) * SCALE)
+        p = jax.nn.softmax(s, -1)
+        d_p = products(d_out, v)
+        d_s = of_scores(p * (d_p - (p * d_p).sum(-1, keepdims=True))) * SCALE
+        p_v = of_values(p)
+        return weigh(p, v), weigh(d_s, k), weigh(d_s.swapaxes(-1, -2), q), weigh(p_v.swapaxes(-1, -2), d_out)
+
+    return function
+
+
+def select_kept(x):
+    return jnp.where(empty_row(), x, 0)
+
+
+MASKED_ROWS = {
+    "select": ({"mask": lambda s: jnp.where(empty_row(), s, -1e9), "of_scores": select_kept}, True),
+    "each row keeps a key": ({"mask": where_causal}, True),
+    "no number": ({"mask": lambda s: jnp.where(causal(), s, -jnp.inf)}, True),
+    "added": ({"mask": lambda s: s + jnp.where(empty_row(), 0, -1e9)}, True),
+    "scores that were replaced": ({"mask": lambda s: jnp.where(empty_row(), s, -1e9)}, False),
+    "of two masks": (
+        {"mask": lambda s: jnp.where(causal(), jnp.where(empty_row(), s, -1e9), -1e12), "of_scores": select_kept},
+        False,
+    ),
+    "values that are left out": (
+        {"mask": lambda s: jnp.where(empty_row(), s, -1e9), "of_scores": select_kept, "of_values": select_kept},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED_ROWS)
+def test_gradients_in_rows_that_a_large_number_masks_whole(name):
+    """The row weighs all values, so that they have a gradient, and the scores that the mask replaced have none."""
+    options, is_fused = MASKED_ROWS[name]
+    q, k, v = qkv()
+    candidates, report = fused(with_probabilities_again(**options), q, k, v, jnp.cos(q))
+    if is_fused:
+        assert len(candidates) == 1 and candidates[0].fused, report
+    else:
+        assert not any(candidate.fused for candidate in candidates), report
+        assert "in a row that a large number masks whole" in report, report
+
+
 def test_rows_without_keys():
     """Such a row's output and gradients are 0."""
 

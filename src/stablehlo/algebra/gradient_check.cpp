@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -45,6 +46,44 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
   return draws;
 }
 
+bool reads_boolean(const SymArena& arena, SymId id) {
+  const Sym& sym = arena[id];
+  return (sym.kind == SymKind::kLoad && sym.type == Type::kI1) ||
+         std::any_of(sym.args.begin(), sym.args.end(), [&](SymId arg) { return reads_boolean(arena, arg); });
+}
+
+// What makes the condition fail, however else formulas spell it. Nothing for arithmetic on booleans.
+std::optional<std::pair<SymId, bool>> failure_of(const SymArena& arena, SymId condition, bool holds) {
+  const Sym& sym = arena[condition];
+  if (sym.kind == SymKind::kOp && sym.op == Op::k_not) {
+    return failure_of(arena, sym.args[0], !holds);
+  }
+  if (sym.kind == SymKind::kOp && sym.op == (holds ? Op::k_or : Op::k_and)) {
+    return failure_of(arena, sym.args[0], holds);
+  }
+  const bool is_spelled_once = sym.kind == SymKind::kLoad || !reads_boolean(arena, condition);
+  return is_spelled_once ? std::optional(std::pair(condition, holds)) : std::nullopt;
+}
+
+// Rows of which finite masks leave out all keys: drawn conditions hold for some key nearly always, and then what a
+// gradient does with the others does not show, as their probabilities are 0.
+void add_masked_rows(const SymArena& arena, const std::vector<SymId>& masks, std::vector<Draw>& draws) {
+  Draw all;
+  for (const SymId condition : masks) {
+    const auto fails = failure_of(arena, condition, false);
+    if (!fails) {
+      continue;
+    }
+    all.conditions.push_back(*fails);
+    if (masks.size() > 1) {
+      draws.push_back({.conditions = {*fails}});
+    }
+  }
+  if (!all.conditions.empty()) {
+    draws.push_back(std::move(all));
+  }
+}
+
 }  // namespace
 
 SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
@@ -71,7 +110,8 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   int compared = 0;
-  const std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
+  std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
+  add_masked_rows(arena_, masks_, draws);
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
@@ -84,8 +124,11 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
                                            static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
       }
       NumericRow numbers(arena_, sizes_, atoms, draw);
-      FLASHLIFT_ASSIGN_OR_RETURN(const bool is_row, compare_row(numbers, draw));
-      compared += is_row && trial < kDraws ? 1 : 0;
+      const Outcome<bool> is_row = compare_row(numbers, draw);
+      if (!is_row.ok()) {
+        return draw.conditions.empty() ? Proof(is_row.error()) : refuse<Reason::kGradientOfMasked>();
+      }
+      compared += *is_row && trial < kDraws ? 1 : 0;
     }
   }
   return compared >= static_cast<int>(kDraws) ? Proof() : refuse<Reason::kTooFewRows>();

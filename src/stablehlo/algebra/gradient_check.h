@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "stablehlo/algebra/numeric.h"
@@ -27,10 +28,11 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term);
 
 class GradientCheck {
  public:
-  // sizes: of the atoms. rounds: whether gradients may round to 16 bits what the scores do not.
+  // sizes: of the atoms. rounds: whether gradients may round to 16 bits what the scores do not. masks: conditions of
+  // finite masks, each of which may hold for no key of a row.
   GradientCheck(SymArena& arena, const std::vector<int64_t>& sizes, const Softmax& softmax, const GradientParts& parts,
-                bool rounds)
-      : arena_(arena), sizes_(sizes), softmax_(softmax), parts_(parts), rounds_(rounds) {}
+                bool rounds, std::vector<SymId> masks)
+      : arena_(arena), sizes_(sizes), softmax_(softmax), parts_(parts), rounds_(rounds), masks_(std::move(masks)) {}
 
   // The formula is the probability.
   Proof is_probability(SymId formula);
@@ -49,6 +51,7 @@ class GradientCheck {
   const Softmax& softmax_;
   const GradientParts& parts_;
   bool rounds_;
+  std::vector<SymId> masks_;
 };
 
 }  // namespace flashlift::stablehlo

@@ -375,6 +375,12 @@ bool keeps_a_key(SymArena& arena, const KnownBounds& given, const std::vector<Sy
 
 bool has_finite_masks(SymArena& arena, SymId score) { return !conditions_of_masks(arena, score).empty(); }
 
+std::vector<SymId> masks_of_whole_rows(SymArena& arena, const KnownBounds& given, SymId score) {
+  std::vector<SymId> conditions = conditions_of_masks(arena, score);
+  return conditions.empty() || keeps_a_key(arena, given, conditions, given.sizes[kKeyAtom]) ? std::vector<SymId>()
+                                                                                            : conditions;
+}
+
 FiniteMasks extract_finite_masks(SymArena& arena, Softmax& softmax, const KnownBounds& given, bool all_rows_count) {
   if (!softmax.guards.empty()) {
     return FiniteMasks::kNone;

@@ -107,6 +107,12 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
   const Sym& sym = arena_[id];
   const size_t count = arena_.depends_on(id, kKeyAtom) ? static_cast<size_t>(sizes_[kKeyAtom]) : 1;
   std::vector<Scalar<double>> column(count);
+  for (const auto& [condition, holds] : draw_.conditions) {
+    if (id == condition) {
+      column.assign(count, Scalar<double>{.i = holds ? 1 : 0});
+      return column;
+    }
+  }
   switch (sym.kind) {
     case SymKind::kConstant:
       return {constant(sym)};

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "score/scalar.h"
@@ -25,8 +26,9 @@ struct Draw {
   int64_t gradient = -1;      // the leaf that is a gradient by the probabilities, or -1
   double gradient_range = 1;  // its elements lie within +- this
   double load_center = 0.75;
-  double load_range = 0.5;    // other floats lie within +- this of the center
-  int64_t integer_range = 4;  // integers lie in [0, this)
+  double load_range = 0.5;                         // other floats lie within +- this of the center
+  int64_t integer_range = 4;                       // integers lie in [0, this)
+  std::vector<std::pair<SymId, bool>> conditions;  // that hold for all keys, or for none
 };
 
 class NumericRow {

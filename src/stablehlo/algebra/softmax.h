@@ -80,6 +80,9 @@ enum class FiniteMasks : uint8_t {
 // Whether a score has any.
 bool has_finite_masks(SymArena& arena, SymId score);
 
+// The conditions of a score's finite masks; none where they surely leave a key in each row.
+std::vector<SymId> masks_of_whole_rows(SymArena& arena, const KnownBounds& given, SymId score);
+
 // Moves the conditions of finite masks into the guards where that is proved to change nothing: in each row, either a
 // score that is kept lies so far above all masked ones that their exponentials are 0 beside its own, or all scores of
 // the row are one and the same number. `all_rows_count`: a row of masked scores that were only changed, not replaced,

@@ -169,6 +169,10 @@ bool is_never_empty(Plane& plane, const Softmax& softmax) {
          keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
 }
 
+std::vector<SymId> masks_of_whole_rows(Plane& plane, const Softmax& softmax) {
+  return masks_of_whole_rows(plane.arena, known_bounds(plane), softmax.score);
+}
+
 bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax) {
   const KnownBounds known = known_bounds(plane);
   return !Bounds(plane.arena, known).finite(softmax.score);

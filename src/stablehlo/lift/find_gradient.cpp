@@ -139,11 +139,13 @@ class GradientFinder {
         uses_(forward.operands.uses ? *forward.operands.uses
                                     : read_score_uses(plane, forward.probabilities, &forward.match.softmax)),
         parts_{.probability = forward.match.whole, .undropped = forward.match.undropped},
-        check_(plane.arena, plane.evaluator->atom_sizes(), forward.match.softmax, parts_, plane.half.has_value()) {}
+        check_(plane.arena, plane.evaluator->atom_sizes(), forward.match.softmax, parts_, plane.half.has_value(),
+               masks_to_compare()) {}
 
   Outcome<Gradient> find();
 
  private:
+  std::vector<SymId> masks_to_compare();
   Proof find_output_gradient();
   Proof take_output_gradient(mlir::Value value, const std::vector<Affine>& indices);
   void place_exits();
@@ -175,6 +177,14 @@ class GradientFinder {
   std::vector<PlacedExit> exits_;
   Gradient found_;
 };
+
+// Conditions of masks that rows without keys are compared for. Probabilities e^(s - L) of such rows are refused by
+// their logarithm, with a reason of their own.
+std::vector<SymId> GradientFinder::masks_to_compare() {
+  const bool rounds_logarithm = llvm::any_of(
+      uses_.exits, [&](const Exit& exit) { return as_product(plane_.arena, exit.formula).rounds_logarithm; });
+  return rounds_logarithm ? std::vector<SymId>() : masks_of_whole_rows(plane_, forward_.match.softmax);
+}
 
 // Where the row sum divides behind the second product, it divides the gradient, too: d_out is what is divided.
 Proof GradientFinder::take_output_gradient(mlir::Value value, const std::vector<Affine>& indices) {

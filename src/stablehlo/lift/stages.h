@@ -123,6 +123,8 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
                                  const Gradient* gradient);
 // Whether each row surely has a key whose score is not -inf.
 bool is_never_empty(Plane& plane, const Softmax& softmax);
+// The conditions of finite masks that may leave out all keys of a row.
+std::vector<SymId> masks_of_whole_rows(Plane& plane, const Softmax& softmax);
 // Whether the score of a key that the conditions leave may be infinite or NaN: a tensor of floats may hold such
 // numbers, and a logarithm or a quotient may be one.
 bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax);
