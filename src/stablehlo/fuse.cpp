@@ -42,6 +42,7 @@ class Fuser {
 
   void run() {
     merge_equal_branches(module_);
+    read_multiplied_sums();
     llvm::SmallVector<mlir::Operation*> cudnn_calls;
     module_.op()->walk<mlir::WalkOrder::PreOrder>([&](mlir::Operation* op) {
       if (is_cudnn_attention(op)) {
@@ -64,6 +65,11 @@ class Fuser {
         break;  // the last candidate says so
       }
     }
+    for (const Rearrangement& read : multiplied_sums_) {
+      if (llvm::none_of(read.added, [&](mlir::Operation* op) { return erased_.contains(op); })) {
+        stablehlo::take_back(read);
+      }
+    }
     annotations_.close(erased_);
     barriers.close(erased_);
     annotations_.remove_unused();
@@ -82,6 +88,30 @@ class Fuser {
       candidate.function = function.getName().str();
     }
     return candidate;
+  }
+
+  // Sums of multiplications near a softmax, and then all others, which may be of its gradient.
+  void read_multiplied_sums() {
+    std::vector<mlir::Operation*> sums;
+    module_.op()->walk([&](mlir::Operation* op) {
+      if (kind(op) == OpKind::kReduce) {
+        sums.push_back(op);
+      }
+    });
+    bool is_any_near = false;
+    for (mlir::Operation* sum : sums) {
+      if (auto read = multiplied_sum_as_product(sum)) {
+        mlir::Operation* const product = read->product;
+        is_any_near = is_any_near || is_near_softmax(product->getResult(0)) ||
+                      is_near_softmax(product->getOperand(0)) || is_near_softmax(product->getOperand(1));
+        multiplied_sums_.push_back(*std::move(read));
+      }
+    }
+    if (!is_any_near) {
+      for (; !multiplied_sums_.empty(); multiplied_sums_.pop_back()) {
+        stablehlo::take_back(multiplied_sums_.back());
+      }
+    }
   }
 
   void visit_cudnn(mlir::Operation* call) {
@@ -326,6 +356,7 @@ class Fuser {
   Annotations annotations_;
   Partitioner partitioner_;
   Work work_;
+  std::vector<Rearrangement> multiplied_sums_;
   std::vector<mlir::Operation*> products_;
   std::vector<mlir::Operation*> first_products_;           // that the last of these was tried with
   llvm::DenseMap<mlir::Operation*, std::string> refused_;  // of first products: where the attention stays

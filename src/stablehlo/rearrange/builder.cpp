@@ -56,6 +56,18 @@ mlir::Value Builder::reshape(mlir::Location location, mlir::Value value, llvm::A
   return made == value ? made : note(made.getDefiningOp());
 }
 
+mlir::Value Builder::transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation) {
+  const mlir::Value made = stablehlo::transpose(builder_, location, value, permutation);
+  return made == value ? made : note(made.getDefiningOp());
+}
+
+mlir::Value Builder::dot(mlir::Location location, mlir::Value x, mlir::Value y, const DotDims& dims, mlir::Type type) {
+  const auto text = mlir::OpaqueAttr::get(builder_.getStringAttr("stablehlo"), print_dot(dims),
+                                          mlir::NoneType::get(builder_.getContext()));
+  const mlir::NamedAttribute numbers(builder_.getStringAttr("dot_dimension_numbers"), text);
+  return note(build(builder_, location, "stablehlo.dot_general", {x, y}, mlir::TypeRange(type), numbers));
+}
+
 mlir::Value Builder::convert(mlir::Location location, mlir::Value value, mlir::Type element_type) {
   const mlir::Value made = stablehlo::convert(builder_, location, value, element_type);
   return made == value ? made : note(made.getDefiningOp());

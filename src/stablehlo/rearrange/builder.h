@@ -5,6 +5,7 @@
 
 #include "mlir/IR/Builders.h"
 #include "mlir/IR/BuiltinTypes.h"
+#include "stablehlo/reader/attributes.h"
 #include "stablehlo/rearrange/rearrange.h"
 
 namespace flashlift::stablehlo {
@@ -28,6 +29,8 @@ class Builder {
   mlir::Value constant(mlir::Location location, mlir::DenseElementsAttr elements);
   mlir::Value multiply(mlir::Location location, mlir::Value x, mlir::Value y);
   mlir::Value reshape(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> dims);
+  mlir::Value transpose(mlir::Location location, mlir::Value value, llvm::ArrayRef<int64_t> permutation);
+  mlir::Value dot(mlir::Location location, mlir::Value x, mlir::Value y, const DotDims& dims, mlir::Type type);
   mlir::Value convert(mlir::Location location, mlir::Value value, mlir::Type element_type);
 
  private:

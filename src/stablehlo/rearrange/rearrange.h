@@ -32,6 +32,9 @@ std::optional<Rearrangement> move_weights_to_output(mlir::Operation* product);
 // which nothing reads. The attention is proved with it, and its calls take the place of the gradient's products. It is
 // a guess which exponentials are the probabilities' and which product is that of the output's gradient and the values.
 std::optional<Rearrangement> add_missing_output(mlir::Operation* product);
+// The matrix product that a multiplication and a sum are, where an operand is broadcast. Nothing for other sums, and
+// for row sums of exponentials that are masked by a multiplication.
+std::optional<Rearrangement> multiplied_sum_as_product(mlir::Operation* sum);
 // Puts the original back.
 void take_back(const Rearrangement& rearrangement);
 
