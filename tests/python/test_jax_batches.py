@@ -83,3 +83,13 @@ def test_heads_and_batches_one_by_one():
     fused = flashlift.jax.equinox_attention_fn
     over_heads = jax.vmap(jax.vmap(fused, (1, 1, 1), 1))(Q[0], Q[1], Q[2])
     np.testing.assert_allclose(over_heads, flash_attention(*Q), atol=1e-6)
+
+
+def test_no_calls_at_all():
+    """As JAX's own operations: nothing of the right shape."""
+    attend = lambda q, k, slopes: flash_attention(q, k, k, score_mod=lambda s, b, h, i, j: s * (b + slopes[h]))
+    given = jnp.zeros((0, B, S, H, D)), K[0], jnp.ones((0, H))
+    mapped = (0, None, 0)
+    assert jax.vmap(attend, mapped)(*given).shape == (0, B, S, H, D)
+    gradients = jax.vmap(jax.grad(lambda *one: attend(*one).sum(), argnums=(0, 1, 2)), mapped)(*given)
+    assert [one.shape for one in gradients] == [(0, B, S, H, D), (0, *K[0].shape), (0, H)]

@@ -20,6 +20,7 @@ class Folded:
     call: Call
     operands: list[jax.Array]
     size: int  # of the mapped dimension
+    batch: int  # of each call
     of_gradients: tuple[int | None, ...]
     """Where a gradient by each operand has the mapped dimension, folded into its own one; None in front."""
 
@@ -44,6 +45,8 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
     rewritten |= any("b" not in letters.operands[i] and not _broadcasts(call, i) for i in mapped)
     new = call
     if rewritten:
+        if not (isinstance(size, int) and isinstance(batch, int)):
+            return None  # programs divide by numbers
         names = {call.capture_names[i - 3]: i in mapped for i in captures}
         sizes = {call.capture_names[i - 3]: one[i].shape for i in captures}
         rewriting = _rewritten(call, names, sizes, size, batch)
@@ -65,12 +68,12 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
             folded.append(array)
             positions.append(None)
     folded += operands[3 + len(call.capture_names) :]
-    return Folded(new, folded, size, tuple(positions))
+    return Folded(new, folded, size, batch, tuple(positions))
 
 
-def unfold(array: jax.Array, at: int, size: int) -> jax.Array:
+def unfold(array: jax.Array, at: int, folded: Folded) -> jax.Array:
     """The mapped dimension in front of the one that it was folded into."""
-    return array.reshape((*array.shape[:at], size, array.shape[at] // size, *array.shape[at + 1 :]))
+    return array.reshape((*array.shape[:at], folded.size, folded.batch, *array.shape[at + 1 :]))
 
 
 def _sinks(call: Call) -> tuple[int, ...]:

@@ -147,7 +147,7 @@ def _batch_forward(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) 
         return _one_by_one(attention_p, operands, dims, call=call)
     results = attention_p.bind(*folded.operands, call=folded.call)
     places = [call.layout.index("b"), 0][: len(results)]
-    return [unfold(one, at, folded.size) for one, at in zip(results, places, strict=True)], places
+    return [unfold(one, at, folded) for one, at in zip(results, places, strict=True)], places
 
 
 def _batch_tangent(operands: Any, dims: Any, *, call: Call, wanted: tuple[int, ...]) -> tuple[Any, Any]:
@@ -168,7 +168,7 @@ def _batch_backward(operands: Any, dims: Any, *, call: Call, wanted: tuple[int, 
     unfolded, out_dims = [], []
     for i, gradient in zip(wanted, gradients, strict=True):
         at = folded.of_gradients[i]
-        one = gradient if at is None else unfold(gradient, at, size)
+        one = gradient if at is None else unfold(gradient, at, folded)
         shape = own[i].shape if dims[i] is None else own[i].shape[: dims[i]] + own[i].shape[dims[i] + 1 :]
         if at is not None and shape[at] == 1:  # what broadcast over the batches of one call
             one = one.sum(axis=at + 1, keepdims=True)
