@@ -31,6 +31,62 @@ def test_exported(sizes):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def same_when_exported(function, shapes, *given):
+    exported = export.export(jax.jit(function), disabled_checks=flashlift.jax.export_checks())(*shapes)
+    for one in given:
+        got, expected = exported.call(*one), function(*one)
+        for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+def of_sizes(names, *dims, dtype=jnp.float32):
+    """dims: of each operand, a text of the names of sizes."""
+    scope = dict(zip(names.replace(",", " ").split(), export.symbolic_shape(names), strict=True))
+    return [
+        jax.ShapeDtypeStruct(tuple(int(one) if one.isdigit() else scope[one] for one in text.split()), dtype)
+        for text in dims
+    ]
+
+
+def test_programs_of_arrays_of_any_size():
+    def attend(q, k, table, of_distance):
+        score = lambda s, b, h, i, j: s + table[b, h, j % 3] + table[0, h, -1] + of_distance[h, i - j]
+        return flash_attention(q, k, k, score_mod=score, mask_mod=lambda b, h, i, j: i + 3 >= j)
+
+    gradients = jax.grad(lambda *given: jnp.sin(attend(*given)).sum(), argnums=range(4))
+    shapes = of_sizes("b, s, t, n", "b s 4 8", "b t 2 8", "b 4 n", "4 s")
+    given = [
+        [normal(b, s, 4, 8), normal(b, t, 2, 8), normal(b, 4, n), normal(4, s)]
+        for b, s, t, n in ((2, 5, 7, 3), (1, 12, 9, 6), (1, 1, 1, 1))
+    ]
+    same_when_exported(attend, shapes, *given)
+    same_when_exported(gradients, shapes, *given)
+
+
+def test_batches_of_calls_of_any_size():
+    """Also of programs that compute with the number of a batch."""
+    attend = jax.vmap(lambda q, k: flash_attention(q, k, k, causal=True))
+    by_batch = jax.vmap(lambda q, k: flash_attention(q, k, k, score_mod=lambda s, b, h, i, j: s * (b + 1)))
+    given = normal(3, 2, 7, 4, 8), normal(3, 2, 7, 2, 8)
+    for function in (attend, by_batch):
+        same_when_exported(function, of_sizes("n, b, s", "n b s 4 8", "n b s 2 8"), given)
+        same_when_exported(function, of_sizes("b, s", "3 b s 4 8", "3 b s 2 8"), given)
+
+
+def test_cumulative_lengths_of_any_size():
+    attend = lambda q, k, ends: flash_attention(q, k, k, None, ends, ends, causal=True)
+    ends = of_sizes("m", "m", dtype=jnp.int32)
+    packed = normal(1, 11, 4, 8), normal(1, 11, 2, 8)
+    same_when_exported(attend, [*shapes(1, 11)[:2], *ends], (*packed, jnp.asarray([0, 4, 11], jnp.int32)))
+    batch, length = export.symbolic_shape("b, s")
+    padded = [*shapes(batch, length)[:2], jax.ShapeDtypeStruct((batch + 1,), jnp.int32)]
+    given = normal(3, 11, 4, 8), normal(3, 11, 2, 8), jnp.asarray([0, 4, 4, 15], jnp.int32)
+    same_when_exported(attend, padded, given, (*packed, jnp.asarray([0, 4], jnp.int32)))
+    known = lambda q, k: attend(q, k, jnp.asarray([0, 4, 4, 15], jnp.int32))
+    (length,) = export.symbolic_shape("s")
+    same_when_exported(known, shapes(3, length)[:2], given[:2])
+
+
 def test_names_of_residuals():
     """What a policy of jax.checkpoint can save: no second forward call."""
     names = jax.checkpoint_policies.save_only_these_names("flashlift_out", "flashlift_lse")

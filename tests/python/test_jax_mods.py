@@ -139,8 +139,9 @@ def test_gradients_of_its_own_by_captured_arrays():
         lambda s, b, h, q, kv: s + 2.0**-h + jnp.power(2.0, -h) * (q - kv),
         lambda s, b, h, q, kv: s + (q >= kv) * 0.5 - (q < kv) * 2,
         lambda s, b, h, q, kv: jnp.arctan(s) + jnp.sinh(s) - jnp.cosh(s * 0.5),
+        lambda s, b, h, q, kv: jax.nn.gelu(s, approximate=False) + jax.lax.erfc(s),
     ],
-    ids=["cond", "switch", "select", "fori_loop", "stack", "integer_powers", "booleans", "functions"],
+    ids=["cond", "switch", "select", "fori_loop", "stack", "integer_powers", "booleans", "functions", "erfc"],
 )
 def test_control_flow_and_kinds_of_numbers(mod):
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)

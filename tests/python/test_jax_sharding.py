@@ -193,12 +193,33 @@ print("agree")
 """
 
 
+EAGER = """
+# Numbers of a function's own stay numbers where eager shard_map traces.
+auto = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+table = normal(4)
+mod = lambda s, b, h, i, j: s * (h % 2) + table[h // 2]
+attend = lambda q: flashlift.jax.flash_attention(q, q, q, score_mod=mod)
+q, split = normal(4, 24, 8, 8), P(("data", "model")[:1])
+assert_close(jax.shard_map(attend, mesh=auto, in_specs=split, out_specs=split)(q), attend(q))
+explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+expected = attend(q)
+with jax.set_mesh(explicit):
+    placed = jax.device_put(q, NamedSharding(explicit, P("data", None, "model")))
+    assert_close(attend(placed), expected)
+print("agree")
+"""
+
+
 def test_by_shardy():
     run(HEAD + PROGRAM, "shardy")
 
 
 def test_by_gspmd():
     run(HEAD + PROGRAM, "gspmd")
+
+
+def test_functions_in_eager_shard_map():
+    run(HEAD + EAGER, "shardy")
 
 
 def test_meshes_that_calls_are_given():

@@ -53,8 +53,9 @@ def attention(
     check_operands(("q", "k", "v"), q, k, v, layout)
     if sinks is not None:
         sinks = check_sinks("sinks", as_array("sinks", sinks), q.shape[layout.index("h")])
-    sizes = {name: size if isinstance(size, int) else 1 for name, size in sizes_of(layout, q, k, v).items()}
-    mods = trace_mods(score_mod, mask_mod, sizes)
+    symbolic = sizes_of(layout, q, k, v)
+    mods = trace_mods(score_mod, mask_mod, symbolic)
+    sizes = {name: size if isinstance(size, int) else 1 for name, size in symbolic.items()}
     features = " ".join([features, *(mod.text for mod in mods)])
     problem = Problem.parse(f"attn {features}", dtype=_TYPES[q.dtype.name], **sizes)
     if sinks is not None:

@@ -250,7 +250,7 @@ def _within_shard_map(
         _check_alone("mask_info", {name: given[name] for name in _SPLIT_ALIKE})
         mask, of_q, of_kv, rules = masks_of(given["mask_info"])
         given = given | {"attention_mask": mask, "q_segment_ids": of_q, "kv_segment_ids": of_kv, "mask_info": None}
-    if given["cum_seqlens_q"] is not None and given["query"].shape[0] > 1:
+    if given["cum_seqlens_q"] is not None and given["query"].shape[0] != 1:
         ids = _sequences(
             given["cum_seqlens_q"], given["cum_seqlens_k"], given["q_segment_ids"], given["kv_segment_ids"],
             given["causal"], given["query"], given["key"],
@@ -354,7 +354,7 @@ def _sequences(
     ids = None
     if q_ids is not None or kv_ids is not None:
         ids = arguments.segment_pair(q_ids, kv_ids, query, key)
-    if ends is not None and query.shape[0] > 1:
+    if ends is not None and query.shape[0] != 1:
         if causal == "bottom_right":
             raise UnsupportedError(
                 'causal is "bottom_right" with cum_seqlens of a padded batch; pack the sequences into a batch of 1'

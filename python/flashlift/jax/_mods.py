@@ -87,7 +87,7 @@ class _View:
 def trace_mods(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, sizes: Mapping[str, Any]
 ) -> list[Traced]:
-    """Those that were given. sizes: a problem's."""
+    """Those that were given. sizes: a problem's, of which jax.export may not know some yet."""
     named = {"batch": sizes["batch"], "heads": sizes["q_heads"], "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}
     given = (("score_mod", score_mod), ("mask_mod", mask_mod))
     return [_trace(kind, function, named) for kind, function in given if function is not None]
@@ -183,7 +183,10 @@ class _Tracing:
         for axis, size in enumerate(self.captures[name].shape):
             used = {indices[axis] for indices in self.loads[name]}
             named = _COORDINATES.get(next(iter(used))) if len(used) == 1 else None
-            sizes.append(named if named is not None and size == self.sizes[named] else str(size))
+            if named is not None and size == self.sizes[named]:
+                sizes.append(named)
+            else:
+                sizes.append(str(size) if isinstance(size, int) else "?")  # jax.export does not know it yet
         return ",".join(sizes)
 
     def _emit(self, operation: str, *operands: str) -> _Value:
@@ -357,6 +360,8 @@ class _Tracing:
             return self._emit("mul", self._emit(joins, grown, shrunk).text, "0.5")
         if name in ("lt_to", "le_to") and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
             name = name.removesuffix("_to")  # the order of floats with NaN, which integers have none of
+        if name == "erfc":
+            return self._emit("sub", "1.0", self._emit("erf", self._text(operands[0])).text)
         if name == "atan":
             return self._emit("atan2", self._text(operands[0]), "1.0")
         if name == "pow":
@@ -454,12 +459,13 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """What JAX makes of an operation on arrays alone, with whatever gradient it has."""
     found = equation.primitive.get_bind_params(equation.params)
     functions, params = found if isinstance(found, tuple) else ((), found)
-    if all(isinstance(one, np.ndarray) for one in operands):  # numbers of the function's own, which stay numbers
+    # Numbers of the function's own stay numbers; a size that jax.export does not know yet has no operands.
+    if operands and all(isinstance(one, np.ndarray) for one in operands):
         if equation.primitive.name in _VARIES:
             return list(operands)
         if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map even so
             return [operands[0].astype(params["new_dtype"])]
-        with jax.ensure_compile_time_eval():
+        with jax.core.eval_context():  # jax.ensure_compile_time_eval keeps eager shard_map's tracers
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
     else:

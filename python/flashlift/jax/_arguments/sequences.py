@@ -52,9 +52,10 @@ def sequence_ends(
 def _ends(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
     ends = _int32(name, given)
     batch, length = of.shape[:2]
-    if ends.ndim != 1 or ends.shape[0] < 2:
+    is_short = ends.ndim == 1 and isinstance(ends.shape[0], int) and ends.shape[0] < 2
+    if ends.ndim != 1 or is_short:
         raise InvalidArgumentError(f"{name} is {described(ends)}; expected int32 [sequences + 1]")
-    if batch > 1 and ends.shape[0] != batch + 1:
+    if batch != 1 and ends.shape[0] != batch + 1:  # also where jax.export does not know the batch yet
         raise InvalidArgumentError(
             f"{name} is {list(ends.shape)} for a batch of {batch}; expected [{batch + 1}], one sequence for each "
             "batch, each padded to the length of the array; or a batch of 1 in which all sequences follow one another"
@@ -67,11 +68,13 @@ def _ends(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
         raise InvalidArgumentError(
             f"{name} is {listed(values)}; expected cumulative lengths: 0 first, none below the one before it"
         )
+    if not isinstance(length, int):
+        return ends
     if batch == 1 and values[-1] > length:
         raise InvalidArgumentError(
             f"{name} is {listed(values)}; expected at most {length} at the end, the array's length"
         )
-    if batch > 1 and lengths.max() > length:
+    if batch != 1 and lengths.max() > length:
         raise InvalidArgumentError(
             f"{name} is {listed(values)}, with a sequence of {lengths.max()}; expected sequences of at most {length}, "
             "the array's length"
