@@ -69,6 +69,18 @@ check(layers, (0.1 * q, normal(3, 8, 8) / 3), [split, P()])
 check(lambda q, k, v: jax.vmap(causal)(q, k, v), (normal(2, 4, 24, 8, 8),) * 3, [P("data", None, None, "model")] * 3)
 check(jax.vmap(causal), [normal(3, 4, 24, 8, 8) for _ in "qkv"], [P(None, *split)] * 3)
 check(jax.vmap(causal), [normal(2, 4, 24, 8, 8) for _ in "qkv"], [P("data", "model")] * 3)
+# Scores that compute with the number of a batch, of one dimension and of several.
+def numbered(q, k, v):
+    batch, head = (jnp.arange(size).reshape(-1, *[1] * n) for size, n in ((q.shape[0], 3), (q.shape[2], 2)))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.3 * (batch + 1) + 0.1 * head
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores * (head + 1)), v)
+check(numbered, (q, k, v), [split] * 3)
+def numbered_twice(q, k, v):
+    b, c, h = (jnp.arange(q.shape[at]).reshape(-1, *[1] * n) for at, n in ((0, 4), (1, 3), (3, 2)))
+    scores = jnp.einsum("bcqhd,bckhd->bchqk", q, k) * 0.3 * (b + 1) * (c + 2) * (h + 1)
+    return jnp.einsum("bchqk,bckhd->bcqhd", jax.nn.softmax(scores), v)
+for by in (P("data", "model"), P("model", "data"), P(None, "model"), P(None, "data", None, "model"), P("data")):
+    check(numbered_twice, [normal(4, 4, 12, 4, 8) for _ in "qkv"], [by] * 3)
 # Lengths that are split are gathered; values stay right.
 check(causal, (q, k, v), [P("data", "model")] * 3, gathers=1)
 print("agree")

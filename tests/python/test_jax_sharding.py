@@ -39,10 +39,26 @@ check(lambda q, k, seed: drop(q, k, k, seed), (qkv[0], normal(4, 24, 2, 8), seed
 slopes = normal(8)
 check(lambda q, slopes: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j)),
       (normal(4, 24, 8, 8), slopes), [split, P("model")])
+# Programs that compute with the number of a batch or a head count in the whole; tables that they read by anything else
+# are whole.
+by_batch, by_head, either = normal(4), normal(8), normal(8)
+def counted(q, k, v, by_batch, by_head, either):
+    def score(s, b, h, i, j):
+        s = s * (b + 1) + by_batch[b] * h + 0.1 * (h + 1) * (j - i)
+        return s + by_head[7 - h] + by_head[h] + either[b] + either[(b * 2 + h) % 8]
+    return attention(q, k, v, score_mod=score, mask_mod=lambda b, h, i, j: (j <= i + b) | (j == h))
+for specs in ([split] * 3, [P("data")] * 3, [P(None, None, "model")] * 3, [P("model", None, "data")] * 3,
+              [P(None, None, ("model", "data"))] + [P(None, None, "model")] * 2):
+    check(counted, (*qkv, by_batch, by_head, either), [*specs, P(specs[0][0]), P(), P()])
+check(lambda q, k, seed: flash_attention(q, k, k, dropout_prob=0.5, dropout_seed=seed, softmax_aux=by_head[:, None],
+                                         score_mod=lambda s, b, h, i, j: s * (b - h)),
+      (qkv[0], one_head, seed), [split, P("data"), P()])
+check(lambda q: attention(q, q, q, "alibi causal"), (normal(4, 24, 8, 8),), [split])
+# A small table may have as many elements as a device has batches.
+check(lambda q, t: attention(q, q, q, score_mod=lambda s, b, h, i, j: s + t[b]), (qkv[0], normal(2)), [split, P()])
 if sys.argv[1] == "shardy":
     text = "score_mod(t: f32[8]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"
     check(lambda q, t: attention(q, q, q, text, captures=[t]), (normal(4, 24, 8, 8), slopes), [split, P("model")])
-    check(lambda q: attention(q, q, q, "alibi"), (normal(4, 24, 8, 8),), [split], gathers=1)
     # Data and tensor parallel training of a layer, as Flax's: the losses are those of one device.
     heads, depth, width = 8, 8, 32
     params = {"q": normal(width, heads, depth), "k": normal(width, heads, depth), "v": normal(width, heads, depth),

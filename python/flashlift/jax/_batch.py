@@ -41,7 +41,7 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
     batch = one[0].shape[at]
     captures = range(3, 3 + len(call.capture_names))
     mapped = {i for i in captures if dims[i] is not None or i in wanted}
-    rewritten = "b" in letters.fixed or "cu_seqlens" in call.problem.words
+    rewritten = "b" in letters.counted or "cu_seqlens" in call.problem.words
     rewritten |= any("b" not in letters.operands[i] and not _broadcasts(call, i) for i in mapped)
     new = call
     if rewritten:

@@ -13,6 +13,7 @@ from flashlift.jax._program import Program, parse, printed
 from flashlift.jax._register import BACKWARD_TARGET, TARGET, register
 from flashlift.jax._varying import result_type
 
+INPUTS = ("q", "k", "v")
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 

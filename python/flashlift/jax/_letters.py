@@ -1,4 +1,4 @@
-"""Which dimensions of a call's operands are batches and heads, and which of the two a program allows to take apart."""
+"""Which dimensions of a call's operands are batches and heads, and which of the two a program computes with."""
 
 import dataclasses
 import functools
@@ -20,7 +20,9 @@ class Letters:
     operands: tuple[str, ...]
     results: tuple[str, ...]
     fixed: frozenset[str]
-    """Of b and h those that a program computes with, so that a part of the whole would compute something else."""
+    """Of b and h those that must be whole."""
+    counted: frozenset[str]
+    """Those that a program computes with, which a part of the whole has to be told."""
 
     def sizes(self, operands: Sequence[Any]) -> dict[str, Any]:
         """How many batches, query heads and key-value heads there are; 1 where no operand has a dimension for them."""
@@ -39,32 +41,32 @@ def _letters_of(call: Call, shapes: Shapes) -> Letters:
     of_q = _only(call.layout, "bh")
     of_k = of_q.replace("h", "k")
     sizes = dict(zip(call.layout, shapes[0], strict=True))
-    captures, fixed = letters_of_captures(call.programs(), call.capture_names, shapes[3:], sizes)
+    captures, counted = letters_of_captures(call.programs(), call.capture_names, shapes[3:], sizes)
     rest = []
     if call.sinks is not None:
         rest.append("h." if len(shapes[call.sinks]) == 2 else ".")
     if "dropout" in call.problem.words:
         rest.append(".")
     results = (of_q, "bh.") if call.with_lse else (of_q,)
-    return Letters((of_q, of_k, of_k, *captures, *rest), results, frozenset(fixed))
+    return Letters((of_q, of_k, of_k, *captures, *rest), results, frozenset(), frozenset(counted))
 
 
 def letters_of_captures(
     programs: Sequence[Program], names: Sequence[str], shapes: Shapes, sizes: Mapping[str, Any]
 ) -> tuple[list[str], set[str]]:
-    """The letters of captured tensors of these names and shapes, and which of b and h, of these sizes, are fixed."""
+    """The letters of captured tensors of these names and shapes, and which of b and h, of these sizes, are counted."""
     indices: dict[str, list[set[str]]] = {name: [] for name in names}
-    fixed: set[str] = set()
+    counted: set[str] = set()
     for program in programs:
         for step in program.steps:
             if step.operation != "load" or step.tensor is None:
-                fixed |= {"b", "h"} & set(step.operands)
+                counted |= {"b", "h"} & set(step.operands)
                 continue
             known = indices[step.tensor]
             known += [set() for _ in range(len(step.operands) - len(known))]
             for of_dimension, index in zip(known, step.operands, strict=True):
                 of_dimension.add(index)
-        fixed |= {"b", "h"} & {program.result}
+        counted |= {"b", "h"} & {program.result}
     letters = []
     for name, shape in zip(names, shapes, strict=False):
         text = ""
@@ -72,10 +74,10 @@ def letters_of_captures(
             found = {"b", "h"} & used
             letter = next(iter(found)) if len(used) == 1 and found and size == sizes[next(iter(found))] else "."
             if letter == "." and size != 1:  # every index of a dimension of size 1 is clamped to 0
-                fixed |= found
+                counted |= found
             text += letter if size != 1 else "."
         letters.append(text)
-    return letters, fixed
+    return letters, counted
 
 
 def _only(layout: str, kept: str) -> str:

@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from flashlift._problem import Problem
-from flashlift.jax._call import captured_names, expanded, programs_of, resized_programs
+from flashlift.jax._call import INPUTS, captured_names, programs_of, resized_programs
+from flashlift.jax._counting import counting
 from flashlift.jax._letters import BATCHES, Letters, letters_of_captures
 from flashlift.jax._partition import Axes
-from flashlift.jax._program import Program, Step, parse, printed
 from flashlift.jax._register import BACKWARD_TARGET, TARGET
 from flashlift.jax._varying import result_type
 
 Shape = tuple[int, ...]
-INPUTS = ("q", "k", "v")
-_FIRST_HEAD = "first_head_of_part"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +32,7 @@ class Lifted:
     dims: tuple[tuple[str, str], ...]  # by the names of operands and results
     further: tuple[str, ...]  # the letters of those operands that have no such name
     fixed: frozenset[str]
-    counts_heads: bool
-    """Whether a program computes with the number of a head, which each part is then told."""
+    counted: frozenset[str]
     result_dtypes: tuple[Any, ...]
 
     def letters(self, operands: Sequence[Any]) -> Letters:
@@ -53,17 +49,19 @@ class Lifted:
             of(name) if name else of_operands[i]
             for i, name in zip(self._gradient_operands, self._result_names, strict=True)
         )
-        return Letters(of_operands, of_results, self.fixed)
+        return Letters(of_operands, of_results, self.fixed, self.counted)
 
     def run(self, *operands: jax.Array) -> list[jax.Array]:
-        return self.run_part(dict.fromkeys((*BATCHES, "h"), 1), {}, *operands)
+        return self.run_part(self.letters(operands), dict.fromkeys((*BATCHES, "h"), 1), {}, *operands)
 
-    def run_part(self, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
+    def run_part(
+        self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
+    ) -> list[jax.Array]:
         dims = dict(self.dims)
         batches = tuple(size // counts[letter] for letter, size in zip(BATCHES, self.batches, strict=False))
         operands = list(parts)
-        for i, letters in enumerate(self.further, len(INPUTS)):
-            operands[i] = parts[i].reshape(_gathered(letters, parts[i].shape, batches))
+        for i, text in enumerate(self.further, len(INPUTS)):
+            operands[i] = parts[i].reshape(_gathered(text, parts[i].shape, batches))
         gathered = [one.shape for one in operands]
         q_heads = self.problem.q_heads // counts["h"]
         kv_heads = parts[1].shape[self._text("k").index("h")] if "h" in dims["k"] else self.problem.kv_heads
@@ -71,12 +69,13 @@ class Lifted:
         shapes = {name: one.shape for name, one in zip(self.captures, operands[len(INPUTS) :], strict=False)}
         local, captures, gradients = resized_programs(local, shapes), self.captures, self.gradients
         end = len(INPUTS) + len(captures)
-        if self.counts_heads and counts["h"] > 1:
-            local = _counting_heads(local, dict(zip(captures, self.further, strict=False)))
-            first = jax.lax.axis_index(plan["h"]) * q_heads
-            operands.insert(end, first.astype(jnp.int32).reshape(1))
-            captures += (_FIRST_HEAD,)
-            gradients = gradients and tuple(i + (i >= end) for i in gradients)
+        wholes = dict(zip(BATCHES, self.batches, strict=False)) | {"h": self.problem.q_heads}
+        sizes = {letter: size // counts[letter] for letter, size in wholes.items()}
+        of_captures = dict(zip(captures, self.further, strict=False))
+        added = counting(local, letters.counted, of_captures, plan, wholes, sizes)
+        operands[end:end] = added.operands
+        local, captures = added.problem, captures + added.captures
+        gradients = gradients and tuple(i + (len(added.operands) if i >= end else 0) for i in gradients)
         attributes = {"problem": str(local)} | {f"{name}_dims": self._text(name) for name in dims}
         attributes |= {"captures": " ".join(captures)} if captures else {}
         attributes |= {} if gradients is None else {"gradients": " ".join(map(str, gradients))}
@@ -136,19 +135,15 @@ def merge(
             dims[name], shapes[-1] = _merged(text, one.shape)
             batches = batches or _sizes_of("b", text, one.shape)
     batches = batches if len(batches) <= len(BATCHES) else (problem.batch,)
-    further, fixed = _letters_of_further(problem, captures, tuple(shapes))
-    # Of features, which have no program of their own here, none is known that does so.
-    counts_heads = "h" in fixed and expanded(problem) == problem
-    fixed -= {"h"} if counts_heads else set()
+    further, counted = _letters_of_further(problem, captures, tuple(shapes))
+    fixed: frozenset[str] = frozenset()
     if problem.kv_heads > 1 and not ("h" in dims["k"] and "h" in dims["v"]):
-        fixed |= {"h"}  # all key-value heads are one, of which no part says how many it stands for
+        fixed = frozenset("h")  # all key-value heads are one, of which no part says how many it stands for
     letters = iter(further)
     for i, name in enumerate(names[: len(operands)]):
         shapes[i] = _spread_out(dims[name] if name else next(letters), shapes[i], batches)
     dtypes = tuple(one.dtype for one in results)
-    call = Lifted(
-        problem, captures, gradients, batches or (1,), tuple(dims.items()), further, fixed, counts_heads, dtypes
-    )
+    call = Lifted(problem, captures, gradients, batches or (1,), tuple(dims.items()), further, fixed, counted, dtypes)
     return call, shapes[: len(operands)]
 
 
@@ -185,30 +180,6 @@ def _merged(dims: str, shape: Sequence[int]) -> tuple[str, Shape]:
     return "".join(sizes), tuple(sizes.values())
 
 
-def _counting_heads(problem: Problem, letters: Mapping[str, str]) -> Problem:
-    """The problem of a part, whose programs count heads in the whole, but for where a tensor is split by heads.
-
-    letters: of the captured tensors."""
-    texts = {kind: getattr(problem, kind) for kind in ("score_mod", "mask_mod")}
-    changed: dict[str, Any] = {
-        kind: printed(_count_heads(parse(text), letters)) for kind, text in texts.items() if text
-    }
-    return dataclasses.replace(problem, **changed)
-
-
-def _count_heads(program: Program, letters: Mapping[str, str]) -> Program:
-    def whole(operand: str) -> str:
-        return "%head" if operand == "h" else operand
-
-    steps = [Step("%first_head", "load", ("0",), _FIRST_HEAD), Step("%head", "add", ("h", "%first_head"), None)]
-    for step in program.steps:
-        own = letters[step.tensor] if step.operation == "load" and step.tensor else ""
-        operands = (one if own[i : i + 1] == "h" else whole(one) for i, one in enumerate(step.operands))
-        steps.append(dataclasses.replace(step, operands=tuple(operands)))
-    captures = {**program.captures, _FIRST_HEAD: ("i32", ("1",))}
-    return Program(program.kind, captures, tuple(steps), whole(program.result))
-
-
 def _sizes_of(letter: str, dims: str, shape: Sequence[int]) -> Shape:
     return tuple(size for one, size in zip(dims, shape, strict=True) if one == letter and size > 1)
 
@@ -231,10 +202,10 @@ def _letters_of_further(
 ) -> tuple[tuple[str, ...], frozenset[str]]:
     """Of the operands that have no dimension strings: the captured tensors, the sinks and the keep mask."""
     sizes = {"b": problem.batch, "h": problem.q_heads}
-    letters, fixed = letters_of_captures(programs_of(problem), captures, shapes[len(INPUTS) :], sizes)
+    letters, counted = letters_of_captures(programs_of(problem), captures, shapes[len(INPUTS) :], sizes)
     if "sinks" in problem.words:
         letters.append("h." if len(shapes[len(INPUTS) + len(letters)]) == 2 else ".")
     if "keep_mask" in problem.words:
         sizes_of_mask = shapes[len(INPUTS) + len(letters)]
         letters.append("".join("." if size == 1 else one for one, size in zip("bh..", sizes_of_mask, strict=True)))
-    return tuple(letters), frozenset(fixed)
+    return tuple(letters), frozenset(counted)

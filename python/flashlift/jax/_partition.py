@@ -16,7 +16,8 @@ from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flashlift.jax._arguments.seeds import seed_of_part
-from flashlift.jax._call import Call
+from flashlift.jax._call import INPUTS, Call
+from flashlift.jax._counting import counting
 from flashlift.jax._letters import BATCHES, Letters, letters_of
 
 Axes = tuple[str, ...]
@@ -29,8 +30,11 @@ class Kind(Protocol):
 
     def run(self, *operands: jax.Array) -> list[jax.Array]: ...
 
-    def run_part(self, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
-        """The same for one of so many parts of the batches (b) and the heads (h); plan: the axes that split them."""
+    def run_part(
+        self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
+    ) -> list[jax.Array]:
+        """The same for one of so many parts of the batches (b) and the heads (h). letters: of the whole; plan: the axes
+        that split them."""
         ...
 
 
@@ -44,8 +48,11 @@ class Forward:
     def run(self, *operands: jax.Array) -> list[jax.Array]:
         return self.call.run(*operands)
 
-    def run_part(self, _: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
-        return self.call.run(*_with_origin(self.call, parts, plan))
+    def run_part(
+        self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
+    ) -> list[jax.Array]:
+        call, operands, _ = _of_part(self.call, letters, counts, plan, parts)
+        return call.run(*operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +66,16 @@ class Backward:
         results = 2 if self.call.with_lse else 1
         found = letters_of(self.call, operands[: len(operands) - 2 * results])
         of_all = (*found.operands, *found.results, *found.results)
-        return Letters(of_all, tuple(found.operands[i] for i in self.wanted), found.fixed)
+        return dataclasses.replace(found, operands=of_all, results=tuple(found.operands[i] for i in self.wanted))
 
     def run(self, *operands: jax.Array) -> list[jax.Array]:
         return self.call.run_backward(self.wanted, *operands)
 
-    def run_part(self, _: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array) -> list[jax.Array]:
-        return self.call.run_backward(self.wanted, *_with_origin(self.call, parts, plan))
+    def run_part(
+        self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
+    ) -> list[jax.Array]:
+        call, operands, place_of = _of_part(self.call, letters, counts, plan, parts)
+        return call.run_backward(tuple(map(place_of, self.wanted)), *operands)
 
 
 def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
@@ -163,7 +173,7 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
             for i, names in enumerate(letters.operands):
                 if "k" in names:
                     own[i] = jax.lax.dynamic_slice_in_dim(own[i], head, 1, names.index("k"))
-        results = kind.run_part(counts, plan, *own)
+        results = kind.run_part(letters, counts, plan, *own)
         if is_chosen:
             for i, names in enumerate(letters.results):
                 if "k" in names:
@@ -177,12 +187,27 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
     return mesh, run, results, tuple(_sharding(mesh, names, plan) for names in letters.operands)
 
 
-def _with_origin(call: Call, parts: Sequence[jax.Array], plan: Mapping[str, Axes]) -> list[jax.Array]:
-    """Dropout leaves out in each device's part what it leaves out in the whole."""
-    own = list(parts)
+def _of_part(
+    call: Call, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], parts: Sequence[jax.Array]
+) -> tuple[Call, list[jax.Array], Callable[[int], int]]:
+    """The call of a part, which counts batches and heads, and leaves out keys, as the whole does; its operands, and
+    where each of the given ones is among them."""
+    operands = list(parts)
+    sizes = call.axes(parts[0])
     if call.seed is not None:
-        own[call.seed] = seed_of_part(own[call.seed], plan, call.axes(own[0])).words
-    return own
+        operands[call.seed] = seed_of_part(operands[call.seed], plan, sizes).words
+    end = len(INPUTS) + len(call.capture_names)
+    added = counting(
+        call.problem,
+        letters.counted,
+        dict(zip(call.capture_names, letters.operands[len(INPUTS) : end], strict=True)),
+        plan,
+        {one: sizes[one] * counts[one] for one in "bh"},
+        sizes,
+    )
+    operands[end:end] = added.operands
+    own = dataclasses.replace(call, problem=added.problem, capture_names=(*call.capture_names, *added.captures))
+    return own, operands, lambda i: i if i < end else i + len(added.operands)
 
 
 def _summed(gradient: jax.Array, letters: str, plan: dict[str, Axes]) -> jax.Array:
