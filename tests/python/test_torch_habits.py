@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_mods
-from flashlift.torch import flex_attention
+from flashlift.torch import flex_attention, scaled_dot_product_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.profiler import ProfilerActivity, profile
 
@@ -154,3 +154,9 @@ def test_rounding_to_decimals():
         out = flex_attention(q, k, v, lambda s, b, h, i, j, d=decimals: torch.round(s * 7, decimals=d))
         scores = torch.round(q @ k.mT / 4 * 7, decimals=decimals)
         torch.testing.assert_close(out, torch.softmax(scores, -1) @ v, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attend", [flex_attention, scaled_dot_product_attention])
+def test_other_devices_are_refused_by_name(attend):
+    with pytest.raises(ValueError, match="CUDA and CPU devices.*meta"):
+        attend(*(one.to("meta") for one in tensors()))

@@ -148,7 +148,7 @@ def test_static_caches(name, pads, maybe_compiled):
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
-@with_models("llama", "gemma2", "gpt_oss")
+@with_models("llama", "gemma2", "gpt_oss", "gpt2")
 def test_generating_into_a_static_cache(name, maybe_compiled):
     ours, theirs = pair(name)
     tokens = some_tokens()

@@ -46,6 +46,13 @@ class Mask(BlockMask):
     def shape(self) -> tuple[int, int, int, int]:
         return self._shape
 
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    def dim(self) -> int:
+        return self.ndim
+
     def contiguous(self) -> "Mask":
         return self
 

@@ -57,11 +57,7 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
             f"NYI: query, key, and value must be 4D tensors [batch, heads, length, depth], but got {shapes}: unsqueeze "
             "them"
         )
-    if query.device.type not in DEVICES:
-        raise ValueError(
-            "FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on "
-            f"{query.device.type} device."
-        )
+    check_device(query)
     if query.dtype not in (*DTYPES, torch.float64) or not (
         key.dtype.is_floating_point and value.dtype.is_floating_point
     ):
@@ -126,6 +122,14 @@ def _surely(condition: bool | torch.SymBool) -> bool:
     # Dynamo calls its own booleans of unknown sizes bool, too.
     plain = type(condition) is bool and not torch.compiler.is_dynamo_compiling()
     return bool(condition) if plain else guard_or_false(condition)
+
+
+def check_device(query: torch.Tensor) -> None:
+    if query.device.type not in DEVICES:
+        raise ValueError(
+            "FlexAttention is only supported on CUDA and CPU devices here. Found input tensors on "
+            f"{query.device.type} device."
+        )
 
 
 def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask) -> None:
