@@ -14,13 +14,13 @@ namespace flashlift::cuda {
 namespace {
 
 // Does it load anything at a position that moves with the keys?
-bool loads_by_key(const std::optional<Program>& score_mod) {
-  if (!score_mod) {
+bool loads_by_key(const std::optional<Program>& program) {
+  if (!program) {
     return false;
   }
-  const Motion motion(*score_mod);
-  for (size_t i = 0; i < score_mod->nodes.size(); ++i) {
-    if (reads_capture(score_mod->nodes[i].op) && motion.kv[i]) {
+  const Motion motion(*program);
+  for (size_t i = 0; i < program->nodes.size(); ++i) {
+    if (reads_capture(program->nodes[i].op) && motion.kv[i]) {
       return true;
     }
   }
@@ -199,6 +199,7 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   const auto searches = [](const Program& program) {
     return std::ranges::any_of(program.nodes, [](const Node& node) { return node.op == Op::k_search; });
   };
+  text += fmt::format("#define FL_MASK_LOADS {:d}\n", loads_by_key(problem.mask_mod));
   text += fmt::format("#define FL_MASK_SEARCHES {:d}\n", problem.mask_mod && searches(*problem.mask_mod));
   text += fmt::format("#define FL_GRADIENT_SEARCHES {:d}\n", derivative && searches(derivative->body));
   text += fmt::format("#define FL_HAS_DERIVATIVE {:d}\n", derivative && !is_one(derivative->body, derivative->d_score));

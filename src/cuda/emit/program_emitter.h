@@ -39,6 +39,7 @@ std::string emit_bounds(const Problem& problem);
 //   FL_CAPTURE_GRADIENTS: are gradients of captured tensors wanted. Then add_captured(ds, raw, row, column, b, h, q,
 //   kv_first, key, params, gradients, sums, r) adds those of a score whose own is ds, and add_captured_rows(sums, r, b,
 //   h, q, inside, params, gradients) what they came to for a row that has one element for all its keys;
+//   FL_MASK_LOADS: does mask_mod load anything at a position that moves with the keys;
 //   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);
 

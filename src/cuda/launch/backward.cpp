@@ -38,7 +38,9 @@ void fill_backward_params(const BackwardArguments& arguments, BackwardParams& pa
   fill_gradient(arguments.d_q, params.d_q, params.d_q_strides, params.paired_d_q);
   params.vector_d_q = arguments.d_q && has_vector_rows(*arguments.d_q);
   fill_gradient(arguments.d_k, params.d_k, params.d_k_strides, params.paired_d_k);
+  params.vector_d_k = arguments.d_k && has_vector_rows(*arguments.d_k);
   fill_gradient(arguments.d_v, params.d_v, params.d_v_strides, params.paired_d_v);
+  params.vector_d_v = arguments.d_v && has_vector_rows(*arguments.d_v);
   params.d_sinks = arguments.d_sinks ? static_cast<float*>(arguments.d_sinks->data) : nullptr;
   if (arguments.d_sinks) {
     params.d_sink_strides[0] = problem::sink_offset(*arguments.d_sinks, 1, 0);

@@ -72,7 +72,9 @@ struct BackwardParams {
   int paired_d_k;
   int paired_d_v;
   int vector_d_q;  // its rows are contiguous and begin at multiples of 16 bytes
-  int kv_tiles;    // of the kernel that works on keys
+  int vector_d_k;
+  int vector_d_v;
+  int kv_tiles;  // of the kernel that works on keys
 
 #if FL_CAPTURE_COUNT > 0
   // f32 sums with the logical sizes of the captured tensors; data is null where no gradient is wanted.

@@ -145,10 +145,8 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
                     accumulator[4 * j + 2 * r + 1]);
   }
 #else
-  // Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the 8 columns of j = t, by
-  // transposing a 4 x 4 matrix across the quad. No branches: predicated stores keep the warp together.
-  const bool odd = lane & 1;
-  const bool upper = lane & 2;
+  // Thread t of a quad has columns 8j + 2t of every j; of four j at a time it collects the 8 columns of j = t. No
+  // branches: predicated stores keep the warp together.
 #pragma unroll
   for (int group = 0; group < kCount / 16; ++group) {
     u32 x[4];
@@ -157,18 +155,7 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
       const int j = 4 * group + i;
       x[i] = to_out_pair(accumulator[4 * j + 2 * r], accumulator[4 * j + 2 * r + 1]);
     }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const u32 received = __shfl_xor_sync(0xffffffff, odd ? x[i] : x[i + 1], 1);
-      x[i] = odd ? received : x[i];
-      x[i + 1] = odd ? x[i + 1] : received;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const u32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i + 2], 2);
-      x[i] = upper ? received : x[i];
-      x[i + 2] = upper ? x[i + 2] : received;
-    }
+    transpose_quad(x);
     const int column = 8 * (4 * group + lane % 4);
     store_global_if(inside && column < FL_VALUE_DIM, out + column, x);
   }

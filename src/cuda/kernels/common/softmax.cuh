@@ -34,6 +34,24 @@ __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 // subtraction: exact here and rounded in the maximum, a score of 1e38 would differ from itself by 1e30.
 __device__ __forceinline__ float below_maximum(float score, float maximum) { return __fsub_rn(score, maximum); }
 
+// Of a 4 x 4 matrix whose columns the four threads of a quad have, each thread gets a row.
+__device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
+  const bool odd = threadIdx.x & 1;
+  const bool upper = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 received = __shfl_xor_sync(0xffffffff, odd ? x[i] : x[i + 1], 1);
+    x[i] = odd ? received : x[i];
+    x[i + 1] = odd ? x[i + 1] : received;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 received = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i + 2], 2);
+    x[i] = upper ? received : x[i];
+    x[i + 2] = upper ? x[i + 2] : received;
+  }
+}
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));

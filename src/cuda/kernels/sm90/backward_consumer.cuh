@@ -175,9 +175,9 @@ struct Consumer {
     }
   }
 
-  // s becomes 0 where it is masked or outside; so does p, if it has the same scores already.
-  template <bool kPacked>
-  __device__ __forceinline__ void mask(const TilePlace& place) {
+  // Calls use(i, is kept) for each score: one that is masked or outside is not.
+  template <typename Use>
+  __device__ __forceinline__ void for_each_score(const TilePlace& place, Use use) const {
 #if FL_HAS_MASK_MOD
     MaskColumn key_of_row[2];
     MaskRow query_of_row[2];
@@ -190,7 +190,6 @@ struct Consumer {
       }
     }
 #endif
-    u64 bits = 0;
 #if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
 #pragma unroll 1
 #else
@@ -217,19 +216,35 @@ struct Consumer {
 #if FL_HAS_MASK_MOD
         keep &= mask_mod(kRowsAreKeys ? query : query_of_row[r], kRowsAreKeys ? key_of_row[r] : key, b, place.h, row_q,
                          row_kv, 0, params);
-#if FL_MASK_SEARCHES
-        bits |= static_cast<u64>(keep) << (i + 2 * r);
-        continue;
 #endif
-#endif
-        mask_score<kPacked>(i + 2 * r, keep);
+        use(i + 2 * r, keep);
       }
     }
-#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
+  }
+
+  // A bit for each score that is kept.
+  __device__ __forceinline__ u64 kept_scores(const TilePlace& place) const {
+    u64 bits = 0;
+    for_each_score(place, [&](int i, bool keep) { bits |= static_cast<u64>(keep) << i; });
+    return bits;
+  }
+
+  // Scores that `bits` do not keep become 0, as mask() makes them.
+  template <bool kPacked>
+  __device__ __forceinline__ void keep_scores(u64 bits) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       mask_score<kPacked>(i, (bits >> i & 1) != 0);
     }
+  }
+
+  // s becomes 0 where it is masked or outside; so does p, if it has the same scores already.
+  template <bool kPacked>
+  __device__ __forceinline__ void mask(const TilePlace& place) {
+#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
+    keep_scores<kPacked>(kept_scores(place));
+#else
+    for_each_score(place, [&](int i, bool keep) { mask_score<kPacked>(i, keep); });
 #endif
   }
 

@@ -21,6 +21,9 @@ namespace {
 
 constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
+// A mask that reads captured tensors takes more registers than 64 scores leave: it is evaluated before d_p takes its
+// own, while the scores are multiplied. Other masks take fewer instructions where the scores are.
+constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
 
 // s and d_p have an accumulator each, so that d_p is multiplied under the exponentials, and d_s is made of
 // probabilities that were never rounded. That takes all registers there are: see wgmma_qk_first
@@ -55,6 +58,11 @@ struct FusedConsumer : Consumer {
       wgmma_fence();
       issue_scores<FL_QK_DIM>(s, rows_qk, descriptor_k_major(qk));
       flags = load_shared_once(fields + 4 * kFieldFlags);
+      const bool partial = (flags & kPartial) != 0;
+      u64 kept = ~u64{0};
+      if (kMasksUnderProducts && partial) {
+        kept = kept_scores(place(fields));
+      }
       wgmma_wait<1>();
       finish_d_k((flags & kFirst) == 0, stage);
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
@@ -70,8 +78,7 @@ struct FusedConsumer : Consumer {
 #endif
       wgmma_wait<1>();
       pin(s);
-      const bool partial = (flags & kPartial) != 0;
-      take_slopes(fields, partial, undropped, statistics);
+      take_slopes(fields, partial, kept, undropped, statistics);
       pin(p);
       pin(first);
       wgmma_fence();
@@ -132,7 +139,7 @@ struct FusedConsumer : Consumer {
 
   // Products in s become probabilities times what the score changes by as the product does; p becomes the first sum's
   // operand. Element by element: registers are short.
-  __device__ __forceinline__ void take_slopes(u32 fields, bool partial, u32 undropped, u32 statistics) {
+  __device__ __forceinline__ void take_slopes(u32 fields, bool partial, u64 kept, u32 undropped, u32 statistics) {
 #if FL_HAS_SCORE_MOD
     TilePlace at = place(fields);
 #if FL_SCORE_LOADS
@@ -156,7 +163,7 @@ struct FusedConsumer : Consumer {
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
       const float2 lse = column_pair(statistics, j);
-      float kept[4];
+      float remaining[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int i = 4 * j + e;
@@ -173,18 +180,22 @@ struct FusedConsumer : Consumer {
 #endif
         const float x = exponential(fmaf(score, kExponentUnit, -offset));
 #endif
-        kept[e] = FL_DROPOUT && (undropped >> i & 1) == 0 ? 0.0f : x;
+        remaining[e] = FL_DROPOUT && (undropped >> i & 1) == 0 ? 0.0f : x;
 #if FL_HAS_DERIVATIVE
         s[i] = x != 0.0f ? x * derivative : 0.0f;  // what is masked changes by anything
 #else
         s[i] = x;
 #endif
       }
-      p[2 * j] = pack_half(kept[0], kept[1]);
-      p[2 * j + 1] = pack_half(kept[2], kept[3]);
+      p[2 * j] = pack_half(remaining[0], remaining[1]);
+      p[2 * j + 1] = pack_half(remaining[2], remaining[3]);
     }
     if (partial) {
-      mask<true>(place(fields));
+      if (kMasksUnderProducts) {
+        keep_scores<true>(kept);
+      } else {
+        mask<true>(place(fields));
+      }
     }
   }
 
@@ -353,44 +364,38 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
   Producer producer{params, tiles, d_out_map, shared, 0, 0};
+  // In one register, since they are short: the number of the key tile, and below it the phase of rows_empty.
+  u32 taken = 1;
 #pragma unroll 1
-  for (u32 turn = 0;; ++turn) {
+  while (true) {
     int index = 0;
     if (producer.leads()) {
       index = atomicAdd(tiles.next_block, 1);
     }
     index = __shfl_sync(0xffffffff, index, 0);
-    barrier_wait(shared.rows_empty, turn % 2 ^ 1);
+    taken = static_cast<u32>(index) * 2 + taken % 2;
+    // Consumers may still read the last key tile's rows.
+    const auto wait_for_rows = [&] { barrier_wait(shared.rows_empty, taken % 2); };
     if (index >= backward.kv_tiles * params.batch * params.kv_heads) {
+      wait_for_rows();
       producer.end();
       return;
     }
     const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
-    if (producer.leads()) {
-      store_shared(shared.key_tile, index);
-    }
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
-    producer.load_rows(0, keys.first);
+    const auto load_rows = [&] {
+      wait_for_rows();
+      if (producer.leads()) {
+        store_shared(shared.key_tile, static_cast<int>(taken / 2));
+      }
+      producer.load_rows(0, keys.first);
+    };
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.
     const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
-    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing);
-  }
-}
-
-// Eight neighbours of a row of d_q, in pairs, from `column` on.
-__device__ __forceinline__ void store_eight(InputElement* row, long long stride, bool vector, int column,
-                                            const u32 (&pairs)[4]) {
-  if (vector && column + 8 <= FL_HEAD_DIM) {
-    *reinterpret_cast<uint4*>(row + column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (column + i < FL_HEAD_DIM) {
-      row[(column + i) * stride] = static_cast<InputElement>(pairs[i / 2] >> (i % 2 * 16));
-    }
+    producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, load_rows);
+    taken ^= 1;
   }
 }
 
@@ -494,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(128)
           const float4 four = x[piece][i];
           packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
         }
-        store_eight(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
+        store_eight<FL_HEAD_DIM>(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
       }
     }
   }

@@ -250,22 +250,27 @@ struct Producer {
     rings.advance();
   }
 
-  // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns.
-  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing) {
+  // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns. Calls
+  // behind_first() when the first columns have been asked for.
+  template <typename BehindFirst>
+  __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing, BehindFirst behind_first) {
     ColumnTiles columns(params, rows);
     ColumnTile tile = columns.next();
     const int key_tile = rows.first / FL_BLOCK_M;
+    int flags = kFirst;
     if (!tile.exists) {
-      load_columns(nothing, key_tile, kPartial | kFirst | kLast | kNothing);
-      return;
+      tile = nothing;
+      flags |= kPartial | kLast | kNothing;
     }
-    int first = kFirst;
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
-      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | first | (next.exists ? 0 : kLast));
+      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | flags | (next.exists ? 0 : kLast));
+      if ((flags & kFirst) != 0) {
+        behind_first();
+      }
       tile = next;
-      first = 0;
+      flags = 0;
     }
   }
 };
