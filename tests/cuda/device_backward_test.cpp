@@ -296,5 +296,48 @@ TEST(DeviceBackward, TakesItsMemoryFromTheCaller) {
   (*driver)->cuMemFree(memory);
 }
 
+// compute-sanitizer's initcheck cannot tell (docs/lessons/cuda_backward.md): it does not see what bulk copies write.
+TEST(DeviceBackward, ReadsNoMemoryThatItHasNotWritten) {
+  const Result<const cuda::Driver*> driver = cuda::Driver::get();
+  ASSERT_TRUE(driver.ok());
+  for (const std::string named : {"cuda_sm90", "cuda_sm80"}) {
+    for (const char* text :
+         {"attn residual h2 s300 d128 bf16 lse", "attn residual hq4 hkv2 s300 d64 bf16 lse causal",
+          "attn residual h2 sq300 skv100 d96 f16 lse causal=bottom_right", "attn h2 s300 d256 bf16 lse causal",
+          "attn residual h2 s700 d128 bf16 lse cu_seqlens causal", "attn h2 s200 dqk192 dv128 bf16 lse window=50"}) {
+      SCOPED_TRACE(named + " " + text);
+      const Result<Problem> problem = parse_problem(text);
+      ASSERT_TRUE(problem.ok()) << problem.error().message;
+      Random random(5);
+      const OwnedArguments forward = testing::dense_arguments(*problem, random);
+      OwnedArguments cotangents;
+      const auto shape = forward.views.out.shape();
+      const TensorView d_out = cotangents.dense(problem->d_out_dtype(), {shape.begin(), shape.end()}, random);
+      const OwnedGradients zeros = testing::make_gradients(*problem, forward.views, d_out, {}, random);
+      const OwnedGradients ones = testing::make_gradients(*problem, forward.views, d_out, {}, random);
+      const auto device = cuda::DeviceGradients::copy_of(zeros.arguments, 0);
+      ASSERT_TRUE(device.ok()) << device.error().message;
+      const Result<Attention> attention =
+          Attention::compile(*problem, {.device = DeviceKind::kCuda, .implementation = named});
+      ASSERT_TRUE(attention.ok()) << attention.error().message;
+      ASSERT_TRUE(attention->run(device->views().forward).ok());
+      Lent lent;
+      ASSERT_FALSE(attention->run_backward(device->views(), lent.options()).ok());
+      cuda::CuPointer memory = 0;
+      ASSERT_EQ((*driver)->cuMemAlloc(&memory, lent.asked), 0);
+      lent.memory = reinterpret_cast<void*>(memory);  // NOLINT
+      for (const auto& [call, byte] : {std::pair(&zeros, 0), std::pair(&ones, 0xff)}) {
+        ASSERT_EQ((*driver)->cuMemsetD8Async(memory, static_cast<unsigned char>(byte), lent.asked, nullptr), 0);
+        lent.asked = 0;
+        const Status status = attention->run_backward(device->views(), lent.options());
+        EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.error().message);
+        EXPECT_TRUE(device->fetch(call->arguments).ok());
+      }
+      EXPECT_EQ(testing::differing_bits(zeros.arguments, ones.arguments), "");
+      (*driver)->cuMemFree(memory);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashlift

@@ -228,7 +228,7 @@ struct FusedConsumer : Consumer {
     pin(second);
     pin(ds);
     if (exists) {
-      release(shared.qk_empty + 8 * (stage == 0 ? kQkStages - 1 : stage - 1));
+      barrier_arrive(shared.qk_empty + 8 * (stage == 0 ? kQkStages - 1 : stage - 1));
     }
   }
 

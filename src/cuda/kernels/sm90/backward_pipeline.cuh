@@ -53,6 +53,9 @@ constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
 constexpr int kRowReaders = 4 * kConsumers + (FL_HAS_MASK_MOD ? 1 : 0);  // warps
+// Arrivals that give a stage of qk back. In the fused kernel every lane tells for itself that it has read the rows'
+// statistics: so racecheck can follow the order, which it does not through __syncwarp.
+constexpr u32 kQkReaders = (FL_FUSED ? 128 : 4) * kConsumers;
 constexpr bool kPartsOfQueries = FL_BLOCK_N > 64;
 constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
@@ -147,7 +150,7 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   barrier_init(shared.verdict, 1);
   for (int stage = 0; stage < kQkStages; ++stage) {
     barrier_init(shared.qk_full + 8 * stage, 1);
-    barrier_init(shared.qk_empty + 8 * stage, 4 * kConsumers);
+    barrier_init(shared.qk_empty + 8 * stage, kQkReaders);
   }
   for (int stage = 0; stage < kVStages; ++stage) {
     barrier_init(shared.v_full + 8 * stage, 1);
