@@ -416,6 +416,7 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
   define("OUT_F32", config.out_dtype == DType::kF32);
   define("OUT_BF16", config.out_dtype == DType::kBF16);
   define("OUT_VECTOR", config.vector_output);
+  define("OUT_MAY_BE_VECTOR", config.value_dim % 8 == 0);
   define("HEAD_DIM", config.head_dim);
   define("VALUE_DIM", config.value_dim);
   define("QK_DIM", config.head_dim_padded);
@@ -454,7 +455,6 @@ std::vector<std::string> definitions(const ForwardConfig& config) {
     define("CONSUMER_REGISTERS", config.consumer_registers);
   }
   if (config.fragments > 0) {
-    define("OUT_MAY_BE_VECTOR", config.value_dim % 8 == 0);
     define("FRAGMENTS", config.fragments);
     define("BLOCKS", config.blocks);
     define("VISITS_BYTES", kVisitsBytes);

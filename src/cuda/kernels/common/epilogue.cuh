@@ -162,7 +162,8 @@ __device__ __forceinline__ void store_vectors(const float (&accumulator)[kCount]
 #endif
 }
 
-// Few calls store like this, but all wait for the compiler: one loop, over sums in local memory.
+// For outputs whose rows are not made of aligned chunks. Few are, but all calls wait for the compiler: one loop, over
+// sums in local memory.
 template <int kCount>
 __device__ __forceinline__ void store_elements(const float (&accumulator)[kCount], OutElement* out, long long stride,
                                                int r, bool inside) {
