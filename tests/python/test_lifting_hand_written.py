@@ -227,6 +227,43 @@ def test_gradients_in_rows_that_a_large_number_masks_whole(name):
         assert "in a row that a large number masks whole" in report, report
 
 
+BOOLEANS = {
+    "and": lambda a, b: a & b,
+    "not or": lambda a, b: ~(~a | ~b),
+    "product of integers": lambda a, b: (a.astype(jnp.int32) * b.astype(jnp.int32)) > 0,
+    "sum of integers": lambda a, b: (a.astype(jnp.int8) + b.astype(jnp.int8)) == 2,
+    "equal": lambda a, b: (a == b) & a,
+}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_gradients_in_rows_that_booleans_mask_whole(name, is_right):
+    def function(q, k, v, d_out, rows, keys):
+        kept = BOOLEANS[name](rows[:, None], keys[None])
+        of_scores = (lambda d_s: jnp.where(kept, d_s, 0)) if is_right else lambda d_s: d_s
+        return with_probabilities_again(lambda s: jnp.where(kept, s, -1e9), of_scores)(q, k, v, d_out)
+
+    q, k, v = qkv()
+    rows, keys = jnp.arange(q.shape[2]) != 3, jnp.arange(k.shape[2]) % 3 != 1
+    candidates, report = fused(function, q, k, v, jnp.cos(q), rows, keys)
+    assert any(candidate.fused for candidate in candidates) == is_right, report
+
+
+def test_gradients_of_masks_that_compute_with_booleans():
+    """No row is found in which the mask holds for no key."""
+
+    def function(q, k, v, d_out, rows):
+        kept = rows[:, None] | (jnp.arange(k.shape[2]) < rows[:, None].astype(jnp.int32))
+        return with_probabilities_again(lambda s: jnp.where(kept, s, -1e9), lambda d_s: jnp.where(kept, d_s, 0))(
+            q, k, v, d_out
+        )
+
+    q, k, v = qkv()
+    candidates, report = fused(function, q, k, v, jnp.cos(q), jnp.arange(q.shape[2]) != 3)
+    assert not any(candidate.fused for candidate in candidates) and "a mask computes with booleans" in report, report
+
+
 def test_rows_without_keys():
     """Such a row's output and gradients are 0."""
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <set>
+#include <utility>
 
 namespace flashlift::stablehlo {
 namespace {
@@ -46,42 +49,117 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
   return draws;
 }
 
-bool reads_boolean(const SymArena& arena, SymId id) {
-  const Sym& sym = arena[id];
-  return (sym.kind == SymKind::kLoad && sym.type == Type::kI1) ||
-         std::any_of(sym.args.begin(), sym.args.end(), [&](SymId arg) { return reads_boolean(arena, arg); });
+using Values = std::vector<std::pair<SymId, bool>>;
+
+std::vector<SymId> boolean_tensors(const SymArena& arena, SymId formula) {
+  std::vector<SymId> found;
+  std::set<SymId> seen;
+  std::vector<SymId> pending{formula};
+  while (!pending.empty()) {
+    const SymId id = pending.back();
+    pending.pop_back();
+    if (!seen.insert(id).second) {
+      continue;
+    }
+    const Sym& sym = arena[id];
+    if (sym.kind == SymKind::kLoad && sym.type == Type::kI1) {
+      found.push_back(id);
+    }
+    pending.insert(pending.end(), sym.args.begin(), sym.args.end());
+  }
+  return found;
 }
 
-// What makes the condition fail, however else formulas spell it. Nothing for arithmetic on booleans.
-std::optional<std::pair<SymId, bool>> failure_of(const SymArena& arena, SymId condition, bool holds) {
-  const Sym& sym = arena[condition];
-  if (sym.kind == SymKind::kOp && sym.op == Op::k_not) {
-    return failure_of(arena, sym.args[0], !holds);
+// Finds the values with which a condition is what is wanted of it, however else formulas spell it: values of the
+// boolean tensors that it reads, or its own where it reads none.
+class Forcing {
+ public:
+  explicit Forcing(SymArena& arena) : arena_(arena) {}
+
+  std::optional<Values> force(SymId condition, bool wanted) {
+    const auto [it, is_new] = found_.try_emplace({condition, wanted}, std::nullopt);
+    if (is_new) {
+      std::optional<Values> values = search(condition, wanted);
+      found_[{condition, wanted}] = std::move(values);
+    }
+    return found_[{condition, wanted}];
   }
-  if (sym.kind == SymKind::kOp && sym.op == (holds ? Op::k_or : Op::k_and)) {
-    return failure_of(arena, sym.args[0], holds);
+
+ private:
+  std::optional<Values> search(SymId condition, bool wanted) {
+    const Sym& sym = arena_[condition];
+    if (sym.kind == SymKind::kOp && sym.op == Op::k_not) {
+      return force(sym.args[0], !wanted);
+    }
+    if (sym.kind == SymKind::kOp && (sym.op == Op::k_and || sym.op == Op::k_or)) {
+      const bool one_suffices = sym.op == (wanted ? Op::k_or : Op::k_and);
+      return one_suffices ? force_one(sym.args, wanted) : force_all(sym.args, wanted);
+    }
+    const std::vector<SymId> tensors = boolean_tensors(arena_, condition);
+    if (tensors.empty()) {
+      return Values{{condition, wanted}};
+    }
+    // Of arithmetic on booleans, what makes of it a constant.
+    for (const bool held : {false, true}) {
+      std::map<SymId, SymId> known;
+      Values values;
+      for (const SymId tensor : tensors) {
+        known.emplace(tensor, arena_.boolean(held));
+        values.emplace_back(tensor, held);
+      }
+      if (arena_.replace_known(condition, known) == arena_.boolean(wanted)) {
+        return values;
+      }
+    }
+    return std::nullopt;
   }
-  const bool is_spelled_once = sym.kind == SymKind::kLoad || !reads_boolean(arena, condition);
-  return is_spelled_once ? std::optional(std::pair(condition, holds)) : std::nullopt;
-}
+
+  std::optional<Values> force_one(const std::vector<SymId>& conditions, bool wanted) {
+    for (const SymId condition : conditions) {
+      if (std::optional<Values> values = force(condition, wanted)) {
+        return values;
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Values> force_all(const std::vector<SymId>& conditions, bool wanted) {
+    Values all;
+    for (const SymId condition : conditions) {
+      const std::optional<Values> values = force(condition, wanted);
+      if (!values || all.size() + values->size() > kMostValues) {
+        return std::nullopt;
+      }
+      all.insert(all.end(), values->begin(), values->end());
+    }
+    return all;
+  }
+
+  static constexpr size_t kMostValues = 64;
+
+  SymArena& arena_;
+  std::map<std::pair<SymId, bool>, std::optional<Values>> found_;
+};
 
 // Rows of which finite masks leave out all keys: drawn conditions hold for some key nearly always, and then what a
 // gradient does with the others does not show, as their probabilities are 0.
-void add_masked_rows(const SymArena& arena, const std::vector<SymId>& masks, std::vector<Draw>& draws) {
+Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vector<Draw>& draws) {
+  Forcing forcing(arena);
   Draw all;
   for (const SymId condition : masks) {
-    const auto fails = failure_of(arena, condition, false);
-    if (!fails) {
-      continue;
+    const std::optional<Values> values = forcing.force(condition, false);
+    if (!values) {
+      return refuse<Reason::kMaskedRowNotDrawn>();
     }
-    all.conditions.push_back(*fails);
+    all.conditions.insert(all.conditions.end(), values->begin(), values->end());
     if (masks.size() > 1) {
-      draws.push_back({.conditions = {*fails}});
+      draws.push_back({.conditions = *values});
     }
   }
   if (!all.conditions.empty()) {
     draws.push_back(std::move(all));
   }
+  return Proof();
 }
 
 }  // namespace
@@ -111,7 +189,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   int compared = 0;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
-  add_masked_rows(arena_, masks_, draws);
+  FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
