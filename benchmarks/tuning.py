@@ -55,7 +55,7 @@ def in_new_process(work, cache, *arguments):
 
 def tune(words, device, seconds):
     tuned = flashlift.tune(words, device=device, seconds=float(seconds))
-    return {"stored": tuned.stored, "claimed": tuned.heuristics_ms / tuned.ms, "best": describe(tuned.best)}
+    return {"stored": tuned.stored, "best": describe(tuned.best)}
 
 
 def describe(tuning):
