@@ -29,10 +29,11 @@ struct RowTiles {
   // Of the fused kernels, null for others. The preprocess clears the integers, `cleared` of them from next_block on.
   int* next_block;      // key tiles that blocks have taken
   int* nonfinite_keys;  // becomes 1 if some key has elements that are not finite, where a mask may hide it
-  int* last_adders;     // of each part of d_q: which key tile has added to it last, plus one
-  float* d_q_sums;      // [batch * q_heads][tiles], and of each what the kernel makes of it
-  int rows;             // of a tile
-  int tiles;            // of a query head, the one for no rows included
+  // Of each part of d_q: which key tile has added to it last, plus one; -1 if the part is in d_q already.
+  int* last_adders;
+  float* d_q_sums;  // [batch * q_heads][tiles], and of each what the kernel makes of it
+  int rows;         // of a tile
+  int tiles;        // of a query head, the one for no rows included
   int cleared;
   int vector_out;  // rows of out and d_out are contiguous and begin at multiples of 16 bytes
 };

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kParts = kConsumers;
 constexpr int kPartFloats = kPartBytes / sizeof(float);
+constexpr int kStored = -1;  // of RowTiles::last_adders: the part is in d_q already
 // A mask that reads captured tensors takes more registers than 64 scores leave: it is evaluated before d_p takes its
 // own, while the scores are multiplied. Other masks take fewer instructions where the scores are.
 constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
@@ -35,7 +36,7 @@ struct FusedConsumer : Consumer {
   // All column tiles. The part of d_q is a tile late, so that it does not wait for the other warpgroup's d_s; it leaves
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
-  __device__ __forceinline__ void sweep() {
+  __device__ __forceinline__ void sweep(const BackwardParams& backward, const RowTiles& tiles) {
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
@@ -104,7 +105,7 @@ struct FusedConsumer : Consumer {
       pin(part);
       release(shared.v_empty + 8 * rings.v_stage());
       if ((flags & kFirst) == 0) {
-        give_part(part);
+        give_part(backward, tiles, part);
       }
       ++round;
       rings.advance();
@@ -115,7 +116,7 @@ struct FusedConsumer : Consumer {
     finish_d_k(true, rings.qk.stage());
     pin(part);
     release(shared.rows_empty);
-    give_part(part);
+    give_part(backward, tiles, part);
   }
 
   __device__ __forceinline__ void take(const KeyTile& keys) {
@@ -269,19 +270,68 @@ struct FusedConsumer : Consumer {
     wgmma_commit();
   }
 
-  // That part to the warp that adds it up.
-  __device__ __forceinline__ void give_part(const float (&part)[kPartSums]) {
+  // That part to the warp that adds it up, or to d_q itself.
+  __device__ __forceinline__ void give_part(const BackwardParams& backward, const RowTiles& tiles,
+                                            const float (&part)[kPartSums]) {
     release(shared.gradients_empty + 8 * ((round - 1) % kGradientStages));
     barrier_wait(shared.parts_empty + 8 * warpgroup, (round - 1) % 2 ^ 1);
+    const u32 visit = shared.visits + 4 * kVisitFieldCount * ((round - 1) % kVisitStages);
     const u32 address = shared.parts + warpgroup * kPartBytes + 16 * (threadIdx.x % 128);
+    if (kStoresFinal && (load_shared_once(visit + 4 * kVisitFlags) & kFinal) != 0) {
+      store_part(backward, tiles, part, visit, address);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kPartSums / 4; ++i) {
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * 128 * 16), "f"(part[4 * i]),
-                   "f"(part[4 * i + 1]), "f"(part[4 * i + 2]), "f"(part[4 * i + 3])
-                   : "memory");
+      for (int i = 0; i < kPartSums / 4; ++i) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * 128 * 16), "f"(part[4 * i]),
+                     "f"(part[4 * i + 1]), "f"(part[4 * i + 2]), "f"(part[4 * i + 3])
+                     : "memory");
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     release(shared.parts_full + 8 * warpgroup);
+  }
+
+  // Adds it to what the other key tiles have added, which came to shared memory, and stores the rows of d_q. A thread
+  // has four columns of two rows at a time, as the kernel that rounds sums finds them.
+  __device__ __forceinline__ void store_part(const BackwardParams& backward, const RowTiles& tiles,
+                                             const float (&part)[kPartSums], u32 visit, u32 address) const {
+    const int tile = load_shared_once(visit + 4 * kVisitTile);
+    const bool adds = load_shared_once(visit + 4 * kVisitBefore) >= 0;
+    const int head = tile / tiles.tiles;
+    const int q = tile % tiles.tiles * tiles.rows + (kPartsOfQueries ? 64 * warpgroup : 0) +
+                  static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int column = (kPartsOfQueries ? 0 : kPartColumns * warpgroup) + 8 * (static_cast<int>(threadIdx.x) % 4);
+    const Strides& strides = backward.d_q_strides;
+    InputElement* const row = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
+                              head % params.q_heads * strides.head + q * strides.row + column;
+#pragma unroll
+    for (int first = 0; first < kPartSums / 4; first += 4) {
+      u32 pairs[2][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (adds) {
+          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                       : "r"(address + (first + i) * 128 * 16)
+                       : "memory");
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int at = 2 * r;
+          pairs[r][i] = pack_half((x[at] + part[4 * (first + i) + at]) * params.scale,
+                                  (x[at + 1] + part[4 * (first + i) + at + 1]) * params.scale);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        transpose_quad(pairs[r]);
+        if (q + 8 * r < params.q_len && column + 8 * first + 8 <= FL_HEAD_DIM) {
+          *reinterpret_cast<uint4*>(row + 8 * r * strides.row + 8 * first) =
+              make_uint4(pairs[r][0], pairs[r][1], pairs[r][2], pairs[r][3]);
+        }
+      }
+    }
   }
 };
 
@@ -324,9 +374,11 @@ __device__ __forceinline__ void wait_for_adder(const int* last_adder, int expect
   } while (last != expected);
 }
 
-// One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn.
+// One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn. Where a part is the
+// last one that is added, the consumer does so itself: this thread brings it the sums of the others.
 __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part) {
   const u32 staged = shared.parts + part * kPartBytes;
+  const u32 empty = shared.parts_empty + 8 * part;
 #pragma unroll 1
   for (u32 visit = 0;; ++visit) {
     barrier_wait(shared.parts_full + 8 * part, visit % 2);
@@ -334,36 +386,62 @@ __device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowT
     const int place = load_shared(fields + 4 * kVisitTile) * kParts + part;
     const int before = load_shared(fields + 4 * kVisitBefore);
     const int keys = load_shared(fields + 4 * kVisitKeys);
+    const int flags = load_shared(fields + 4 * kVisitFlags);
     if (keys == kNoKeys) {
       return;
     }
-    if ((load_shared(fields + 4 * kVisitFlags) & kNothing) != 0) {
-      barrier_arrive(shared.parts_empty + 8 * part);
+    // The one behind is of the same key tile, and was told of before this part was made.
+    const u32 next_fields = shared.visits + 4 * kVisitFieldCount * ((visit + 1) % kVisitStages);
+    const bool next_is_final =
+        kStoresFinal && (flags & kLast) == 0 && (load_shared(next_fields + 4 * kVisitFlags) & kFinal) != 0;
+    if ((flags & kNothing) == 0) {
+      float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
+      if (kStoresFinal && (flags & kFinal) != 0) {
+        tiles.last_adders[place] = kStored;
+      } else {
+        if (before >= 0) {
+          wait_for_adder(tiles.last_adders + place, before + 1);
+          asm volatile("fence.proxy.async.global;" ::: "memory");
+          asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                       "r"(staged), "r"(kPartBytes)
+                       : "memory");
+        } else {
+          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged),
+                       "r"(kPartBytes)
+                       : "memory");
+        }
+        asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+        if (!next_is_final) {
+          barrier_arrive(empty);
+        }
+        asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+        asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+        if (!next_is_final) {
+          continue;
+        }
+      }
+    }
+    if (!next_is_final) {
+      barrier_arrive(empty);
       continue;
     }
-    float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
-    if (before >= 0) {
-      wait_for_adder(tiles.last_adders + place, before + 1);
-      asm volatile("fence.proxy.async.global;" ::: "memory");
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                   "r"(staged), "r"(kPartBytes)
-                   : "memory");
-    } else {
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged),
-                   "r"(kPartBytes)
-                   : "memory");
+    const int next_place = load_shared(next_fields + 4 * kVisitTile) * kParts + part;
+    const int next_before = load_shared(next_fields + 4 * kVisitBefore);
+    if (next_before < 0) {
+      barrier_arrive(empty);
+      continue;
     }
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-    barrier_arrive(shared.parts_empty + 8 * part);
-    asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
-    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
+    wait_for_adder(tiles.last_adders + next_place, next_before + 1);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    barrier_arrive_expect(empty, kPartBytes);
+    load_bytes(staged, tiles.d_q_sums + static_cast<long long>(next_place) * kPartFloats, kPartBytes, empty);
   }
 }
 
 // The producer warp: key tiles until none is left. Blocks take them in the order in which they come to them.
 __device__ __forceinline__ void produce(const ForwardParams& params, const BackwardParams& backward,
                                         const RowTiles& tiles, const TensorMap& d_out_map, const SharedLayout& shared) {
-  Producer producer{params, tiles, d_out_map, shared, 0, 0};
+  Producer producer{params, tiles, d_out_map, shared, 0, 0, backward.vector_d_q};
   // In one register, since they are short: the number of the key tile, and below it the phase of rows_empty.
   u32 taken = 1;
 #pragma unroll 1
@@ -444,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         break;
       }
       consumer.take(key_tile<FL_BLOCK_M>(params, backward, index));
-      consumer.sweep();
+      consumer.sweep(backward, tiles);
       asm volatile("" : "+r"(index));  // found again, not kept: registers are short
       const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
       consumer.take(keys);
@@ -466,7 +544,11 @@ extern "C" __global__ void __launch_bounds__(128)
   if (others_run(backward, tiles) || first >= params.q_len) {
     return;
   }
-  const bool seen = tiles.last_adders[place] != 0;
+  const int last_adder = tiles.last_adders[place];
+  if (last_adder == kStored) {
+    return;
+  }
+  const bool seen = last_adder != 0;
   const float4* const sums =
       reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
   // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four

@@ -44,6 +44,7 @@ constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
 constexpr int kNothing = 4;  // it stands for no columns at all
 constexpr int kFirst = 8;    // no column tile comes before it
+constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
 
 // Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a
 // part of d_q for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after
@@ -61,11 +62,15 @@ constexpr int kPartColumns = kPartsOfQueries ? 64 : kQkBoxes * 64 / kConsumers;
 constexpr int kPartSums = kPartColumns / 2;  // of a thread
 constexpr u32 kPartBytes = 64 * kPartColumns * sizeof(float);
 static_assert(!FL_FUSED || (kPartsOfQueries ? FL_BLOCK_N == 64 * kConsumers && kQkBoxes == 1 : kQkBoxes <= kConsumers));
-// What the producer tells the warps that add parts up. It is at most kQkStages tiles ahead of the consumers, and these
-// are two ahead of the parts that they have made.
+// What the producer tells the warps that add parts up, and the consumers, of which tile a part is. It is at most
+// kQkStages tiles ahead of the consumers, and these are two ahead of the parts that they have made.
 constexpr int kVisitStages = FL_FUSED ? 16 : 0;
 static_assert(!FL_FUSED || kQkStages + 4 < kVisitStages);
 enum VisitField { kVisitTile, kVisitBefore, kVisitFlags, kVisitKeys, kVisitFieldCount };
+// Do parts that no other key tile adds to leave as they are to be stored? It takes registers that tiles of 128 queries,
+// and masks that search, do not leave.
+constexpr bool kStoresFinal =
+    FL_FUSED && !kPartsOfQueries && FL_HEAD_DIM % 8 == 0 && !(FL_HAS_MASK_MOD && FL_MASK_SEARCHES);
 constexpr int kNoKeys = -1;  // instead of a key tile's number: no work is left
 
 struct SharedLayout {
@@ -162,7 +167,7 @@ __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {
   }
   for (int stage = 0; stage < kPartStages; ++stage) {
     barrier_init(shared.parts_full + 8 * stage, 4);
-    barrier_init(shared.parts_empty + 8 * stage, 1);
+    barrier_init(shared.parts_empty + 8 * stage, 1);  // and the bytes of sums that a final part is added to
   }
   barrier_init(shared.rows_empty, kRowReaders);
   barrier_init_fence();

@@ -18,7 +18,9 @@ struct ColumnTile {
   int h = 0;      // of its queries
   int first = 0;  // column
   bool partial = false;
-  bool follows = false;  // of the fused kernel: the key tile before the block's sees it, too
+  // Of the fused kernel: the key tile before the block's sees it, too; so does the one behind.
+  bool follows = false;
+  bool precedes = false;
 };
 
 // The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs
@@ -51,8 +53,12 @@ class ColumnTiles {
     const int bit = __ffs(hits_) - 1;
     hits_ &= hits_ - 1;
     const int tile = base_ + bit;
-    return {true, head_, (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N, (partial_ >> bit & 1) != 0,
-            (follows_ >> bit & 1) != 0};
+    return {true,
+            head_,
+            (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N,
+            (partial_ >> bit & 1) != 0,
+            (follows_ >> bit & 1) != 0,
+            (precedes_ >> bit & 1) != 0};
   }
 
  private:
@@ -84,6 +90,12 @@ class ColumnTiles {
       const bool follows = rows_.first > 0 && kind != kTileSkipped &&
                            classify(tile, 1, rows_.first - FL_BLOCK_M, rows_.first - 1) != kTileSkipped;
       follows_ = __ballot_sync(0xffffffff, follows);
+      if (kStoresFinal) {
+        const int behind = rows_.last + 1;
+        const bool precedes = behind < params_.kv_len && kind != kTileSkipped &&
+                              classify(tile, 1, behind, min(behind + FL_BLOCK_M, params_.kv_len) - 1) != kTileSkipped;
+        precedes_ = __ballot_sync(0xffffffff, precedes);
+      }
 #endif
     } else {
       runs_ = hits;
@@ -116,6 +128,7 @@ class ColumnTiles {
   u32 hits_ = 0;
   u32 partial_ = 0;
   u32 follows_ = 0;
+  u32 precedes_ = 0;
 };
 
 // Copies contiguous bytes, which count towards `barrier`.
@@ -133,6 +146,9 @@ struct Producer {
   const SharedLayout& shared;
   int b;
   int kv_head;
+#if FL_FUSED
+  const int& stores_final;  // may final parts of d_q leave as they are to be stored
+#endif
   ColumnRings rings;
   int visit = 0;
 
@@ -196,9 +212,34 @@ struct Producer {
     return -1;
   }
 
-  // For the warp that adds parts of d_q up.
+  // Does no key tile behind this one add to the same d_q?
+  __device__ __forceinline__ bool is_final(int key_tile, const ColumnTile& tile) const {
+    if (tile.precedes) {
+      return false;
+    }
+#if FL_HAS_MASK_MOD || FL_SCORE_MASKS
+    const int q_last = min(tile.first + FL_BLOCK_N, params.q_len) - 1;
+#pragma unroll 1
+    for (int first = (key_tile + 2) * FL_BLOCK_M; first < params.kv_len; first += 32 * FL_BLOCK_M) {
+      const int kv_first = first + static_cast<int>(threadIdx.x % 32) * FL_BLOCK_M;
+      const bool sees = kv_first < params.kv_len &&
+                        classify_scores(params, b, tile.h, tile.first, q_last, kv_first,
+                                        min(kv_first + FL_BLOCK_M, params.kv_len) - 1, true) != kTileSkipped;
+      if (__any_sync(0xffffffff, sees)) {
+        return false;
+      }
+    }
+#endif
+    return true;
+  }
+
+  // For the warp that adds parts of d_q up. A key tile's first part is never final: that warp must know of a final one
+  // before the consumers have it.
   __device__ __forceinline__ void tell_visit(const ColumnTile& tile, int key_tile, int flags) {
     const int before = flags & kNothing ? -1 : previous_keys(key_tile, tile);
+    if (kStoresFinal && stores_final != 0 && (flags & kFirst) == 0 && is_final(key_tile, tile)) {
+      flags |= kFinal;
+    }
     if (leads()) {
       const u32 address = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
       const int head = b * params.q_heads + tile.h;
