@@ -1,6 +1,7 @@
 """Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, beside the plugins themselves.
 
     build/venv/bin/python tests/corpus/plugins.py FOLDER [--plugin FILE]... [--client pypjrt|jax]... [--case NAME]...
+        [--shard I/N] [--forms FOLDER [--prepare]]
 
 Each case is a folder as run.py takes it. pypjrt compiles a module from its text, its generic text, VHLO of the oldest
 version that can say it and of the newest that the plugin takes, and plain bytecode; JAX sends VHLO of its own. The
@@ -9,6 +10,8 @@ own and with the case's outputs, and the number of fused attentions with that of
 
 A plugin whose name has `cuda` in it is wrapped for CUDA. XLA rounds the inputs of f32 products to TF32 there, so
 results that the case's tolerance refuses have to be as close to its outputs as the plugin's own.
+
+--forms keeps the forms of the modules, so that a machine without MLIR can run what --prepare made elsewhere.
 """
 
 import argparse
@@ -34,8 +37,7 @@ PLUGINS = {
 }
 CLIENTS = ("pypjrt", "jax")
 PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_module"
-# The newest version of StableHLO that a plugin takes, whatever it says that its own is.
-NEWEST = {"libpjrt_cpu.so": "1.17.0", "pjrt_c_api_cpu_plugin.so": "1.20.0", "xla_cuda_plugin.so": "1.17.0"}
+NEWEST = {"libpjrt_cpu.so": "1.17.0"}  # of StableHLO, where a plugin takes newer versions than it says
 TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results with which there is nothing to compare but XLA's
 
 
@@ -52,6 +54,15 @@ def find_plugins():
         spec = importlib.util.find_spec(package)
         if spec and spec.origin:
             yield Path(spec.origin).parent / name
+
+
+def newest_of(plugin):
+    """The newest version of StableHLO that a plugin takes."""
+    if plugin.name in NEWEST:
+        return NEWEST[plugin.name]
+    asks = "import sys, pypjrt; print(pypjrt.Plugin(sys.argv[1]).stablehlo_target('max'))"
+    ran = subprocess.run([sys.executable, "-c", asks, plugin], capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
 
 
 def dtype_of(name):
@@ -77,8 +88,11 @@ def artifact(text, like):
     return _jax.mlir.serialize_portable_artifact(text, version, True)
 
 
-def forms_of(case, newest):
-    """Name to program; an Exception where it could not be made."""
+def forms_of(case, newest, kept):
+    """Name to program; an Exception where it could not be made. `kept`: the folder that keeps them, or None."""
+    kept = kept and kept / newest / case.name
+    if kept and kept.exists():
+        return {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
     path = case / "module.mlir"
     text = path.read_text()
     makers = {
@@ -97,6 +111,10 @@ def forms_of(case, newest):
             forms[name] = make()
         except Exception as error:  # every form is reported
             forms[name] = error
+    if kept and not any(isinstance(program, Exception) for program in forms.values()):
+        kept.mkdir(parents=True)
+        for name, program in forms.items():
+            (kept / name).write_bytes(program if isinstance(program, bytes) else program.encode())
     return forms
 
 
@@ -124,6 +142,10 @@ class Jax:
     """With JAX, which reads a program and sends it as VHLO of the newest version that it and the plugin have."""
 
     def __init__(self, library):
+        if is_cuda(Path(library)):  # as pypjrt does; other processes may use the device, too
+            described = Path(tempfile.mkdtemp()) / "plugin.json"
+            described.write_text(json.dumps({"library_path": library, "create_options": {"preallocate": False}}))
+            library = described
         os.environ["PJRT_NAMES_AND_LIBRARY_PATHS"] = f"tested:{library}"
         os.environ["JAX_PLATFORMS"] = "tested"
         import jax
@@ -266,9 +288,9 @@ def compare(case, meta, complete, coarse, unfused, fused):
     return difference(values, own, twice, "the unfused one")
 
 
-def check(client, plugin, cases, folder):
+def check(client, plugin, cases, folder, kept):
     """Problems of all cases with a client and a plugin, and how many programs there were."""
-    newest = NEWEST.get(plugin.name, "1.9.0")
+    newest = newest_of(plugin)
     jobs, wanted, problems = [], [], []
     for case in cases:
         meta = json.loads((case / "meta.json").read_text())
@@ -281,7 +303,7 @@ def check(client, plugin, cases, folder):
                 for i, value in enumerate(values)
             },
         )
-        forms = forms_of(case, newest) if client == "pypjrt" else {"text": (case / "module.mlir").read_text()}
+        forms = forms_of(case, newest, kept) if client == "pypjrt" else {"text": (case / "module.mlir").read_text()}
         for form, program in forms.items():
             name = f"{case.name}/{form}"
             if isinstance(program, Exception):
@@ -326,20 +348,32 @@ def main():
     parser.add_argument("--plugin", type=Path, action="append", help="the file of a PJRT plugin")
     parser.add_argument("--client", choices=CLIENTS, action="append")
     parser.add_argument("--case", action="append", help="only this one; may be given several times")
+    parser.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts of the cases, from 1")
+    parser.add_argument("--forms", type=Path, help="keep the modules' forms in this folder")
+    parser.add_argument("--prepare", action="store_true", help="make the forms, and run nothing")
     options = parser.parse_args()
+    part, parts = map(int, options.shard.split("/"))
     cases = [
         path.parent
         for path in sorted(options.folder.glob("*/module.mlir"))
         if not options.case or path.parent.name in options.case
-    ]
+    ][part - 1 :: parts]
     plugins = [plugin.absolute() for plugin in options.plugin or find_plugins()]
     if not cases or not plugins:
         sys.exit(f"no cases in {options.folder}" if not cases else "no plugin: scripts/requirements-xla.txt has two")
     failed = False
+    if options.prepare:
+        for plugin in plugins:
+            for case in cases:
+                for name, program in forms_of(case, newest_of(plugin), options.forms).items():
+                    if isinstance(program, Exception):
+                        failed = True
+                        print(f"{case.name}/{name}: not made: {str(program).splitlines()[0]}")
+        return 1 if failed else 0
     for plugin in plugins:
         for client in options.client or CLIENTS:
             with tempfile.TemporaryDirectory() as folder:
-                problems, programs, fused = check(client, plugin, cases, Path(folder))
+                problems, programs, fused = check(client, plugin, cases, Path(folder), options.forms)
             for problem in problems:
                 print(problem)
             print(
