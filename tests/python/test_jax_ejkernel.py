@@ -245,11 +245,13 @@ def test_the_call_of_easydel():
     ("arguments", "message"),
     [
         ({"mask_info": IDS}, r"mask_info is int32\[2, 19\]; expected a MaskInfo"),
+        ({"mask_info": MaskInfo}, "mask_info is .*; expected a MaskInfo"),
         ({"mask_info": MaskInfo.from_segments(IDS), "q_segment_ids": IDS}, "mask_info and q_segment_ids came"),
         (
             {"mesh": jax.make_mesh((1,), ("dp",))},
             "in_specs, out_specs is missing; expected mesh, in_specs and out_specs",
         ),
+        ({"dtype": "zz"}, "dtype is 'zz'; expected float32"),
         ({"cfg": 3}, "cfg is 3; expected a FlashAttentionConfig"),
         ({"cfg": FlashAttentionConfig(platform="triton")}, 'platform is "triton"; expected'),
     ],

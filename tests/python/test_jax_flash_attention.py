@@ -170,6 +170,11 @@ def test_causal_from_the_bottom_right_and_windows_of_no_width():
     own = flash_attention(*given, sliding_window=np.int64(0))
     np.testing.assert_allclose(own, jnp.repeat(given[2][:, :SQ], HQ // HKV, axis=2), atol=1e-6)
     all_kept = flash_attention(*given, sliding_window=np.asarray([1 << 40, SKV]))
+    known = jnp.asarray([3, 2])
+    np.testing.assert_array_equal(
+        jax.jit(lambda *qkv: flash_attention(*qkv, sliding_window=known))(*given),
+        flash_attention(*given, sliding_window=(3, 2)),
+    )
     np.testing.assert_allclose(all_kept, plain(*given)[0], atol=1e-5)
 
 

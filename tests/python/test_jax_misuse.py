@@ -214,6 +214,7 @@ def test_traced_where_a_value_is_needed(name):
     ("arguments", "message"),
     [
         ({"mask": jnp.ones((SQ, SKV))}, "mask is float32; expected booleans"),
+        ({"mask": jnp.ones((5, SQ, SKV), bool)}, r"^mask is \[1, 5, 37, 53\], which does not broadcast"),
         ({"bias": jnp.ones((5, SQ, SKV))}, r"bias is \[1, 5, 37, 53\], which does not broadcast"),
         ({"key_value_seq_lengths": np.asarray([3])}, r"key_value_seq_lengths is int.*\[1\]; expected int32 \[2\]"),
         ({"query_seq_lengths": np.asarray([3.0, 4.0])}, "query_seq_lengths is float"),

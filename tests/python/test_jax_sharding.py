@@ -111,6 +111,11 @@ def check(*operands, **arguments):
     expected = flash_attention(q, k, v, *operands, **arguments)
     specs = [split] * 3 + [P("data", "model"), P("model"), None, None]
     assert_close(flash_attention(q, k, v, *operands, **arguments, mesh=auto, in_specs=specs, out_specs=split), expected)
+    # Arrays that lie on no mesh yet are split as the specs say.
+    of_mesh = arguments | {"mesh": explicit, "in_specs": specs, "out_specs": split}
+    by_specs = lambda *qkv: flash_attention(*qkv, *operands, **of_mesh)
+    assert_close(by_specs(q, k, v), expected)
+    assert_close(jax.jit(by_specs)(q, k, v), expected)
     with jax.set_mesh(explicit):
         placed = [jax.device_put(one, NamedSharding(explicit, split)) for one in (q, k, v)]
         assert_close(jax.jit(lambda *qkv: flash_attention(*qkv, *operands, **arguments))(*placed), expected)

@@ -67,7 +67,7 @@ def dot_product_attention(
         key,
         value,
         None if bias is None else _plane("bias", bias),
-        attention_mask=kept,
+        mask=kept,
         softmax_scale=scale,
         causal=arguments.check_flag("is_causal", is_causal),
         sliding_window=local_window_size,

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
@@ -286,6 +286,9 @@ def _within_shard_map(
     of_out = (*out_specs, None, None, None)
     results = (out_specs, PartitionSpec(of_out[0], of_out[2], of_out[1])) if given["return_lse"] else out_specs
     named = {name: specs[name] for name in operands}
+    if AxisType.Explicit in mesh.axis_types:
+        # There shard_map demands the types that the specs ask for.
+        operands = jax.tree.map(lambda one, spec: jax.reshard(one, NamedSharding(mesh, spec)), operands, named)
     split = jax.shard_map(run, mesh=mesh, in_specs=(named,), out_specs=results)
     out: jax.Array | tuple[jax.Array, jax.Array] = split(operands)
     return out
@@ -311,6 +314,13 @@ def _cast(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     named = (("query", query), ("key", key), ("value", value))
     arrays = (arguments.as_array(name, one) for name, one in named)
+    if dtype is not None:
+        try:
+            jnp.dtype(dtype)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"dtype is {dtype!r}; expected float32, bfloat16 or float16, or None for the operands' own"
+            ) from error
     q, k, v = arrays if dtype is None else (one.astype(dtype) for one in arrays)
     return q, k, v
 

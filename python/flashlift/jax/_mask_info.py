@@ -625,7 +625,7 @@ class MaskInfo:
 
 def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, tuple[Rule, ...]]:
     """The mask, both segment ids and the rules of a MaskInfo, ours or ejkernel's."""
-    if not hasattr(info, "_attention_mask") or not hasattr(info, "_q_segment_ids"):
+    if isinstance(info, type) or not hasattr(info, "_attention_mask") or not hasattr(info, "_q_segment_ids"):
         raise InvalidArgumentError(f"mask_info is {short(info)}; expected a MaskInfo: pass a mask as attention_mask=")
     mask = info._attention_mask
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):

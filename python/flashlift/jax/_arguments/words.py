@@ -85,7 +85,9 @@ def band_words(causal: bool | str, window: int | tuple[int, int] | None) -> list
 
 def _window(window: Any) -> tuple[int, int]:
     is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
-    sides = tuple(window) if is_pair else (window, window)
+    is_known = is_pair and isinstance(window, jax.Array) and not isinstance(window, jax.core.Tracer)
+    # Items of a jax.Array are traced in a jitted function, whatever is known of them.
+    sides = tuple(np.asarray(window) if is_known else window) if is_pair else (window, window)
     expected = (
         "expected how many positions to the left and to the right are kept: one integer or two, not negative, "
         "known when the call is traced; None is no window"
