@@ -92,16 +92,16 @@ class GradientCheck {
     add("d_v", arguments.d_v, problem.value_dim, want_.v, eager_.v);
     for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
       add(fmt::format("the gradient of `{}`", problem.captures[i].name), arguments.d_captures[i], 1, want_.captures[i],
-          eager_.captures[i]);
+          eager_.captures[i], eager_.captures[i].parts.deviations(want_.capture_parts[i]));
     }
-    add("d_sinks", arguments.d_sinks, 1, want_.sinks, eager_.sinks);
+    add("d_sinks", arguments.d_sinks, 1, want_.sinks, eager_.sinks, eager_.sinks.parts.deviations(want_.sink_parts));
     return worst_;
   }
 
  private:
   // The elements of a row of `width` share their errors.
   void add(const std::string& name, const std::optional<TensorView>& got, int64_t width,
-           const std::vector<double>& want, const EagerGradient& eager) {
+           const std::vector<double>& want, const EagerGradient& eager, const std::vector<double>& deviations = {}) {
     if (!got) {
       return;
     }
@@ -110,6 +110,7 @@ class GradientCheck {
                                  .got = *got,
                                  .want = want,
                                  .eager = eager.values,
+                                 .deviations = deviations,
                                  .magnitudes = eager.magnitudes,
                                  .row_width = width,
                                  // All that a query's row passes on has the error of its softmax in common.

@@ -37,6 +37,12 @@ EagerGradient zeros(size_t count) {
   return {.values = std::vector<float>(count), .magnitudes = std::vector<double>(count)};
 }
 
+EagerGradient zeros_by_parts(int64_t count) {
+  EagerGradient gradient = zeros(static_cast<size_t>(count));
+  gradient.parts = GradientParts(count);
+  return gradient;
+}
+
 // A number and the magnitude of what it was summed from.
 struct Sum {
   float value = 0;
@@ -67,12 +73,12 @@ class EagerBackward {
     gradients_.k = zeros(k_.values.size());
     gradients_.v = zeros(v_.values.size());
     gradients_.captures.resize(problem.captures.size());
-    gradients_.sinks = zeros(arguments.sinks ? static_cast<size_t>(arguments.sinks->element_count()) : 0);
+    gradients_.sinks = zeros_by_parts(arguments.sinks ? arguments.sinks->element_count() : 0);
     if (problem.score_mod) {
       derivative_.emplace(problem, arguments);
       for (const score::LoadDerivative& load : derivative_->loads()) {
         const size_t capture = derivative_->capture_of(load);
-        gradients_.captures[capture] = zeros(static_cast<size_t>(arguments.captures[capture].element_count()));
+        gradients_.captures[capture] = zeros_by_parts(arguments.captures[capture].element_count());
       }
     }
   }
@@ -83,6 +89,7 @@ class EagerBackward {
         for (int64_t i = 0; i < q_.sizes[2]; ++i) {
           rows_.compute(b, h, i);
           rows_.empty() ? empty_row(b, h, i) : row(b, h, i);
+          ++row_;
           if (row_done) {
             row_done();
           }
@@ -121,8 +128,9 @@ class EagerBackward {
     const Sum common{.value = d_lse - weighted.value, .magnitude = std::abs(d_lse) + weighted.magnitude};
     for (int64_t r = 0; r < problem_.sinks; ++r) {
       const int64_t at = dense_sink_index(*arguments_.sinks, h, r);
-      gradients_.sinks.values[at] += rows_.sink_probability(r) * common.value;
-      gradients_.sinks.magnitudes[at] += product_magnitude(rows_.sink_probability(r), common.magnitude);
+      add_term(gradients_.sinks, at,
+               {.value = rows_.sink_probability(r) * common.value,
+                .magnitude = product_magnitude(rows_.sink_probability(r), common.magnitude)});
     }
     for (int64_t j = 0; j < rows_.kv_len(); ++j) {
       if (is_visible(j)) {
@@ -138,6 +146,12 @@ class EagerBackward {
     for (int64_t j = 0; problem_.empty_rows == EmptyRows::kUniform && j < rows_.kv_len(); ++j) {
       add_to_value(b, h, i, j, rows_.probabilities()[j]);
     }
+  }
+
+  void add_term(EagerGradient& gradient, int64_t at, const Sum& term) {
+    gradient.values[at] += term.value;
+    gradient.magnitudes[at] += term.magnitude;
+    gradient.parts.add(row_, at, term.value);
   }
 
   bool is_visible(int64_t j) const { return rows_.scores()[j] != -std::numeric_limits<float>::infinity(); }
@@ -166,9 +180,9 @@ class EagerBackward {
       derivative_->run(rows_.products()[j], rows_.coordinates(b, h, i, j));
       for (const score::LoadDerivative& load : derivative_->loads()) {
         if (const std::optional<int64_t> at = derivative_->element_of(load)) {
-          EagerGradient& gradient = gradients_.captures[derivative_->capture_of(load)];
-          gradient.values[*at] += ds.value * derivative_->weight(load);
-          gradient.magnitudes[*at] += product_magnitude(ds.magnitude, std::abs(derivative_->weight(load)));
+          add_term(gradients_.captures[derivative_->capture_of(load)], *at,
+                   {.value = ds.value * derivative_->weight(load),
+                    .magnitude = product_magnitude(ds.magnitude, std::abs(derivative_->weight(load)))});
         }
       }
       const float weight = derivative_->d_score();
@@ -192,6 +206,7 @@ class EagerBackward {
   Dense d_out_;
   std::optional<ScoreDerivative<float>> derivative_;
   std::vector<Sum> dp_;
+  int64_t row_ = 0;
   EagerGradients gradients_;
 };
 

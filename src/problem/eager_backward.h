@@ -13,6 +13,7 @@ namespace flashlift::problem {
 struct EagerGradient {
   std::vector<float> values;
   std::vector<double> magnitudes;  // f32 may not hold them where a large finite constant masks
+  GradientParts parts;             // of captured tensors and sinks
 };
 
 struct EagerGradients {

@@ -135,7 +135,8 @@ class Judge {
     const double terms = subject_.magnitudes.empty() ? std::abs(want) : subject_.magnitudes[at];
     row.terms.add(std::isfinite(terms) ? terms : 0.0);
     if (std::isfinite(eager)) {  // what overflows in a 16-bit dtype is no measure
-      row.eager.add(std::abs(eager - want));
+      const double deviation = subject_.deviations.empty() ? 0.0 : subject_.deviations[at];
+      row.eager.add(std::max(std::abs(eager - want), std::isfinite(deviation) ? deviation : 0.0));
     }
   }
 

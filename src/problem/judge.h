@@ -12,9 +12,11 @@ namespace flashlift::problem {
 // is zeros.
 struct Subject {
   std::string name;
-  const TensorView& got;               // f64, f32, bf16 or f16
-  std::span<const double> want;        // in double precision
-  std::span<const float> eager;        // unfused maths in the problem's own dtype
+  const TensorView& got;         // f64, f32, bf16 or f16
+  std::span<const double> want;  // in double precision
+  std::span<const float> eager;  // unfused maths in the problem's own dtype
+  std::span<const double> deviations =
+      {};                              // of eager's errors, where one draw of each tells too little; empty: unknown
   std::span<const double> magnitudes;  // of the terms that each element is summed from; empty: |want|
   int64_t row_width = 1;               // elements of a row, which share their errors
   double samples = 1;                  // how many independent errors there may be: rows, as a rule
@@ -45,6 +47,7 @@ struct Judgement {
 // With chance = 3 / sqrt(n), since two means of n errors of one distribution differ by more than 3 / sqrt(n) of their
 // size less than once in a thousand. n is `samples`, but not more than the rows in which either result has an error: a
 // row that both have exactly, as one without keys, adds no sample to the means.
+// Eager's error of an element is at least its deviation, where that is known.
 //   mean     at most (1.1 + chance) x eager's, and what the dtype's rounding does to the mean of few elements
 //   largest  at most (3 + chance) x eager's largest, and a unit in the last place of the largest value
 //   row      at most (3 + chance) x eager's worst row, and a unit in the last place of the row's own largest value. The

@@ -37,12 +37,16 @@ class OracleBackward {
     gradients_.k.assign(arguments.k.element_count(), 0.0);
     gradients_.v.assign(arguments.v.element_count(), 0.0);
     gradients_.captures.resize(problem.captures.size());
+    gradients_.capture_parts.resize(problem.captures.size());
     gradients_.sinks.assign(arguments.sinks ? arguments.sinks->element_count() : 0, 0.0);
+    gradients_.sink_parts = GradientParts(static_cast<int64_t>(gradients_.sinks.size()));
     if (problem.score_mod) {
       derivative_.emplace(problem, arguments);
       for (const score::LoadDerivative& load : derivative_->loads()) {
         const size_t capture = derivative_->capture_of(load);
-        gradients_.captures[capture].assign(arguments.captures[capture].element_count(), 0.0);
+        const int64_t elements = arguments.captures[capture].element_count();
+        gradients_.captures[capture].assign(elements, 0.0);
+        gradients_.capture_parts[capture] = GradientParts(elements);
       }
     }
   }
@@ -52,6 +56,7 @@ class OracleBackward {
       for (int64_t h = 0; h < problem_.q_heads; ++h) {
         for (int64_t i = 0; i < arguments_.q.sizes[2]; ++i) {
           row(b, h, i);
+          ++row_;
           if (row_done) {
             row_done();
           }
@@ -98,7 +103,10 @@ class OracleBackward {
     }
     const double common = d_lse(b, h, i) - weighted;
     for (int64_t r = 0; r < problem_.sinks; ++r) {
-      gradients_.sinks[dense_sink_index(*arguments_.sinks, h, r)] += probability(rows_.sink(h, r)) * common;
+      const int64_t at = dense_sink_index(*arguments_.sinks, h, r);
+      const double term = probability(rows_.sink(h, r)) * common;
+      gradients_.sinks[at] += term;
+      gradients_.sink_parts.add(row_, at, term);
     }
     for (int64_t j = 0; j < kv_len_; ++j) {
       if (scores[j] != -kInfinity) {
@@ -122,7 +130,10 @@ class OracleBackward {
       derivative_->run(rows_.products()[j], rows_.coordinates(b, h, i, j));
       for (const score::LoadDerivative& load : derivative_->loads()) {
         if (const std::optional<int64_t> at = derivative_->element_of(load)) {
-          gradients_.captures[derivative_->capture_of(load)][*at] += ds * derivative_->weight(load);
+          const size_t capture = derivative_->capture_of(load);
+          const double term = ds * derivative_->weight(load);
+          gradients_.captures[capture][*at] += term;
+          gradients_.capture_parts[capture].add(row_, *at, term);
         }
       }
       ds *= derivative_->d_score();
@@ -174,6 +185,7 @@ class OracleBackward {
   const OracleCotangents& cotangents_;
   OracleRows rows_;
   int64_t kv_len_;
+  int64_t row_ = 0;
   std::optional<ScoreDerivative<double>> derivative_;
   std::vector<double> dp_;
   OracleGradients gradients_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "flashlift/problem.h"
+#include "problem/gradient_parts.h"
 #include "problem/row_done.h"
 
 namespace flashlift::problem {
@@ -23,6 +24,9 @@ struct OracleGradients {
   // gradients; empty where score_mod reads no float from it.
   std::vector<std::vector<double>> captures;
   std::vector<double> sinks;  // as the sinks are: [q_heads, n], or [n] of all heads
+  // The same by rows, for judging eager maths.
+  std::vector<GradientParts> capture_parts;
+  GradientParts sink_parts;
 };
 
 // That the problem has a backward, and the arguments and cotangents are what it says.

@@ -259,6 +259,45 @@ TEST(JudgeOfOneNumber, AllowsTheRoundingOfItsTerms) {
   }
 }
 
+// An error of eager maths that happens to be none.
+TEST(JudgeOfOneNumber, KnowsHowLargeEagersErrorTendsToBe) {
+  const std::vector<double> want = {1.0};
+  const std::vector<float> eager = {1.0f};
+  const std::vector<double> deviations = {1e-3};
+  for (const auto& [got, right] : {std::pair{1.004f, true}, {1.005f, false}}) {
+    float number = got;
+    const TensorView view = dense_view(&number, DType::kF32, std::vector<int64_t>{1});
+    const auto judge = [&](std::span<const double> known) {
+      return problem::judge({.name = "d_sinks",
+                             .got = view,
+                             .want = want,
+                             .eager = eager,
+                             .deviations = known,
+                             .magnitudes = {},
+                             .row_width = 1,
+                             .samples = 1});
+    };
+    EXPECT_EQ(judge(deviations).ok, right) << got;
+    EXPECT_FALSE(judge({}).ok) << got;
+  }
+}
+
+// A sum over all scores, whose terms are a thousand times as large.
+TEST(JudgeOfOneNumber, FindsAWrongGradient) {
+  Results results(
+      "attn hq4 hkv2 s512 d32 causal score_mod(factor: f32[]) { %0 = load factor[]; %1 = mul score, %0; return %1 }");
+  float gradient = 0;
+  results.call.d_captures = {dense_view(&gradient, DType::kF32, std::vector<int64_t>{})};
+  ASSERT_TRUE(Attention::compile(results.problem)->run_backward(results.call).ok());
+  const auto honest = problem::check_gradients(results.problem, results.call);
+  EXPECT_TRUE(honest->ok) << honest->reason;
+  const float right = gradient;
+  for (const float factor : {0.0f, -1.0f, 0.99f, 1.01f}) {
+    gradient = right * factor;
+    EXPECT_FALSE(problem::check_gradients(results.problem, results.call)->ok) << factor;
+  }
+}
+
 TEST(JudgeOfSmallNumbers, AllowsWhatProcessorsFlushToZero) {
   for (const auto& [size, right] : {std::pair{1e-38, true}, {1e-35, false}}) {
     float got = 0;
