@@ -475,3 +475,97 @@ def test_scores_in_f32_may_step():
 
     count, report = compare(function, tensors(jnp.bfloat16))
     assert count == 1, report
+
+
+# --- Scores of 16 bits beside large numbers ---
+
+LOWS = {"float16": (-65504.0, -1e4), "bfloat16": (-3.38e38, -1e9, -1e4)}
+
+
+def added(keep, low, dtype):
+    return jnp.where(keep, 0, low).astype(dtype)
+
+
+BESIDE_MASKS = {
+    "added": lambda s, one, other, low: s + added(one, low, s.dtype),
+    "added twice": lambda s, one, other, low: s + added(one, low, s.dtype) + added(other, low, s.dtype),
+    "added at once": lambda s, one, other, low: s + (added(one, low, s.dtype) + added(other, low, s.dtype)),
+    "added in f32": lambda s, one, other, low: s.astype(jnp.float32) + added(one, low, jnp.float32),
+    "before the scale": lambda s, one, other, low: (s + added(one, low, s.dtype)) * jnp.asarray(1.5, s.dtype),
+    "beside -inf": lambda s, one, other, low: jnp.where(other, s + added(one, low, s.dtype), -jnp.inf),
+    "selected, added": lambda s, one, other, low: jnp.where(one, s, low) + added(other, low, s.dtype),
+    "added, selected": lambda s, one, other, low: jnp.where(one, s + added(other, low, s.dtype), low),
+    "on all keys": lambda s, one, other, low: s + jnp.asarray(low, s.dtype),
+}
+SOFTMAXES = {
+    "own type": lambda s: jax.nn.softmax(s, -1),
+    "f32": lambda s: jax.nn.softmax(s.astype(jnp.float32), -1).astype(s.dtype),
+    "f32 after a transpose": lambda s: jax.nn.softmax(s.swapaxes(1, 2).astype(jnp.float32), -1).swapaxes(1, 2),
+}
+
+
+def rows_without_keys():
+    one, other = R.random((2, B, 1, S, 12)) > 0.5
+    one[:, :, 1], other[:, :, 2], one[:, :, 3], other[:, :, 3] = False, False, False, False
+    one[:, :, 4], other[:, :, 4] = False, True
+    return jnp.asarray(one), jnp.asarray(other)
+
+
+@pytest.mark.parametrize("dtype", LOWS)
+@pytest.mark.parametrize("mask", BESIDE_MASKS)
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+def test_rounds_scores_beside_masks(dtype, mask, softmax):
+    """The numbers of rows that masks leave without keys are what 16 bits leave of the scores there."""
+
+    def function(q, k, v, one, other):
+        s = [BESIDE_MASKS[mask](scores_of(q, k), one, other, low) for low in LOWS[dtype]]
+        return [jnp.einsum("bhqk,bkhd->bqhd", SOFTMAXES[softmax](some).astype(v.dtype), v) for some in s]
+
+    count, report = compare(function, [*tensors(dtype, T=12), *rows_without_keys()])
+    assert count == len(LOWS[dtype]), report
+
+
+@pytest.mark.parametrize("dtype", LOWS)
+def test_rounds_scores_beside_tensors(dtype):
+    def function(q, k, v, *masks):
+        return [attend(scores_of(q, k) + mask, v) for mask in masks]
+
+    keep, _ = rows_without_keys()
+    masks = [added(keep, low, dtype) for low in LOWS[dtype]]
+    count, report = compare(function, [*tensors(dtype, T=12), *masks])
+    assert count == len(masks) and f"= round_{'f16' if dtype == 'float16' else 'bf16'}" in str(report.module), report
+
+
+@pytest.mark.parametrize("dtype", LOWS)
+def test_gradients_of_scores_rounded_beside_masks(dtype):
+    one, other = rows_without_keys()
+    one = one.at[..., 0].set(True)  # where all scores are -inf, gradients are NaN
+
+    def loss(q, k, v):
+        s = scores_of(q, k) + added(one, -1e4, dtype) + added(other, LOWS[dtype][0], dtype)
+        return jnp.sum(jnp.sin(attend(s, v).astype(jnp.float32)))
+
+    count, report = compare(jax.grad(loss, (0, 1, 2)), tensors(dtype, T=12))
+    assert count == 1, report
+
+
+@pytest.mark.parametrize("dtype", LOWS)
+def test_does_not_round_scores_that_nothing_large_is_added_to(dtype):
+    def function(q, k, v):
+        causal = jnp.arange(S)[:, None] >= jnp.arange(12)[None]
+        return [attend(jnp.where(causal, scores_of(q, k), LOWS[dtype][0]), v), attend(scores_of(q, k) + 3, v)]
+
+    fused = flashlift.jax.fuse(function)
+    fused(*tensors(dtype, T=12))
+    assert fused.report.fused_count == 2 and "= round_" not in fused.report.module, fused.report
+
+
+@case(LEFT)
+def exponentials_of_scores_that_no_operation_has():
+    def function(q, k, v, keep, bias):
+        s = scores_of(q, k) + added(keep, -65504.0, q.dtype)
+        e = jnp.exp(s - s.max(-1, keepdims=True) + bias)
+        return jnp.einsum("bhqk,bkhd->bqhd", e / e.sum(-1, keepdims=True), v)
+
+    bias = jnp.asarray(R.standard_normal((H, S, 12)), jnp.float16)
+    return function, [*tensors(jnp.float16, T=12), rows_without_keys()[0], bias]

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "score/scalar.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
@@ -17,6 +19,20 @@ constexpr int64_t kLargestFactor = int64_t{1} << 20;
 bool is_small(int64_t x) { return x >= -kLargest && x <= kLargest; }
 bool is_small(const Interval& x) { return is_small(x.lo) && is_small(x.hi); }
 bool is_factor(int64_t x) { return x >= -kLargestFactor && x <= kLargestFactor; }
+
+bool is_rounding(const SymArena& arena, SymId id) {
+  return arena.is_op(id, Op::k_round_bf16) || arena.is_op(id, Op::k_round_f16);
+}
+
+// Nothing if the number becomes infinite.
+std::optional<float> rounded(Op op, std::optional<float> x) {
+  if (!x) {
+    return std::nullopt;
+  }
+  const score::Scalar<float> arg[] = {{.i = 0, .f = *x}};
+  const float result = score::apply<float>(op, Type::kF32, Type::kF32, arg).f;
+  return std::isfinite(result) ? std::optional(result) : std::nullopt;
+}
 
 }  // namespace
 
@@ -157,6 +173,12 @@ std::optional<float> Bounds::number(SymId id) {
   if (arena_.is_constant(id)) {
     return sym.type == Type::kF32 ? std::optional(arena_.f32_value(id)) : std::nullopt;
   }
+  if (is_rounding(arena_, id)) {  // monotone, too
+    const Interval& range = of(id);
+    return !range.may_be_nan && range.real_lo == range.real_hi && std::isfinite(range.real_lo)
+               ? std::optional(static_cast<float>(range.real_lo))
+               : rounded(sym.op, number(sym.args[0]));
+  }
   const bool adds = arena_.is_op(id, Op::k_add) || arena_.is_op(id, Op::k_sub);
   if (!adds && !arena_.is_op(id, Op::k_min) && !arena_.is_op(id, Op::k_max)) {
     return std::nullopt;
@@ -195,6 +217,13 @@ std::optional<Interval> Bounds::compute_finite(SymId id) {
   if (const Interval& known = of(id);
       !known.may_be_nan && std::isfinite(known.real_lo) && std::isfinite(known.real_hi)) {
     return known;
+  }
+  if (is_rounding(arena_, id)) {
+    const Sym& sym = arena_[id];
+    const auto x = finite(sym.args[0]);
+    const auto low = x ? rounded(sym.op, static_cast<float>(x->real_lo)) : std::nullopt;
+    const auto high = x ? rounded(sym.op, static_cast<float>(x->real_hi)) : std::nullopt;
+    return low && high ? std::optional(Interval::real(*low, *high)) : std::nullopt;
   }
   const bool selects = arena_.is_op(id, Op::k_select);
   const bool subtracts = arena_.is_op(id, Op::k_sub);

@@ -124,6 +124,8 @@ bool may_add_much(const Plane& plane, SymId score) {
 Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bool has_gradient, Programs& programs) {
   SymArena& arena = plane.arena;
   Match& match = programs.match;
+  const SymId unrounded = match.softmax.score;
+  FLASHLIFT_ASSIGN_OR_RETURN(match.softmax.score, with_roundings(plane, match.softmax, known_bounds(plane)));
   FLASHLIFT_ASSIGN_OR_RETURN(programs.problem.empty_rows, classify_empty_rows(arena, match.undropped, match.softmax,
                                                                               what_empties(plane, match.softmax)));
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp(plane, log_sum_exp, programs));
@@ -131,10 +133,14 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   Softmax masked = match.softmax;
   const FiniteMasks masks = extract_finite_masks(arena, masked, known_bounds(plane), has_gradient);
   const bool keeps_keys = masks == FiniteMasks::kInRowsWithKeys;
-  const auto may_be_far = [&](SymId score) {  // all scores of a row
-    for (const SymId condition : keeps_keys ? masked.guards : std::vector<SymId>()) {
+  const auto where = [&](SymId score, const std::vector<SymId>& conditions) {
+    for (const SymId condition : conditions) {
       score = assume(arena, score, condition);
     }
+    return score;
+  };
+  const auto may_be_far = [&](SymId score) {  // all scores of a row
+    score = where(score, keeps_keys ? masked.guards : std::vector<SymId>());
     return (!keeps_keys && has_finite_masks(arena, score)) || may_add_much(plane, score);
   };
   if (match.softmax.rounds_logarithm && may_be_far(match.softmax.score)) {
@@ -149,6 +155,9 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   }
   if (masks == FiniteMasks::kInRowsWithKeys || (masks == FiniteMasks::kInAllRows && !log_sum_exp)) {
     match.softmax = std::move(masked);
+    if (!rounds_coarsely(plane, match.softmax.score, known_bounds(plane))) {
+      match.softmax.score = where(unrounded, match.softmax.guards);
+    }
     leave_out_known_conditions(arena, match);
     const auto empty_rows =
         classify_empty_rows(arena, match.undropped, match.softmax, what_empties(plane, match.softmax));

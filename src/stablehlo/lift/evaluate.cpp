@@ -20,20 +20,6 @@ namespace {
 // Deeper than any producer's chain between two products, shallow enough for the stack.
 constexpr int kMaxDepth = 3000;
 
-// The score op of an elementwise operation with the same operands; nothing for those that need more than that.
-std::optional<Op> scalar_op(OpKind kind) {
-  static const std::map<std::string_view, Op> by_name = [] {
-    std::map<std::string_view, Op> names;
-    for (int i = 0; i < kOpCount; ++i) {
-      names.emplace(score::operation(static_cast<Op>(i)).stablehlo, static_cast<Op>(i));
-    }
-    names.erase("");
-    return names;
-  }();
-  const auto found = by_name.find(info(kind).name);
-  return found == by_name.end() ? std::nullopt : std::optional(found->second);
-}
-
 // Whether in_own_arithmetic() has the arithmetic of this element type.
 bool has_arithmetic(DType dtype) { return dtype != DType::kF64; }
 
@@ -81,6 +67,19 @@ bool is_neutral(ReduceKind kind, double init, DType type) {
 }
 
 }  // namespace
+
+std::optional<Op> scalar_op(OpKind kind) {
+  static const std::map<std::string_view, Op> by_name = [] {
+    std::map<std::string_view, Op> names;
+    for (int i = 0; i < kOpCount; ++i) {
+      names.emplace(score::operation(static_cast<Op>(i)).stablehlo, static_cast<Op>(i));
+    }
+    names.erase("");
+    return names;
+  }();
+  const auto found = by_name.find(info(kind).name);
+  return found == by_name.end() ? std::nullopt : std::optional(found->second);
+}
 
 Evaluator::Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes,
                      bool opens_reductions, std::optional<DType> half,
@@ -176,6 +175,18 @@ SymId Evaluator::try_evaluate(mlir::Value value, const std::vector<Index>& indic
   failure_.reset();
   split_request_ = {};
   return kNoSym;
+}
+
+SymId Evaluator::evaluate_with_roundings(mlir::Value value, const std::vector<Index>& indices) {
+  const size_t places = places_.size();
+  std::optional<Refusal> refusal;
+  rounds_scores_ = true;
+  std::swap(memo_, memo_with_roundings_);
+  const SymId result = try_evaluate(value, indices, refusal);
+  std::swap(memo_, memo_with_roundings_);
+  rounds_scores_ = false;
+  places_.resize(places);
+  return result;
 }
 
 SymId Evaluator::evaluate_uncached(mlir::Value value, const std::vector<Index>& indices) {

@@ -28,6 +28,9 @@ struct Index {
   auto operator<=>(const Index&) const = default;
 };
 
+// The score op of an elementwise operation with the same operands; nothing for those that need more than that.
+std::optional<Op> scalar_op(OpKind kind);
+
 // Walks from a value backwards through elementwise operations, layout changes, reductions and sources of indices. It
 // stops at the one product that is the score, and at everything it does not understand, which becomes a load.
 class Evaluator {
@@ -60,6 +63,9 @@ class Evaluator {
   // The index that an atom is: of a digit of the key, as a formula of the key.
   SymId atom_formula(int atom);
 
+  // As try_evaluate(), with the roundings of scores to `half`, which other formulas leave out.
+  SymId evaluate_with_roundings(mlir::Value value, const std::vector<Index>& indices);
+
   // Of a failure.
   Refusal why_not() const { return failure_.value_or(refuse<Reason::kUnreadProbabilities>()); }
   const SplitRequest& split_request() const { return split_request_; }
@@ -87,6 +93,7 @@ class Evaluator {
   SymId in_own_arithmetic(mlir::Operation* op, Op scalar, std::vector<SymId> args);
   SymId wrapped(SymId value, DType type);
   SymId rounded(SymId value, mlir::Operation* op);
+  SymId before_rounding(mlir::Value operand, SymId value);
   bool is_number_of(SymId value, DType half, int depth);
   Ranges ranges();
   SymId evaluate_constant(mlir::Value value, const std::vector<Index>& indices);
@@ -141,7 +148,10 @@ class Evaluator {
   std::vector<mlir::Value> leaves_;
   SameValues same_values_;
   std::vector<Index> score_indices_;
-  std::map<std::pair<const void*, std::vector<Index>>, SymId> memo_;
+  using Memo = std::map<std::pair<const void*, std::vector<Index>>, SymId>;
+  Memo memo_;
+  Memo memo_with_roundings_;
+  bool rounds_scores_ = false;
   std::vector<Place> places_;
   std::set<SymId> unrounded_;
   Ranges::Known known_ranges_;

@@ -1,6 +1,7 @@
 // Element types that a score program's types do not hold as they are: narrow and unsigned integers, 16-bit floats.
 #include <fmt/format.h>
 
+#include "score/operation.h"
 #include "stablehlo/lift/evaluate.h"
 #include "stablehlo/reader/module.h"
 #include "stablehlo/reader/ops.h"
@@ -110,11 +111,11 @@ SymId Evaluator::rounded(SymId value, mlir::Operation* op) {
     return value;
   }
   const bool is_of_operands = type == half_;
-  if (arena_[value].has_score && is_of_operands) {
+  if (arena_[value].has_score && is_of_operands && !rounds_scores_) {
     unrounded_.insert(value);
     return value;
   }
-  if (arena_[value].has_score) {
+  if (arena_[value].has_score && !is_of_operands) {
     return fail(
         refuse<Reason::kRoundsScores>(op->getName().getStringRef().str(), describe(op->getLoc()), to_string(*type)));
   }
@@ -134,6 +135,17 @@ SymId Evaluator::evaluate_iota(mlir::Value value, const std::vector<Index>& indi
   return rounded(wrapped(index, *type), op);
 }
 
+// What a conversion to a wider type reads. XLA computes bf16 in f32 and rounds each result, but not for a conversion to
+// f32 that reads it.
+SymId Evaluator::before_rounding(mlir::Value operand, SymId value) {
+  mlir::Operation* op = operand.getDefiningOp();
+  const auto scalar = op != nullptr && is_elementwise(op) ? scalar_op(kind(op)) : std::nullopt;
+  const bool computes = scalar && !score::is_any(*scalar, {Op::k_min, Op::k_max, Op::k_neg, Op::k_abs, Op::k_sign});
+  return value != kNoSym && computes && arena_[value].has_score && arena_.is_op(value, Op::k_round_bf16)
+             ? arena_[value].args[0]
+             : value;
+}
+
 SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>& indices) {
   const mlir::Value operand = op->getOperand(0);
   const auto from = element_dtype(operand);
@@ -146,7 +158,8 @@ SymId Evaluator::evaluate_convert(mlir::Operation* op, const std::vector<Index>&
       (*from == DType::kF64 && is_half(*to))) {
     return kNoSym;
   }
-  const SymId value = evaluate(operand, indices);
+  const SymId value =
+      rounds_scores_ ? before_rounding(operand, evaluate(operand, indices)) : evaluate(operand, indices);
   if (value == kNoSym) {
     return kNoSym;
   }

@@ -88,10 +88,6 @@ bool divides(mlir::Operation* sum) {
   return false;
 }
 
-// e^x, or a power of a number.
-bool is_exponential(mlir::Operation* op) {
-  return kind(op) == OpKind::kExponential || (kind(op) == OpKind::kPower && splat(op->getOperand(0)));
-}
 // What it is of.
 mlir::Value exponent_of(mlir::Operation* exponential) {
   return exponential->getOperand(exponential->getNumOperands() - 1);

@@ -13,6 +13,10 @@ bool is_product(mlir::Operation* op) {
          static_tensor(op->getResult(0)) && static_tensor(op->getOperand(0)) && static_tensor(op->getOperand(1));
 }
 
+bool is_exponential(mlir::Operation* op) {
+  return kind(op) == OpKind::kExponential || (kind(op) == OpKind::kPower && splat(op->getOperand(0)));
+}
+
 std::optional<unsigned> side_summed_by_product(mlir::Operation* op) {
   for (unsigned side = 0; side < 2 && is_product(op); ++side) {
     const auto number = number_of(op->getOperand(1 - side));

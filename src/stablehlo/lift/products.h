@@ -1,4 +1,4 @@
-// Matrix products, and at which indices their operands and results are read.
+// Matrix products and exponentials, and at which indices their operands and results are read.
 #pragma once
 
 #include <optional>
@@ -12,6 +12,9 @@ namespace flashlift::stablehlo {
 
 // A matrix product of static shapes.
 bool is_product(mlir::Operation* op);
+
+// e^x, or a power of a number.
+bool is_exponential(mlir::Operation* op);
 
 // Which operand a product sums, if the other one is a constant of equal elements (but 0): that is no product of
 // matrices, whatever it is written as.

@@ -121,6 +121,11 @@ struct Programs {
 // `gradient` is null where the output alone is fused.
 Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,
                                  const Gradient* gradient);
+// The softmax's score, with the module's roundings to 16 bits where these may be coarse: beside large numbers that are
+// added, or tensors that may hold some.
+Outcome<SymId> with_roundings(Plane& plane, const Softmax& softmax, const KnownBounds& known);
+// Whether a score with roundings has such coarse ones.
+bool rounds_coarsely(const Plane& plane, SymId score, const KnownBounds& known);
 // Whether each row surely has a key whose score is not -inf.
 bool is_never_empty(Plane& plane, const Softmax& softmax);
 // The conditions of finite masks that may leave out all keys of a row.
