@@ -182,7 +182,6 @@ def draw_change(draw, B, H, S, T):
 def draw_scores(draw, B, H, S, T, D):
     """The scores before anything is masked. They are multiples of 1/64 where a table may read them."""
     size = draw.one_of((1.0, 1.0, 1.0, 1.0, 6.0, 150.0, 1e4))
-    draw.size = size
     draw.say(f"size {size:g}")
     steps = 4
     q = draw.argument((size * np.round(draw.rng.standard_normal((B, S, H, D)) * steps) / steps).astype(np.float32))
@@ -336,7 +335,6 @@ def draw_module(rng):
         # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
         may_overflow=draw.overflows or gradients,
         has_gradients=gradients,
-        size=draw.size,
     )
 
 
