@@ -4,26 +4,16 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "flashlift/result.h"
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/lifted.h"
-#include "stablehlo/sharding.h"
+#include "stablehlo/sharding_finder.h"
+#include "stablehlo/split_call.h"
 
 namespace flashlift::stablehlo {
-
-// How the batches and heads of one attention are split.
-struct Split {
-  std::string mesh;
-  std::vector<std::string> batch_axes, head_axes;
-  int64_t batch_parts = 1, head_parts = 1;
-
-  bool is_none() const { return batch_parts == 1 && head_parts == 1; }
-};
 
 class Partitioner {
  public:
@@ -41,17 +31,12 @@ class Partitioner {
   Status apply(const Split& split, mlir::Block& block);
 
  private:
-  std::optional<Sharding> sharding_of(mlir::Value value, int depth = 0);
-  std::optional<Sharding> find_sharding(mlir::Value value, int depth);
-  std::optional<Sharding> of_view(const OperandView& view);
   int64_t parts(const std::string& mesh, const std::vector<std::string>& axes) const;
-  Status apply(const Split& split, mlir::Operation* call);
 
   const Annotations& annotations_;
   int64_t partitions_ = 1;
-  std::map<std::string, std::vector<MeshAxis>, std::less<>> meshes_;
+  Meshes meshes_;
   llvm::DenseSet<mlir::Operation*> others_;  // calls of Flashlift's that were there before
-  llvm::DenseMap<mlir::Value, std::optional<Sharding>> found_;
 };
 
 }  // namespace flashlift::stablehlo

@@ -1,0 +1,37 @@
+// How a module's values are split over devices, as far as annotations say so.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llvm/ADT/DenseMap.h"
+#include "stablehlo/lift/lifted.h"
+#include "stablehlo/sharding.h"
+
+namespace flashlift::stablehlo {
+
+// The text of one of Shardy's attributes; empty for any other.
+std::string_view shardy_text(mlir::Attribute attribute);
+
+using Meshes = std::map<std::string, std::vector<MeshAxis>, std::less<>>;
+
+// Follows values back to arguments and annotations, and says what these say of them.
+class ShardingFinder {
+ public:
+  ShardingFinder(const Annotations& annotations, const Meshes& meshes) : annotations_(annotations), meshes_(meshes) {}
+
+  std::optional<Sharding> of(const OperandView& view);
+
+ private:
+  std::optional<Sharding> of(mlir::Value value, int depth = 0);
+  std::optional<Sharding> find(mlir::Value value, int depth);
+
+  const Annotations& annotations_;
+  const Meshes& meshes_;
+  llvm::DenseMap<mlir::Value, std::optional<Sharding>> found_;
+};
+
+}  // namespace flashlift::stablehlo
