@@ -134,7 +134,10 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
       const Axes& axes = sharding->dims[i];
       const char letter = view->dims[i];
       const bool is_major = seen.find(letter) == std::string::npos;
-      seen += shape_of(*view)[i] == 1 ? '1' : letter;
+      if (shape_of(*view)[i] == 1) {
+        continue;  // whoever has it has all of it
+      }
+      seen += letter;
       if (axes.empty() || parts(sharding->mesh, axes) == 1) {
         continue;
       }

@@ -176,23 +176,72 @@ Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr confi
 }
 
 // What one device holds of each of a call's operands or results.
-struct Parts {
-  std::string shardings;
-  llvm::SmallVector<mlir::Type> types;
-};
-
-Result<Parts> parts_of(mlir::ValueRange values, const std::vector<std::string>& letters, const Split& split) {
-  Parts parts;
+Result<std::vector<Part>> parts_of(mlir::ValueRange values, const std::vector<std::string>& letters,
+                                   const Split& split) {
+  std::vector<Part> parts;
   for (const auto [i, value] : llvm::enumerate(values)) {
-    const auto type = mlir::cast<mlir::RankedTensorType>(value.getType());
-    FLASHLIFT_ASSIGN_OR_RETURN(const Part part, part_of("a tensor", type.getShape(), letters[i], split));
-    parts.shardings += (i == 0 ? "" : ", ") + print(part.sharding);
-    parts.types.push_back(mlir::RankedTensorType::get(part.shape, type.getElementType()));
+    FLASHLIFT_ASSIGN_OR_RETURN(Part part, part_of("a tensor", shape(value), letters[i], split));
+    parts.push_back(std::move(part));
   }
   return parts;
 }
 
+llvm::SmallVector<mlir::Type> types_of(mlir::ValueRange values, const std::vector<Part>& parts) {
+  llvm::SmallVector<mlir::Type> types;
+  for (const auto [value, part] : llvm::zip_equal(values, parts)) {
+    types.push_back(mlir::cast<mlir::RankedTensorType>(value.getType()).clone(part.shape));
+  }
+  return types;
+}
+
+// What a manual computation gives for a result of the call. Batches or heads of several devices may add to it, as to
+// the gradient by keys that all heads share: then each device gives its own term of the sum. The terms stand side by
+// side in a dimension in front, over which the module sums; the partitioner makes what suits it of that.
+struct GivenResult {
+  Sharding sharding;
+  mlir::RankedTensorType type;
+  llvm::SmallVector<int64_t> local_shape;
+  bool is_sum = false;
+};
+
+GivenResult result_of(const Part& part, mlir::RankedTensorType type, const Split& split) {
+  Axes axes;
+  int64_t terms = 1;
+  for (const auto& [axes_of_letter, parts] :
+       {std::pair(&split.batch_axes, split.batch_parts), {&split.head_axes, split.head_parts}}) {
+    const auto& dims = part.sharding.dims;
+    if (parts > 1 && std::find(dims.begin(), dims.end(), *axes_of_letter) == dims.end()) {
+      axes.insert(axes.end(), axes_of_letter->begin(), axes_of_letter->end());
+      terms *= parts;
+    }
+  }
+  GivenResult result{part.sharding, type, part.shape, terms > 1};
+  if (result.is_sum) {
+    result.sharding.dims.insert(result.sharding.dims.begin(), axes);
+    result.local_shape.insert(result.local_shape.begin(), 1);
+    llvm::SmallVector<int64_t> sizes(type.getShape());
+    sizes.insert(sizes.begin(), terms);
+    result.type = type.clone(sizes);
+  }
+  return result;
+}
+
+// In f32, as a device sums its own terms.
+mlir::Value sum_of_terms(mlir::OpBuilder& builder, mlir::Location location, mlir::Value terms) {
+  const mlir::Type type = mlir::cast<mlir::RankedTensorType>(terms.getType()).getElementType();
+  return convert(builder, location, sum(builder, location, convert(builder, location, terms, builder.getF32Type()), 1),
+                 type);
+}
+
 std::string quoted(const Axes& axes) { return fmt::format("\"{}\"", fmt::join(axes, "\", \"")); }
+
+std::string per_value(const std::vector<Sharding>& shardings) {
+  std::string text;
+  for (const Sharding& sharding : shardings) {
+    text += (text.empty() ? "" : ", ") + print(sharding);
+  }
+  return "sharding_per_value<[" + text + "]>";
+}
 
 mlir::Attribute sdy_attribute(mlir::MLIRContext* context, const std::string& text) {
   return mlir::OpaqueAttr::get(mlir::StringAttr::get(context, "sdy"), text, mlir::NoneType::get(context));
@@ -222,17 +271,11 @@ Status check_split(const LiftedAttention& found, const Split& split) {
   FLASHLIFT_RETURN_IF_ERROR(capture_dims(problem, split));
   if (found.gradient) {
     FLASHLIFT_RETURN_IF_ERROR(part_of("gradient", shape_of(found.gradient->d_out), found.gradient->d_out.dims, split));
-    FLASHLIFT_ASSIGN_OR_RETURN(const CaptureDims dims, capture_dims(found.gradient->problem, split));
-    for (const CaptureGradient& by : found.gradient->d_captures) {
-      const std::string& letters = dims.at(by.capture);
-      if ((split.batch_parts > 1 && letters.find('b') == std::string::npos) ||
-          (split.head_parts > 1 && letters.find('h') == std::string::npos)) {
-        return unsupported("the gradient by a tensor that its score reads is a sum over several devices");
+    FLASHLIFT_RETURN_IF_ERROR(capture_dims(found.gradient->problem, split));
+    for (const auto* result : {&found.gradient->d_q, &found.gradient->d_k, &found.gradient->d_v}) {
+      if (*result) {
+        FLASHLIFT_RETURN_IF_ERROR(part_of("gradient", (*result)->call_shape, (*result)->dims, split));
       }
-    }
-    if ((!found.gradient->d_sinks.empty() && split.batch_parts > 1) ||
-        (problem.kv_heads == 1 && split.head_parts > 1 && (found.gradient->d_k || found.gradient->d_v))) {
-      return unsupported("a gradient is a sum over several devices");
     }
   }
   return {};
@@ -244,41 +287,58 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(line ? line.str() : std::string()));
   FLASHLIFT_ASSIGN_OR_RETURN(const CaptureDims dims, capture_dims(problem, split));
   FLASHLIFT_ASSIGN_OR_RETURN(const CallLetters letters, letters_of(call, config, problem, dims));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Parts operands, parts_of(call->getOperands(), letters.operands, split));
-  FLASHLIFT_ASSIGN_OR_RETURN(const Parts results, parts_of(call->getResults(), letters.results, split));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<Part> operands, parts_of(call->getOperands(), letters.operands, split));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<Part> results, parts_of(call->getResults(), letters.results, split));
+
+  mlir::MLIRContext* context = call->getContext();
+  const mlir::Location location = call->getLoc();
+  mlir::OperationState state(location, "sdy.manual_computation");
+  mlir::Block* body = &state.addRegion()->emplaceBlock();
+  for (const mlir::Type type : types_of(call->getOperands(), operands)) {
+    body->addArgument(type, location);
+  }
+  mlir::OpBuilder inside(context);
+  inside.setInsertionPointToEnd(body);
+  mlir::NamedAttrList local_config(config);
+  local_config.set("problem", inside.getStringAttr(print(local_problem(problem, split, dims))));
+  const std::string target(custom_call(call)->target);
+  mlir::Operation* local_call = fused_call(inside, location, target, body->getArguments(),
+                                           types_of(call->getResults(), results), local_config.getDictionary(context));
+
+  std::vector<GivenResult> given;
+  for (const auto [part, value] : llvm::zip_equal(results, call->getResults())) {
+    given.push_back(result_of(part, mlir::cast<mlir::RankedTensorType>(value.getType()), split));
+  }
+  llvm::SmallVector<mlir::Value> returned;
+  std::vector<Sharding> in;
+  std::vector<Sharding> out;
+  for (const Part& part : operands) {
+    in.push_back(part.sharding);
+  }
+  for (const auto [result, value] : llvm::zip_equal(given, local_call->getResults())) {
+    returned.push_back(reshape(inside, location, value, result.local_shape));
+    out.push_back(result.sharding);
+    state.addTypes(result.type);
+  }
+  build(inside, location, "sdy.return", returned, {});
 
   // All axes are manual: those that split nothing repeat the same work on each device, as they did before.
   Axes axes;
   for (const MeshAxis& axis : mesh) {
     axes.push_back(axis.name);
   }
-  mlir::MLIRContext* context = call->getContext();
-  const mlir::Location location = call->getLoc();
   mlir::OpBuilder builder(call);
   const auto named = [&](const char* name, const std::string& text) {
     return mlir::NamedAttribute(builder.getStringAttr(name), sdy_attribute(context, text));
   };
-  mlir::OperationState state(location, "sdy.manual_computation");
   state.addOperands(call->getOperands());
-  state.addTypes(call->getResultTypes());
-  state.propertiesAttr =
-      builder.getDictionaryAttr({named("in_shardings", "sharding_per_value<[" + operands.shardings + "]>"),
-                                 named("manual_axes", "manual_axes{" + quoted(axes) + "}"),
-                                 named("out_shardings", "sharding_per_value<[" + results.shardings + "]>")});
-  mlir::Block* body = &state.addRegion()->emplaceBlock();
-  for (const mlir::Type type : operands.types) {
-    body->addArgument(type, location);
+  state.propertiesAttr = builder.getDictionaryAttr({named("in_shardings", per_value(in)),
+                                                    named("manual_axes", "manual_axes{" + quoted(axes) + "}"),
+                                                    named("out_shardings", per_value(out))});
+  mlir::Operation* computation = builder.create(state);
+  for (auto [result, value, replaced] : llvm::zip_equal(given, computation->getResults(), call->getResults())) {
+    replaced.replaceAllUsesWith(result.is_sum ? sum_of_terms(builder, location, value) : mlir::Value(value));
   }
-  mlir::OpBuilder inside(context);
-  inside.setInsertionPointToEnd(body);
-  mlir::NamedAttrList local_config(config);
-  local_config.set("problem", builder.getStringAttr(print(local_problem(problem, split, dims))));
-  const std::string target(custom_call(call)->target);
-  mlir::Operation* local_call =
-      fused_call(inside, location, target, body->getArguments(), results.types, local_config.getDictionary(context));
-  build(inside, location, "sdy.return", local_call->getResults(), {});
-  mlir::Operation* split_call = builder.create(state);
-  call->replaceAllUsesWith(split_call->getResults());
   call->erase();
   return {};
 }

@@ -1,7 +1,9 @@
-"""Attention over four devices, as people split it, in JAX on the first platform of JAX_PLATFORMS: prints the largest
-difference of each program from the same one on one device of the platform cpu, as JSON."""
+"""Attention over eight devices, as people split it, in JAX on the first platform of JAX_PLATFORMS: prints the largest
+difference of each program from the same one on one device of the platform cpu, relative to the largest number there, as
+JSON. With the argument "gspmd", GSPMD partitions them."""
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-BATCH, LENGTH, HEADS, DEPTH, WIDTH = 4, 32, 4, 16, 64
-mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+if "gspmd" in sys.argv[1:]:
+    jax.config.update("jax_use_shardy_partitioner", False)
+BATCH, LENGTH, HEADS, DEPTH, WIDTH = 4, 32, 8, 16, 64
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
 HEADS_SPLIT = P("data", None, "model", None)
 
 
@@ -34,8 +38,9 @@ def annotated(q, k, v):
 
 
 def gradient_of(function):
-    def loss_gradient(q, k, v):
-        return jax.grad(lambda *qkv: jnp.sum(jnp.sin(function(*qkv))), argnums=(0, 1, 2))(q, k, v)
+    def loss_gradient(*arguments):
+        wanted = tuple(range(len(arguments)))
+        return jax.grad(lambda *all: jnp.sum(jnp.sin(function(*all).astype(jnp.float32))), wanted)(*arguments)
 
     return loss_gradient
 
@@ -55,6 +60,22 @@ def slopes(q, k, v, table):
     return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True)
 
 
+def biased(q, k, v, bias):
+    return jax.nn.dot_product_attention(q, k, v, bias=bias)
+
+
+def sunk(q, k, v, sinks):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / DEPTH**0.5
+    sinks = jnp.broadcast_to(sinks[None, :, None, None], (BATCH, HEADS, LENGTH, 1))
+    probabilities = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+
+
+def shared_keys(q, k, v):
+    """All batches read the same keys and values."""
+    return jnp.einsum("bhqk,khd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,khd->bhqk", q, k) / 4, axis=-1), v)
+
+
 RNG = np.random.default_rng(1)
 
 
@@ -63,9 +84,11 @@ def draw(*shape):
 
 
 QKV = [draw(BATCH, LENGTH, HEADS, DEPTH) for _ in range(3)]
-GROUPED = [QKV[0], *(draw(BATCH, LENGTH, 2, DEPTH) for _ in range(2))]
+GROUPED = [QKV[0], *(draw(BATCH, LENGTH, 4, DEPTH) for _ in range(2))]
 SHARED = [QKV[0], *(draw(BATCH, LENGTH, 1, DEPTH) for _ in range(2))]
+SHARED_KEYS = [QKV[0], *(draw(LENGTH, HEADS, DEPTH) for _ in range(2))]
 WEIGHTS = [*(draw(WIDTH, HEADS, DEPTH) / 8 for _ in range(3)), draw(HEADS, DEPTH, WIDTH) / 8]
+SLOPES = 0.5 ** np.arange(1, HEADS + 1, dtype=np.float32)
 THREE = (HEADS_SPLIT,) * 3
 ONE_HEAD = (HEADS_SPLIT, P("data"), P("data"))
 split_map = jax.shard_map(causal, mesh=mesh, in_specs=THREE, out_specs=HEADS_SPLIT)
@@ -81,7 +104,19 @@ PROGRAMS = {
     "shard_map_gradient": (gradient_of(split_map), gradient_of(causal), QKV, THREE),
     "layer": (layer(constrain), layer(lambda x, *_: x), [draw(BATCH, LENGTH, WIDTH), *WEIGHTS],
               (P("data"), *(P(None, "model"),) * 3, P("model"))),
-    "slopes": (slopes, slopes, [*QKV, np.float32([0.5, 0.25, 0.125, 0.0625])], (*THREE, P("model"))),
+    "slopes": (slopes, slopes, [*QKV, SLOPES], (*THREE, P("model"))),
+    # Gradients to which several devices add.
+    "shared_head_gradient": (gradient_of(causal), gradient_of(causal), SHARED, ONE_HEAD),
+    "shared_head_bf16": (gradient_of(causal), gradient_of(causal), [jnp.bfloat16(x) for x in SHARED], ONE_HEAD),
+    "shared_keys": (gradient_of(shared_keys), gradient_of(shared_keys), SHARED_KEYS,
+                    (HEADS_SPLIT, P(None, "model"), P(None, "model"))),
+    "slopes_gradient": (gradient_of(slopes), gradient_of(slopes), [*QKV, SLOPES], (*THREE, P("model"))),
+    "bias_of_heads": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, HEADS, LENGTH, LENGTH)],
+                      (*THREE, P(None, "model"))),
+    "bias_of_batches": (gradient_of(biased), gradient_of(biased), [*QKV, draw(BATCH, 1, LENGTH, LENGTH)],
+                        (*THREE, P("data"))),
+    "bias_of_all": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, 1, LENGTH, LENGTH)], (*THREE, P())),
+    "sinks_gradient": (gradient_of(sunk), gradient_of(sunk), [*QKV, draw(HEADS)], (*THREE, P("model"))),
     # Those that stay.
     "sequence": (causal, causal, QKV, (P(None, "data"),) * 3),
     "unknown": (causal, causal, QKV, (P(), P(), P())),
@@ -95,9 +130,8 @@ def main():
         program.__name__ = name
         split = jax.tree.leaves(jax.jit(program)(*placed))
         whole = jax.tree.leaves(jax.jit(plain)(*jax.device_put(arguments, jax.devices("cpu")[0])))
-        found[name] = max(
-            float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in zip(split, whole, strict=True)
-        )
+        pairs = [[np.asarray(each, np.float64) for each in pair] for pair in zip(split, whole, strict=True)]
+        found[name] = max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
     print(json.dumps(found))
 
 

@@ -107,6 +107,12 @@ def test_stays(options, reason):
     assert reason in result.candidates[0].reason
 
 
+def test_one_batch_is_not_shared():
+    """Only one device of two would have it."""
+    result = fuse(attention(None, 4, argument(SPLIT)).replace("tensor<4x4x8", "tensor<1x4x8"))
+    assert "attn b1 hq2 hkv2" in result.module and '[{}, {"model"}, {}, {}]' in result.module
+
+
 def test_more_devices_than_a_number_can_say():
     mesh = '  sdy.mesh @mesh = <["data"=4294967296, "more"=4294967296]>\n'
     (candidate,) = fuse(attention(None, 4, argument('[{"data", "more"}, {}, {}, {}]'), mesh)).candidates

@@ -324,25 +324,47 @@ PARTITIONED = {
     "shard_map_gradient": "scores or probabilities are used elsewhere",  # by another manual computation
     "layer": 1,
     "slopes": 1,
+    "shared_head_gradient": 1,
+    "shared_head_bf16": 1,
+    "shared_keys": 1,
+    "slopes_gradient": 1,
+    "bias_of_heads": 1,
+    "bias_of_batches": 1,
+    "bias_of_all": 1,
+    "sinks_gradient": 1,
     "sequence": 'split along their sequence over the axes "data"',
     "unknown": "does not say that its queries, keys or values are split",
 }
 
 
+# GSPMD says nothing of what a call may be split by, but for shard_map.
+PARTITIONED_BY_GSPMD = {name: "XLA cannot split a custom call" for name in PARTITIONED}
+PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in ("shard_map", "shard_map_gradient")}
+
+
 @one_plugin
-def test_partitioned(plugin, tmp_path):
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_partitioned(plugin, partitioner, tmp_path):
     if on_cuda(plugin):
-        pytest.skip("needs four GPUs")
-    report = tmp_path / "report.jsonl"
-    ran = run(sys.executable, HERE / "partitioned_run.py", plugin=plugin, report=report, JAX_PLATFORMS="flashlift,cpu")
+        pytest.skip("needs eight GPUs")
+    report, described = tmp_path / "report.jsonl", tmp_path / "plugin.json"
+    described.write_text(json.dumps({"library_path": str(WRAPPER), "create_options": {"cpu_device_count": 8}}))
+    ran = run(
+        *(sys.executable, HERE / "partitioned_run.py", partitioner),
+        plugin=plugin,
+        report=report,
+        PJRT_NAMES_AND_LIBRARY_PATHS=f"eight:{described}",
+        JAX_PLATFORMS="eight,cpu",
+    )
     differences = json.loads(ran.stdout)
     told = [entry for entry in read_report(report) if entry["candidates"]]
-    for (name, expected), entry in zip(PARTITIONED.items(), told, strict=True):
+    expected_of = PARTITIONED if partitioner == "shardy" else PARTITIONED_BY_GSPMD
+    for (name, expected), entry in zip(expected_of.items(), told, strict=True):
         if isinstance(expected, int):
             assert entry["fused"] == expected and not entry["failed"], (name, entry)
         else:
             assert entry["fused"] == 0 and expected in entry["candidates"][0]["reason"], (name, entry)
-        assert differences[name] < 1e-4, name
+        assert differences[name] < (2**-6 if name.endswith("bf16") else 1e-5), name
 
 
 def test_jax_platform_without_a_plugin():
