@@ -1,6 +1,7 @@
 #include "stablehlo/partition.h"
 
 #include <algorithm>
+#include <map>
 
 #include "fmt/ranges.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -141,11 +142,17 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
       if (axes.empty() || parts(sharding->mesh, axes) == 1) {
         continue;
       }
-      if (letter == 's' || letter == 'd') {
-        return unsupported("its {} are split along their {} over the axes {}; a call needs whole sequences and heads",
-                           name, letter == 's' ? "sequence" : "depth", with_devices(axes));
+      const bool is_query = view == &found.q && letter == 's';
+      const bool is_gathered = letter == 's' && split.of('q').axes == axes;  // keys of queries that are split alike
+      if (is_gathered) {
+        continue;
       }
-      Axes& known = letter == 'b' ? split.batch_axes : split.head_axes;
+      if ((letter == 's' && !is_query) || letter == 'd') {
+        return unsupported("its {} are split along their {} over the axes {}; a call needs whole {}", name,
+                           letter == 's' ? "sequence" : "depth", with_devices(axes),
+                           letter == 's' ? "sequences of keys" : "heads");
+      }
+      Axes& known = split.of(is_query ? 'q' : letter).axes;
       if (is_major && known.empty() && (split.mesh.empty() || split.mesh == sharding->mesh)) {
         split.mesh = sharding->mesh;
         known = axes;
@@ -158,11 +165,14 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
         "batches or heads; add sharding constraints to them",
         partitions_);
   }
-  split.batch_parts = parts(split.mesh, split.batch_axes);
-  split.head_parts = parts(split.mesh, split.head_axes);
-  for (const std::string& axis : split.batch_axes) {
-    if (std::find(split.head_axes.begin(), split.head_axes.end(), axis) != split.head_axes.end()) {
-      return unsupported("the axis \"{}\" splits batches of one operand and heads of another", axis);
+  std::map<std::string, const SplitBy*> users;
+  for (SplitBy& by : split.by) {
+    by.parts = parts(split.mesh, by.axes);
+    for (const std::string& axis : by.axes) {
+      if (const auto [other, is_new] = users.try_emplace(axis, &by); !is_new) {
+        return unsupported("the axis \"{}\" splits {} of one operand and {} of another", axis, other->second->what,
+                           by.what);
+      }
     }
   }
   FLASHLIFT_RETURN_IF_ERROR(check_split(found, split));

@@ -1,7 +1,6 @@
 #include "stablehlo/split_call.h"
 
 #include <algorithm>
-#include <map>
 #include <sstream>
 
 #include "fmt/ranges.h"
@@ -16,64 +15,11 @@ namespace {
 
 using Axes = std::vector<std::string>;
 
-// --- Which batches and heads a program reads ---
-
-// For each captured tensor the letter of each dimension: 'b' and 'h' where loads index it by the batch or the head and
-// by nothing else, '1' for all others.
-using CaptureDims = std::map<std::string, std::string>;
-
-Status read_loads(const Program& program, const Problem& problem, const Split& split, CaptureDims& dims) {
-  const auto letter_of = [&](ValueId id) {
-    const Op op = program.nodes[id].op;
-    return op == Op::k_b && split.batch_parts > 1 ? 'b' : op == Op::k_h && split.head_parts > 1 ? 'h' : '1';
-  };
-  const auto other_use = [](char letter) {
-    return unsupported("its score or mask reads the number of the {}, which each device would count from 0",
-                       letter == 'b' ? "batch" : "head");
-  };
-  for (const Node& node : program.nodes) {
-    for (size_t i = 0; i < node.operands.size(); ++i) {
-      const char letter = letter_of(node.operands[i]);
-      if (node.op != Op::k_load) {
-        if (letter != '1') {
-          return other_use(letter);
-        }
-        continue;
-      }
-      const Capture& capture = program.captures[static_cast<size_t>(node.payload)];
-      std::string& known = dims.try_emplace(capture.name, capture.shape.size(), '?').first->second;
-      const int64_t size = capture.shape[i];
-      const char wanted = size == 1 ? '1' : letter;
-      if (letter != '1' && size != 1 && size != (letter == 'b' ? problem.batch : problem.q_heads)) {
-        return other_use(letter);
-      }
-      if (known[i] != '?' && known[i] != wanted) {
-        return unsupported("its score reads one tensor at the same and at other batches or heads");
-      }
-      known[i] = wanted;
-    }
-  }
-  if (!program.nodes.empty() && letter_of(program.result) != '1') {
-    return other_use(letter_of(program.result));
-  }
-  return {};
-}
-
-Result<CaptureDims> capture_dims(const Problem& problem, const Split& split) {
-  CaptureDims dims;
-  for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
-    if (*program) {
-      FLASHLIFT_RETURN_IF_ERROR(read_loads(**program, problem, split, dims));
-    }
-  }
-  for (const Capture& capture : problem.captures) {
-    std::string& letters = dims.try_emplace(capture.name, capture.shape.size(), '1').first->second;
-    std::replace(letters.begin(), letters.end(), '?', '1');
-  }
+// The dimensions of what has a row for each query, where they are told from those of keys.
+std::string of_rows(std::string dims) {
+  std::replace(dims.begin(), dims.end(), 's', 'q');
   return dims;
 }
-
-// --- Parts of tensors ---
 
 struct Part {
   Sharding sharding;
@@ -83,41 +29,20 @@ struct Part {
 Result<Part> part_of(const std::string& name, llvm::ArrayRef<int64_t> shape, const std::string& letters,
                      const Split& split) {
   Part part{{split.mesh, std::vector<Axes>(shape.size())}, llvm::SmallVector<int64_t>(shape)};
-  for (const auto& [letter, axes, parts] :
-       {std::tuple('b', &split.batch_axes, split.batch_parts), std::tuple('h', &split.head_axes, split.head_parts)}) {
-    for (size_t i = 0; i < shape.size() && parts > 1; ++i) {
-      if (letters[i] != letter || shape[i] == 1) {
+  for (const SplitBy& by : split.by) {
+    for (size_t i = 0; i < shape.size() && by.parts > 1; ++i) {
+      if (letters[i] != by.letter || shape[i] == 1) {
         continue;
       }
-      if (shape[i] % parts != 0) {
-        return unsupported("{} has {} {} that {} devices cannot share evenly", name, shape[i],
-                           letter == 'b' ? "batches" : "heads", parts);
+      if (shape[i] % by.parts != 0) {
+        return unsupported("{} has {} {} that {} devices cannot share evenly", name, shape[i], by.what, by.parts);
       }
-      part.sharding.dims[i] = *axes;
-      part.shape[i] /= parts;
+      part.sharding.dims[i] = by.axes;
+      part.shape[i] /= by.parts;
       break;  // the most significant digit
     }
   }
   return part;
-}
-// One device's problem.
-Problem local_problem(Problem problem, const Split& split, const CaptureDims& dims) {
-  const auto shrink = [&](Capture& capture) {
-    const std::string& letters = dims.at(capture.name);
-    for (size_t i = 0; i < letters.size(); ++i) {
-      capture.shape[i] /= letters[i] == 'b' ? split.batch_parts : letters[i] == 'h' ? split.head_parts : 1;
-    }
-  };
-  for (auto* program : {&problem.score_mod, &problem.mask_mod}) {
-    if (*program) {
-      std::for_each((*program)->captures.begin(), (*program)->captures.end(), shrink);
-    }
-  }
-  std::for_each(problem.captures.begin(), problem.captures.end(), shrink);
-  problem.batch /= split.batch_parts;
-  problem.q_heads /= split.head_parts;
-  problem.kv_heads = problem.kv_heads == 1 ? 1 : problem.kv_heads / split.head_parts;
-  return problem;
 }
 
 // The letters of a call's operands and results, in their order.
@@ -135,7 +60,7 @@ Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr confi
   const auto gradient_word = [&](const char* gradient, const char* tensor) {
     return word(gradient).empty() ? word(tensor) : word(gradient);
   };
-  CallLetters letters{.operands = {word("q_dims"), word("k_dims"), word("v_dims")}, .results = {}};
+  CallLetters letters{.operands = {of_rows(word("q_dims")), word("k_dims"), word("v_dims")}, .results = {}};
   for (const Capture& capture : problem.captures) {
     letters.operands.push_back(captures.at(capture.name));
   }
@@ -143,19 +68,19 @@ Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr confi
     letters.operands.emplace_back("h1");
   }
   if (problem.keep_mask) {
-    letters.operands.emplace_back("bh11");
+    letters.operands.emplace_back("bhq1");
   }
-  std::vector<std::string> outputs = {word("out_dims")};
-  std::vector<std::string> their_gradients = {gradient_word("d_out_dims", "out_dims")};
+  std::vector<std::string> outputs = {of_rows(word("out_dims"))};
+  std::vector<std::string> their_gradients = {of_rows(gradient_word("d_out_dims", "out_dims"))};
   if (problem.want_lse) {
-    outputs.push_back(word("lse_dims"));
-    their_gradients.push_back(gradient_word("d_lse_dims", "lse_dims"));
+    outputs.push_back(of_rows(word("lse_dims")));
+    their_gradients.push_back(of_rows(gradient_word("d_lse_dims", "lse_dims")));
   }
   if (custom_call(call)->target == "flashlift.attention") {
     letters.results = outputs;
   } else {
     std::vector<std::string> gradients = letters.operands;
-    gradients[0] = gradient_word("d_q_dims", "q_dims");
+    gradients[0] = of_rows(gradient_word("d_q_dims", "q_dims"));
     gradients[1] = gradient_word("d_k_dims", "k_dims");
     gradients[2] = gradient_word("d_v_dims", "v_dims");
     std::istringstream positions(word("gradients"));
@@ -194,6 +119,50 @@ llvm::SmallVector<mlir::Type> types_of(mlir::ValueRange values, const std::vecto
   return types;
 }
 
+// The number of each device's first batch, head or query, side by side.
+mlir::Value numbers_of_firsts(mlir::OpBuilder& builder, mlir::Location location, char letter, const Problem& local,
+                              const Split& split) {
+  const int64_t size = letter == 'b' ? local.batch : letter == 'h' ? local.q_heads : local.q_len;
+  llvm::SmallVector<int32_t> numbers;
+  for (int64_t i = 0; i < split.parts(letter); ++i) {
+    numbers.push_back(static_cast<int32_t>(i * size));
+  }
+  const auto type = mlir::RankedTensorType::get({split.parts(letter)}, builder.getI32Type());
+  const mlir::NamedAttribute value(builder.getStringAttr("value"),
+                                   mlir::DenseElementsAttr::get(type, llvm::ArrayRef<int32_t>(numbers)));
+  return build(builder, location, "stablehlo.constant", {}, mlir::TypeRange(type), value)->getResult(0);
+}
+
+mlir::DictionaryAttr local_config(mlir::DictionaryAttr config, const Problem& problem, const LocalProblem& local) {
+  mlir::MLIRContext* context = config.getContext();
+  mlir::NamedAttrList entries(config);
+  const auto set = [&](const char* name, const std::string& text) {
+    entries.set(name, mlir::StringAttr::get(context, text));
+  };
+  set("problem", print(local.problem));
+  if (!local.firsts.empty()) {
+    std::string names;
+    for (const Capture& capture : problem.captures) {
+      names += capture.name + " ";
+    }
+    for (const auto& [letter, name] : local.firsts) {
+      names += name + " ";
+    }
+    names.pop_back();
+    set("captures", names);
+  }
+  if (const auto gradients = config.getAs<mlir::StringAttr>("gradients")) {
+    std::istringstream positions(gradients.str());
+    std::string moved;
+    for (size_t position = 0; positions >> position;) {
+      position += position < 3 + problem.captures.size() ? 0 : local.firsts.size();
+      moved += (moved.empty() ? "" : " ") + std::to_string(position);
+    }
+    set("gradients", moved);
+  }
+  return entries.getDictionary(context);
+}
+
 // What a manual computation gives for a result of the call. Batches or heads of several devices may add to it, as to
 // the gradient by keys that all heads share: then each device gives its own term of the sum. The terms stand side by
 // side in a dimension in front, over which the module sums; the partitioner makes what suits it of that.
@@ -207,12 +176,11 @@ struct GivenResult {
 GivenResult result_of(const Part& part, mlir::RankedTensorType type, const Split& split) {
   Axes axes;
   int64_t terms = 1;
-  for (const auto& [axes_of_letter, parts] :
-       {std::pair(&split.batch_axes, split.batch_parts), {&split.head_axes, split.head_parts}}) {
+  for (const SplitBy& by : split.by) {
     const auto& dims = part.sharding.dims;
-    if (parts > 1 && std::find(dims.begin(), dims.end(), *axes_of_letter) == dims.end()) {
-      axes.insert(axes.end(), axes_of_letter->begin(), axes_of_letter->end());
-      terms *= parts;
+    if (by.parts > 1 && std::find(dims.begin(), dims.end(), by.axes) == dims.end()) {
+      axes.insert(axes.end(), by.axes.begin(), by.axes.end());
+      terms *= by.parts;
     }
   }
   GivenResult result{part.sharding, type, part.shape, terms > 1};
@@ -260,24 +228,33 @@ llvm::SmallVector<int64_t> shape_of(const OperandView& view) {
 
 Status check_split(const LiftedAttention& found, const Split& split) {
   const Problem& problem = found.problem;
-  if (problem.kv_heads != 1 && problem.kv_heads % split.head_parts != 0) {
+  if (problem.kv_heads != 1 && problem.kv_heads % split.parts('h') != 0) {
     return unsupported("its {} key-value heads cannot be shared evenly by {} devices", problem.kv_heads,
-                       split.head_parts);
+                       split.parts('h'));
   }
-  for (const auto& [name, view] : {std::pair("queries", &found.q), {"keys", &found.k}, {"values", &found.v}}) {
-    FLASHLIFT_RETURN_IF_ERROR(part_of(name, shape_of(*view), view->dims, split));
+  const auto check = [&](const char* name, llvm::ArrayRef<int64_t> sizes, const std::string& letters) -> Status {
+    FLASHLIFT_RETURN_IF_ERROR(part_of(name, sizes, letters, split));
+    return {};
+  };
+  FLASHLIFT_RETURN_IF_ERROR(check("queries", shape_of(found.q), of_rows(found.q.dims)));
+  FLASHLIFT_RETURN_IF_ERROR(check("keys", shape_of(found.k), found.k.dims));
+  FLASHLIFT_RETURN_IF_ERROR(check("values", shape_of(found.v), found.v.dims));
+  FLASHLIFT_RETURN_IF_ERROR(check("output", found.out.call_shape, of_rows(found.out.dims)));
+  FLASHLIFT_RETURN_IF_ERROR(local_problem(problem, split));
+  if (!found.gradient) {
+    return {};
   }
-  FLASHLIFT_RETURN_IF_ERROR(part_of("output", found.out.call_shape, found.out.dims, split));
-  FLASHLIFT_RETURN_IF_ERROR(capture_dims(problem, split));
-  if (found.gradient) {
-    FLASHLIFT_RETURN_IF_ERROR(part_of("gradient", shape_of(found.gradient->d_out), found.gradient->d_out.dims, split));
-    FLASHLIFT_RETURN_IF_ERROR(capture_dims(found.gradient->problem, split));
-    for (const auto* result : {&found.gradient->d_q, &found.gradient->d_k, &found.gradient->d_v}) {
-      if (*result) {
-        FLASHLIFT_RETURN_IF_ERROR(part_of("gradient", (*result)->call_shape, (*result)->dims, split));
-      }
+  const LiftedGradient& gradient = *found.gradient;
+  FLASHLIFT_RETURN_IF_ERROR(check("gradient", shape_of(gradient.d_out), of_rows(gradient.d_out.dims)));
+  if (gradient.d_q) {
+    FLASHLIFT_RETURN_IF_ERROR(check("gradient", gradient.d_q->call_shape, of_rows(gradient.d_q->dims)));
+  }
+  for (const auto* result : {&gradient.d_k, &gradient.d_v}) {
+    if (*result) {
+      FLASHLIFT_RETURN_IF_ERROR(check("gradient", (*result)->call_shape, (*result)->dims));
     }
   }
+  FLASHLIFT_RETURN_IF_ERROR(local_problem(gradient.problem, split));
   return {};
 }
 
@@ -285,25 +262,33 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   const auto config = mlir::cast<mlir::DictionaryAttr>(custom_call(call)->backend_config);
   const auto line = config.getAs<mlir::StringAttr>("problem");
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(line ? line.str() : std::string()));
-  FLASHLIFT_ASSIGN_OR_RETURN(const CaptureDims dims, capture_dims(problem, split));
+  const CaptureDims dims = capture_dims(problem, split);
+  FLASHLIFT_ASSIGN_OR_RETURN(const LocalProblem local, local_problem(problem, split));
   FLASHLIFT_ASSIGN_OR_RETURN(const CallLetters letters, letters_of(call, config, problem, dims));
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<Part> operands, parts_of(call->getOperands(), letters.operands, split));
+  FLASHLIFT_ASSIGN_OR_RETURN(std::vector<Part> operands, parts_of(call->getOperands(), letters.operands, split));
   FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<Part> results, parts_of(call->getResults(), letters.results, split));
 
   mlir::MLIRContext* context = call->getContext();
   const mlir::Location location = call->getLoc();
+  mlir::OpBuilder builder(call);
+  llvm::SmallVector<mlir::Value> values(call->getOperands());
+  const size_t behind_captures = 3 + problem.captures.size();
+  for (const auto [i, first] : llvm::enumerate(local.firsts)) {
+    const size_t at = behind_captures + i;
+    values.insert(values.begin() + at, numbers_of_firsts(builder, location, first.first, local.problem, split));
+    operands.insert(operands.begin() + static_cast<std::ptrdiff_t>(at),
+                    Part{{split.mesh, {split.of(first.first).axes}}, {1}});
+  }
   mlir::OperationState state(location, "sdy.manual_computation");
   mlir::Block* body = &state.addRegion()->emplaceBlock();
-  for (const mlir::Type type : types_of(call->getOperands(), operands)) {
+  for (const mlir::Type type : types_of(values, operands)) {
     body->addArgument(type, location);
   }
   mlir::OpBuilder inside(context);
   inside.setInsertionPointToEnd(body);
-  mlir::NamedAttrList local_config(config);
-  local_config.set("problem", inside.getStringAttr(print(local_problem(problem, split, dims))));
   const std::string target(custom_call(call)->target);
   mlir::Operation* local_call = fused_call(inside, location, target, body->getArguments(),
-                                           types_of(call->getResults(), results), local_config.getDictionary(context));
+                                           types_of(call->getResults(), results), local_config(config, problem, local));
 
   std::vector<GivenResult> given;
   for (const auto [part, value] : llvm::zip_equal(results, call->getResults())) {
@@ -327,11 +312,10 @@ Status split_call(mlir::Operation* call, const Split& split, const std::vector<M
   for (const MeshAxis& axis : mesh) {
     axes.push_back(axis.name);
   }
-  mlir::OpBuilder builder(call);
   const auto named = [&](const char* name, const std::string& text) {
     return mlir::NamedAttribute(builder.getStringAttr(name), sdy_attribute(context, text));
   };
-  state.addOperands(call->getOperands());
+  state.addOperands(values);
   state.propertiesAttr = builder.getDictionaryAttr({named("in_shardings", per_value(in)),
                                                     named("manual_axes", "manual_axes{" + quoted(axes) + "}"),
                                                     named("out_shardings", per_value(out))});

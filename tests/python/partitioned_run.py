@@ -71,6 +71,23 @@ def sunk(q, k, v, sinks):
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
 
 
+def alibi(q, k, v):
+    """Slopes computed from the numbers of heads, and a window that widens with the batch."""
+    distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
+    slope = 2.0 ** -(jnp.arange(HEADS, dtype=jnp.float32) + 1)
+    window = (8 + jnp.arange(BATCH))[:, None, None, None]
+    mask = (distance <= 0)[None, None] & (-distance[None, None] < window)
+    return jax.nn.dot_product_attention(q, k, v, bias=(slope[:, None, None] * distance)[None], mask=mask)
+
+
+def sunk_and_counted(q, k, v, sinks):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / DEPTH**0.5
+    scores += 0.01 * (jnp.arange(HEADS)[:, None, None] * jnp.arange(LENGTH))
+    sinks = jnp.broadcast_to(sinks[None, :, None, None], (BATCH, HEADS, LENGTH, 1))
+    probabilities = jax.nn.softmax(jnp.concatenate([scores, sinks], axis=-1), axis=-1)[..., :-1]
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+
+
 def shared_keys(q, k, v):
     """All batches read the same keys and values."""
     return jnp.einsum("bhqk,khd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,khd->bhqk", q, k) / 4, axis=-1), v)
@@ -117,8 +134,18 @@ PROGRAMS = {
                         (*THREE, P("data"))),
     "bias_of_all": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, 1, LENGTH, LENGTH)], (*THREE, P())),
     "sinks_gradient": (gradient_of(sunk), gradient_of(sunk), [*QKV, draw(HEADS)], (*THREE, P("model"))),
-    # Those that stay.
+    # Programs that count in the whole.
+    "alibi": (gradient_of(alibi), gradient_of(alibi), QKV, THREE),
+    "counted_sinks": (gradient_of(sunk_and_counted), gradient_of(sunk_and_counted), [*QKV, draw(HEADS)],
+                      (*THREE, P("model"))),
+    # Queries split along their sequence.
     "sequence": (causal, causal, QKV, (P(None, "data"),) * 3),
+    "rows": (gradient_of(causal), gradient_of(causal), QKV, (P("data", "model"), P("data"), P("data"))),
+    "rows_of_all": (gradient_of(alibi), gradient_of(alibi), QKV, (P(None, ("data", "model")), P(), P())),
+    "rows_of_a_bias": (gradient_of(biased), gradient_of(biased), [*QKV, draw(1, HEADS, LENGTH, LENGTH)],
+                       (P("data", "model"), P("data"), P("data"), P(None, None, "model"))),
+    # Those that stay.
+    "keys": (causal, causal, QKV, (P("data"), P("data", "model"), P("data", "model"))),
     "unknown": (causal, causal, QKV, (P(), P(), P())),
 }  # fmt: skip
 

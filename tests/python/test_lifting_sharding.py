@@ -18,12 +18,12 @@ def gspmd(sharding):
     )
 
 
-def attention(annotate=None, partitions=1, q="", mesh=MESH, after=""):
+def attention(annotate=None, partitions=1, q="", mesh=MESH, after="", k=""):
     """With an annotation around scores, probabilities and output; one of its kind on the first argument."""
     annotate = annotate or (lambda result, value, type_: f"{result} = stablehlo.optimization_barrier {value} : {type_}")
     return f"""
 module @m attributes {{mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = 1 : i32}} {{
-{mesh}  func.func public @main(%q: {QKV} {q}, %k: {QKV}, %v: {QKV}) -> {QKV} {{
+{mesh}  func.func public @main(%q: {QKV} {q}, %k: {QKV} {k}, %v: {QKV}) -> {QKV} {{
     %0 = stablehlo.dot_general %q, %k, batching_dims = [0, 1] x [0, 1], contracting_dims = [3] x [3]
       : ({QKV}, {QKV}) -> {PLANE}
     {annotate("%1", "%0", PLANE)}
@@ -91,7 +91,11 @@ def test_one_axis():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"q": argument('[{}, {}, {"data"}, {}]')}, 'its queries are split along their sequence over the axes "data"'),
+        ({"k": argument('[{}, {}, {"data"}, {}]')}, 'its keys are split along their sequence over the axes "data"'),
+        ({"q": argument('[{}, {}, {"model"}, {}]'), "k": argument('[{}, {}, {"data"}, {}]')},
+         "its keys are split along"),
+        ({"q": argument('[{}, {}, {"data"}, {}]'), "k": argument('[{"data"}, {}, {}, {}]')},
+         'the axis "data" splits batches of one operand and queries of another'),
         ({"q": argument('[{}, {}, {}, {"model"}]')}, 'its queries are split along their depth over the axes "model"'),
         ({}, "does not say that its queries, keys or values are split by batches or heads"),
         ({"q": argument('[{"data":(1)2}, {}, {}, {}]')}, "does not say that its queries"),
@@ -105,6 +109,34 @@ def test_stays(options, reason):
     result = fuse(module)
     assert result.module == module
     assert reason in result.candidates[0].reason
+
+
+@pytest.mark.parametrize("k", ["", argument('[{}, {}, {"data"}, {}]')])
+def test_queries(k):
+    """Each device has its queries and all keys, which the partitioner gathers where they are split like the queries."""
+    result = fuse(attention(None, 4, argument('[{}, {"model"}, {"data"}, {}]'), k=k))
+    assert result.fused_count == 1
+    (line,) = (line for line in result.module.splitlines() if "sdy.manual_computation" in line)
+    assert line.count('<@mesh, [{}, {"model"}, {"data"}, {}]>') == 2  # queries and output
+    assert line.count('<@mesh, [{}, {"model"}, {}, {}]>') == 2
+    assert "attn b4 hq2 hkv2 sq4 skv8" in result.module
+
+
+def test_one_tensor_at_two_places_of_a_batch():
+    """Of bias[b, b] a device has its own rows and all columns, which it counts in the whole."""
+    gather = f"""%i = stablehlo.iota dim = 0 : tensor<4x2xi32>
+    %g = "stablehlo.gather"(%bias, %i) <{{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0, 1],
+      start_index_map = [0, 1], index_vector_dim = 1>, indices_are_sorted = true, slice_sizes = array<i64: 1, 1>}}>
+      : (tensor<4x4xf32>, tensor<4x2xi32>) -> tensor<4xf32>
+    %everywhere = stablehlo.broadcast_in_dim %g, dims = [0] : (tensor<4xf32>) -> {PLANE}
+    %biased = stablehlo.add %1, %everywhere : {PLANE}
+    %2 = stablehlo.exponential %biased"""
+    module = attention(partitions=4, q=argument('[{"data"}, {}, {}, {}]'))
+    module = module.replace(f"%v: {QKV})", f"%v: {QKV}, %bias: tensor<4x4xf32>)")
+    result = fuse(module.replace("%2 = stablehlo.exponential %1", gather))
+    assert "first_b: i32[1]" in result.module and "stablehlo.constant" in result.module
+    assert "dense<[0, 2]> : tensor<2xi32>" in result.module
+    assert 'captures = "arg3 first_b"' in result.module and "arg3: f32[2,4]" in result.module
 
 
 def test_one_batch_is_not_shared():

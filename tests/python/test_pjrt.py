@@ -332,13 +332,19 @@ PARTITIONED = {
     "bias_of_batches": 1,
     "bias_of_all": 1,
     "sinks_gradient": 1,
-    "sequence": 'split along their sequence over the axes "data"',
+    "alibi": 1,
+    "counted_sinks": 1,
+    "sequence": 1,
+    "rows": 1,
+    "rows_of_all": 1,
+    "rows_of_a_bias": 1,
+    "keys": 'its keys are split along their sequence over the axes "model"',
     "unknown": "does not say that its queries, keys or values are split",
 }
 
 
 # GSPMD says nothing of what a call may be split by, but for shard_map.
-PARTITIONED_BY_GSPMD = {name: "XLA cannot split a custom call" for name in PARTITIONED}
+PARTITIONED_BY_GSPMD = dict.fromkeys(PARTITIONED, "XLA cannot split a custom call")
 PARTITIONED_BY_GSPMD |= {name: PARTITIONED[name] for name in ("shard_map", "shard_map_gradient")}
 
 
