@@ -87,6 +87,51 @@ def test_sinks():
         )
 
 
+def at_one_place(value, *shape):
+    return jnp.zeros(shape).at[(0,) * (len(shape) - 1) + (1,)].set(value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_infinite_and_no_numbers_are_what_they_are_unfused(value):
+    """NaN shows in the rows that it would show in, and nowhere else."""
+    for bias, sinks in (
+        (at_one_place(value, B, HQ, SQ, SKV), jnp.zeros((HQ, 2))),
+        (jnp.zeros((1, 1)), at_one_place(value, HQ, 2)),
+    ):
+        given = (*operands(), bias, sinks)
+        mine = lambda q, k, v, bias, sinks: flash_attention(q, k, v, bias, softmax_aux=sinks)
+
+        def theirs(q, k, v, bias, sinks):
+            k, v = (jnp.repeat(one, HQ // HKV, axis=2) for one in (k, v))
+            s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * D**-0.5 + bias
+            logits = jnp.concatenate([s, jnp.broadcast_to(sinks[None, :, None], (*s.shape[:3], 2))], -1)
+            return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits)[..., :SKV], v)
+
+        np.testing.assert_allclose(mine(*given), theirs(*given), atol=1e-5)
+        by_all = [jax.grad(lambda *given, of=of: of(*given).sum(), argnums=range(5))(*given) for of in (mine, theirs)]
+        for one, other in zip(*by_all, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_masked_keys_may_hold_anything():
+    """A cache's unwritten places: neither their keys nor their values count, nor get or give gradients."""
+    q, k, v = operands()
+    kept = jnp.arange(SKV)[None] < jnp.asarray([SKV - 5, 20])[:, None]
+    for value in np.nan, np.inf:
+        dirty = [jnp.where(kept[..., None, None], one, value) for one in (k, v)]
+        for arguments in (
+            {"attention_mask": kept},
+            {"q_segment_ids": jnp.zeros((B, SQ), jnp.int32), "kv_segment_ids": jnp.where(kept, 0, -1)},
+        ):
+            attend = lambda q, k, v, arguments=arguments: flash_attention(q, k, v, **arguments)
+            np.testing.assert_array_equal(attend(q, *dirty), attend(q, k, v))
+            slopes = [
+                jax.grad(lambda *qkv: (attend(*qkv) ** 2).sum(), argnums=range(3))(q, *kv) for kv in (dirty, (k, v))
+            ]
+            for one, other in zip(*slopes, strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_masks():
     lengths = jnp.arange(SKV)[None] < jnp.asarray([[20], [SKV]])
     table = jnp.asarray(np.random.default_rng(2).random((B, 1, SQ, SKV)) < 0.6).at[..., 0].set(True)

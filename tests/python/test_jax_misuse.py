@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashlift.jax import attention, dot_product_attention, flash_attention
+from flashlift.jax import attention, dot_product_attention, flash_attention, flax_attention_fn
 from test_jax_gradients import normal
 
 B, SQ, SKV, HQ, HKV, D = 2, 37, 53, 6, 2, 24
@@ -31,6 +31,10 @@ def refused(message, *operands, function=flash_attention, **arguments):
 def test_the_fourth_argument_is_a_bias():
     refused("bias is bool; expected float32.* pass a mask as attention_mask=", Q, K, V, KEPT)
     refused("bias is int32; expected float32", Q, K, V, jnp.ones((SQ, SKV), jnp.int32))
+    for function in flash_attention, dot_product_attention, flax_attention_fn:
+        with pytest.raises(flashlift.InvalidArgumentError, match="bias is 0.125, a single number.* scale by its name"):
+            function(Q, K, V, 0.125)
+    refused(r"bias is float32\[\], a single number", Q, K, V, jnp.float32(0.125))
     # Flax's fifth argument is a mask.
     refused(r"cum_seqlens_q is bool\[2, 53\]; expected int32", K, K, V, None, KEPT)
 
@@ -188,6 +192,8 @@ def test_cumulative_lengths_of_a_batch():
         ({"precision": ("high", "low")}, "precision is 'low'"),
         ({"precision": "F64_F64_F64"}, "products are float32's"),
         ({"logits_dtype": jnp.int8}, "logits_dtype is int8"),
+        ({"dtype": jnp.float64}, "dtype is float64; expected float32, bfloat16, float16"),
+        ({"dtype": "nonsense"}, "dtype is 'nonsense'; expected float32"),
         ({"logits_dtype": "nonsense"}, "logits_dtype is 'nonsense'"),
         ({"empty_rows": "no"}, "empty_rows is 'no'; expected one of zero, uniform, nan"),
         ({"platform": "triton"}, 'platform is "triton"; expected'),
@@ -218,13 +224,20 @@ def test_traced_where_a_value_is_needed(name):
         ({"bias": jnp.ones((5, SQ, SKV))}, r"bias is \[1, 5, 37, 53\], which does not broadcast"),
         ({"key_value_seq_lengths": np.asarray([3])}, r"key_value_seq_lengths is int.*\[1\]; expected int32 \[2\]"),
         ({"query_seq_lengths": np.asarray([3.0, 4.0])}, "query_seq_lengths is float"),
-        ({"local_window_size": -1}, "sliding_window is -1"),
+        ({"local_window_size": -1}, "local_window_size is -1"),
+        ({"scale": NAN}, "^scale is nan; expected a finite number"),
         ({"implementation": "triton"}, 'implementation is "triton"; expected None'),
         ({"is_causal": "yes"}, "is_causal is 'yes'"),
     ],
 )
 def test_dot_product_attention(arguments, message):
     refused(message, function=dot_product_attention, **arguments)
+
+
+@pytest.mark.parametrize(("name", "advice"), [("scale", "pass scale=1.0"), ("local_window_size", "None is no window")])
+def test_dot_product_attention_of_traced_numbers(name, advice):
+    with pytest.raises(flashlift.InvalidArgumentError, match=f"^{name} is .*known when the call is traced.*{advice}"):
+        jax.jit(lambda value: dot_product_attention(Q, K, V, **{name: value}))(1)
 
 
 def test_dot_product_attention_of_other_dimensions():

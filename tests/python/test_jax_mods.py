@@ -226,6 +226,10 @@ def test_transformations():
         ({"score_mod": lambda s, b, h, q, kv: jax.lax.lgamma(s)}, "score_mod computes lgamma"),
         ({"score_mod": lambda s, b, h, q, kv: None}, "score_mod returns nothing; expected one scalar"),
         ({"score_mod": lambda s, b, h, q, kv: s + jnp.take(DOCUMENTS[0], kv)}, "fills what it reads out of bounds"),
+        ({"score_mod": lambda s, b, h, q, kv: s + np.zeros((H, T))[h, kv]}, r"of numpy's as jnp.asarray\(table\)"),
+        ({"score_mod": lambda s, b, h, q, kv: s + [1.0, 2.0][h]}, "asks for the value of a position"),
+        ({"score_mod": lambda s, b, h, q, kv: np.tanh(s)}, "np.tanh as jnp.tanh"),
+        ({"mask_mod": lambda b, h, q, kv: q >= kv and h > 0}, "mask_mod asks for the value.* `and` as &"),
         (
             {"score_mod": lambda s, b, h, q, kv: jax.lax.fori_loop(0, 300, lambda i, x: x * 2, s)},
             "a loop of 300 steps; expected",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
-from flashlift.jax._arguments import as_array, as_flax_mask, described
+from flashlift.jax._arguments import as_array, as_bias, as_flax_mask, described
 from flashlift.jax._flash_attention import flash_attention
 
 
@@ -57,7 +57,7 @@ def flax_attention_fn(
         q,
         k,
         v,
-        None if bias is None else _plane("bias", as_array("bias", bias), batch),
+        None if bias is None else _plane("bias", as_bias(bias), batch),
         mask=None if kept is None else _plane("mask", kept, batch),
         causal=is_causal,
         dropout_rng=dropout_rng,

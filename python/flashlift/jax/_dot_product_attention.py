@@ -48,7 +48,7 @@ def dot_product_attention(
     if query.ndim == 3:
         query, key, value = query[None], key[None], value[None]
     batch, q_len = query.shape[:2]
-    kept = None if mask is None else _plane("mask", mask)
+    kept = None if mask is None else _plane(arguments.as_array("mask", mask))
     if kept is not None and kept.dtype != jnp.bool_:
         raise InvalidArgumentError(
             f"mask is {kept.dtype}; expected booleans: pass what is added to the scores as bias="
@@ -62,14 +62,19 @@ def dot_product_attention(
         lengths = arguments.sequence_lengths("query_seq_lengths", query_seq_lengths, batch)
         within = jnp.arange(q_len)[None] < lengths[:, None]
     with_lse = arguments.check_flag("return_residual", return_residual)
+    # Errors are to name these arguments by the names that they have here.
+    causal = arguments.check_flag("is_causal", is_causal)
+    arguments.band_words(causal, local_window_size, "local_window_size")
+    if scale is not None:
+        arguments.scale_word(scale, "scale")
     results = flash_attention(
         query,
         key,
         value,
-        None if bias is None else _plane("bias", bias),
+        None if bias is None else _plane(arguments.as_bias(bias)),
         mask=kept,
         softmax_scale=scale,
-        causal=arguments.check_flag("is_causal", is_causal),
+        causal=causal,
         sliding_window=local_window_size,
         q_segment_ids=None if keys is None else jnp.zeros((1, q_len), jnp.int32),
         kv_segment_ids=keys,
@@ -89,6 +94,5 @@ def dot_product_attention(
     return out, jax.lax.stop_gradient(jnp.moveaxis(lse, 1, 2).reshape(shape[:-1]).astype(query.dtype))
 
 
-def _plane(name: str, given: jax.Array) -> jax.Array:
-    array = arguments.as_array(name, given)
+def _plane(array: jax.Array) -> jax.Array:
     return array.reshape((1,) * (4 - array.ndim) + array.shape)

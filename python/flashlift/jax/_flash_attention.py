@@ -87,7 +87,8 @@ def flash_attention(
     q_segment_ids, kv_segment_ids: integers [batch, length]; a query sees the keys of its own segment. Negative ones are
         padding: such queries and keys see nothing. Without kv_segment_ids they are the query's.
     logits_soft_cap: c, for c tanh(score / c) after the bias. softmax_aux: sinks, [q_heads, n], or [n] for all heads:
-        logits that take part in the softmax and have no value.
+        logits that take part in the softmax and have no value. NaN and infinities in bias and softmax_aux give what
+        softmax makes of them; what masked keys and values hold does not matter.
     dropout_prob: leaves each key of a row out with this probability; dropout_seed: a key of jax.random, its uint32 [2]
         or an integer, traced or not. The keys left out are a function of the seed alone. On CPUs only.
     normalize_output: False leaves out the division by the softmax's sum, exp(score - largest); its gradient is plain
@@ -146,7 +147,7 @@ def flash_attention(
     if softmax_scale is not None:
         words.append(arguments.scale_word(softmax_scale))
     if bias is not None:
-        dtype_name, captures["bias"] = arguments.bias_plane(arguments.as_array("bias", bias), query, key)
+        dtype_name, captures["bias"] = arguments.bias_plane(arguments.as_bias(bias), query, key)
         words.append(f"bias={dtype_name}")
     if rate > 0:
         words.append(f"dropout={rate!r}")
@@ -315,12 +316,7 @@ def _cast(
     named = (("query", query), ("key", key), ("value", value))
     arrays = (arguments.as_array(name, one) for name, one in named)
     if dtype is not None:
-        try:
-            jnp.dtype(dtype)
-        except TypeError as error:
-            raise InvalidArgumentError(
-                f"dtype is {dtype!r}; expected float32, bfloat16 or float16, or None for the operands' own"
-            ) from error
+        arguments.check_dtype("dtype", dtype)
     q, k, v = arrays if dtype is None else (one.astype(dtype) for one in arrays)
     return q, k, v
 

@@ -32,6 +32,12 @@ _VARIES = {"pvary", "pcast"}  # within shard_map
 _SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "expand_dims"} | _VARIES
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
+# What JAX raises where Python or numpy asks a traced number for its value.
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _OF_JAX = str(Path(jax.__file__).parent)
 _MAX_STEPS = 256  # of a loop, which is unrolled
 # JAX's primitives that are an operation of another name.
@@ -115,6 +121,12 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     _check_takes(kind, function)
     try:
         closed = jax.make_jaxpr(function)(*scalars)
+    except _NEEDS_VALUES as error:
+        raise InvalidArgumentError(
+            f"{kind} asks for the value of a position or a score, which has none while the function is traced; "
+            "expected jax.numpy: a table of numpy's as jnp.asarray(table)[h, kv], np.tanh as jnp.tanh, `if` as "
+            "jnp.where, `and` as &"
+        ) from error
     except NotImplementedError as error:
         if "Explicit" not in str(error):
             raise

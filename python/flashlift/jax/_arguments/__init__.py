@@ -3,8 +3,8 @@
 Each gives what the call needs, or says what was expected, what came and what to do.
 """
 
-from flashlift.jax._arguments.operands import check_operands, check_platform, check_precision, check_sinks
-from flashlift.jax._arguments.planes import as_flax_mask, bias_plane, mask_plane
+from flashlift.jax._arguments.operands import check_dtype, check_operands, check_platform, check_precision, check_sinks
+from flashlift.jax._arguments.planes import as_bias, as_flax_mask, bias_plane, mask_plane
 from flashlift.jax._arguments.seeds import seed_words
 from flashlift.jax._arguments.sequences import (
     keep_padding_apart,
@@ -25,10 +25,12 @@ from flashlift.jax._arguments.words import (
 
 __all__ = [
     "as_array",
+    "as_bias",
     "as_flax_mask",
     "band_words",
     "bias_plane",
     "cap_program",
+    "check_dtype",
     "check_flag",
     "check_operands",
     "check_platform",

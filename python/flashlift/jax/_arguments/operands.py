@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments.values import FLOATS, described, short
@@ -42,6 +43,16 @@ def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: j
     for name, depth in ((q_name, of_q["d"]), (v_name, of_v["d"])):
         if not 1 <= depth <= 256:
             raise UnsupportedError(f"{name} has a depth of {depth}; expected 1 to 256")
+
+
+def check_dtype(name: str, dtype: DTypeLike) -> None:
+    """Refuses what JAX would take for another type, as float64 is float32 by default."""
+    try:
+        given = jnp.dtype(dtype).name
+    except TypeError:
+        given = short(dtype)
+    if given not in FLOATS:
+        raise InvalidArgumentError(f"{name} is {given}; expected {', '.join(FLOATS)}, or None for the operands' own")
 
 
 def check_sinks(name: str, sinks: jax.Array, heads: int) -> jax.Array:

@@ -5,7 +5,18 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from flashlift._errors import InvalidArgumentError
-from flashlift.jax._arguments.values import FLOATS, as_array, described, known
+from flashlift.jax._arguments.values import FLOATS, as_array, described, known, short
+
+
+def as_bias(given: ArrayLike) -> jax.Array:
+    """Refuses single numbers: a scale in a bias's place, as a rule."""
+    bias = as_array("bias", given)
+    if bias.ndim == 0:
+        raise InvalidArgumentError(
+            f"bias is {short(given)}, a single number, on which no softmax depends; expected an array that broadcasts "
+            "to [batch, q_heads, q_len, kv_len]: pass a scale by its name"
+        )
+    return bias
 
 
 def bias_plane(bias: jax.Array, query: jax.Array, key: jax.Array) -> tuple[str, jax.Array]:

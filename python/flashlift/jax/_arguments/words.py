@@ -32,10 +32,10 @@ def empty_rows_word(empty_rows: str) -> str:
     return f"empty_rows={empty_rows}"
 
 
-def scale_word(scale: float) -> str:
-    number = _number("softmax_scale", scale, "to learn it, multiply query by it and pass softmax_scale=1.0")
+def scale_word(scale: float, name: str = "softmax_scale") -> str:
+    number = _number(name, scale, f"to learn it, multiply query by it and pass {name}=1.0")
     if not abs(number) <= _LARGEST:
-        raise InvalidArgumentError(f"softmax_scale is {number}; expected a finite number, or None for 1/sqrt(depth)")
+        raise InvalidArgumentError(f"{name} is {number}; expected a finite number, or None for 1/sqrt(depth)")
     return f"scale={number!r}"
 
 
@@ -68,7 +68,9 @@ def _number(name: str, value: Any, advice: str) -> float:
         raise InvalidArgumentError(f"{name} is {short(value)}; expected a number") from error
 
 
-def band_words(causal: bool | str, window: int | tuple[int, int] | None) -> list[str]:
+def band_words(
+    causal: bool | str, window: int | tuple[int, int] | None, window_name: str = "sliding_window"
+) -> list[str]:
     """The words of a causal and of a sliding window's mask."""
     words = []
     if isinstance(causal, str):
@@ -78,12 +80,12 @@ def band_words(causal: bool | str, window: int | tuple[int, int] | None) -> list
     elif check_flag("causal", causal):
         words.append("causal")
     if window is not None:
-        left, right = _window(window)
+        left, right = _window(window, window_name)
         words.append(f"window={left},{right}")
     return words
 
 
-def _window(window: Any) -> tuple[int, int]:
+def _window(window: Any, name: str) -> tuple[int, int]:
     is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
     is_known = is_pair and isinstance(window, jax.Array) and not isinstance(window, jax.core.Tracer)
     # Items of a jax.Array are traced in a jitted function, whatever is known of them.
@@ -93,11 +95,11 @@ def _window(window: Any) -> tuple[int, int]:
         "known when the call is traced; None is no window"
     )
     if len(sides) != 2 or any(isinstance(side, (bool, jax.core.Tracer)) for side in sides):
-        raise InvalidArgumentError(f"sliding_window is {short(window)}; {expected}")
+        raise InvalidArgumentError(f"{name} is {short(window)}; {expected}")
     try:
         left, right = (operator.index(side) for side in sides)
     except TypeError as error:
-        raise InvalidArgumentError(f"sliding_window is {short(window)}; {expected}") from error
+        raise InvalidArgumentError(f"{name} is {short(window)}; {expected}") from error
     if left < 0 or right < 0:
-        raise InvalidArgumentError(f"sliding_window is {short(window)}; {expected}")
+        raise InvalidArgumentError(f"{name} is {short(window)}; {expected}")
     return min(left, 1 << 30), min(right, 1 << 30)
