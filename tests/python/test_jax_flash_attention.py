@@ -78,6 +78,17 @@ def test_a_bias_comes_before_the_cap(shape):
     )
 
 
+def test_a_score_mod_comes_behind_the_cap():
+    def theirs(q, k, v, bias):
+        k, v = (jnp.repeat(one, HQ // HKV, axis=2) for one in (k, v))
+        s = 2 * jnp.tanh((jnp.einsum("bqhd,bkhd->bhqk", q, k) * D**-0.5 + bias) / 2)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s * 3 - (Q_POSITIONS - KV_POSITIONS) * 0.1), v)
+
+    mod = lambda s, b, h, i, j: s * 3 - (i - j) * 0.1
+    mine = lambda *given: flash_attention(*given, logits_soft_cap=2.0, score_mod=mod)
+    check(mine, theirs, (*operands(), normal(1, HQ, SQ, SKV)))
+
+
 def test_sinks():
     for sinks in (normal(HQ, 2), normal(3)):
         check(
@@ -347,7 +358,7 @@ def test_under_vmap_and_remat():
 SHARDED = """
 import functools, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from flashlift.jax import dot_product_attention, flash_attention
+from flashlift.jax import MaskInfo, dot_product_attention, flash_attention
 
 rng = np.random.default_rng(0)
 q, k, v = (jnp.asarray(rng.standard_normal((4, 40, 4, 16)), jnp.float32) for _ in range(3))
@@ -411,7 +422,8 @@ with jax.set_mesh(mesh):
     for given in placed, [*placed[:3], *operands[3:]]:
         assert_close(attend(*given), attend(*operands))
         gradient = jax.jit(gradient_of(attend))
-        assert "all-gather" not in gradient.lower(*given).compile().as_text()
+        # The gradient by an operand that no device holds a part of is whole, too.
+        assert given is not placed or "all-gather" not in gradient.lower(*given).compile().as_text()
         assert_close(gradient(*given), gradient_of(attend)(*operands))
     types = [str(jax.typeof(one)) for one in gradient_of(attend)(*placed)]
     assert types == [str(jax.typeof(one)) for one in placed[:5]], types
@@ -428,6 +440,35 @@ with jax.set_mesh(mesh):
     dropped = functools.partial(flash_attention, causal=True, dropout_prob=0.5, dropout_seed=1)
     both = lambda *given: (dropped(*given), jax.grad(functools.partial(loss, dropped), argnums=range(3))(*given))
     assert_close(both(*placed[:3]), both(q, k, v))
+
+    # What vmap maps over may be split: nothing is gathered, either.
+    one = lambda *qkv: dot_product_attention(*qkv, is_causal=True)
+    many = lambda *qkv: (jax.vmap(one)(*qkv), jax.grad(functools.partial(loss, jax.vmap(one)), argnums=range(3))(*qkv))
+    for spec in P("data", None, "model"), P("data"), P(("data", "model")):
+        split = [jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k, v)]
+        assert "all-gather" not in jax.jit(many).lower(*split).compile().as_text()
+        assert_close(many(*split), many(q, k, v))
+        assert jax.typeof(jax.jit(many)(*split)[0]) == jax.typeof(split[0])
+
+    # Functions read arrays of the mesh, split or not, and these have gradients of their own types.
+    slopes, table, ids = (jnp.asarray(rng.standard_normal(size), jnp.float32) for size in ((4,), (40, 40), (4, 40)))
+    mods = lambda slopes, table, ids: {
+        "score_mod": lambda s, b, h, i, j: s + slopes[h] * (i - j) + (2 * table)[i, j],
+        "mask_mod": lambda b, h, i, j: (ids[b, j] < 1) | (i - j <= 4 + h),
+    }
+    read = lambda q, k, v, *tables: flash_attention(q, k, v, logits_soft_cap=5.0, **mods(*tables))
+    both = lambda *given: (read(*given), jax.grad(functools.partial(loss, read), argnums=range(5))(*given))
+    expected = both(q, k, v, slopes, table, ids)
+    for of in (P("model"), P("data"), P("data")), (P(), P(), P()), (P(None), P(None, "model"), P()):
+        tables = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip((slopes, table, ids), of)]
+        for function in both, jax.jit(both):
+            got = function(*placed[:3], *tables)
+            assert_close(got, expected)
+            assert [jax.typeof(x) for x in got[1]] == [jax.typeof(x) for x in (*placed[:3], *tables[:2])]
+    info = MaskInfo.from_segments(segments).apply_causal(jnp.asarray([1, 2, 0, 3]))
+    of_mesh = MaskInfo.from_segments(placed[5]).apply_causal(jnp.asarray([1, 2, 0, 3]))
+    near = functools.partial(flash_attention, mask_mod=lambda b, h, i, j: i - j <= 4 + h)
+    assert_close(near(*placed[:3], mask_info=of_mesh), near(q, k, v, mask_info=info))
 print("agree")
 """
 

@@ -1,5 +1,6 @@
 """One attention as a JAX operation, with its gradient."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from flashlift.jax._arguments.seeds import SeedOfPart
 from flashlift.jax._call import DTYPES, Call, captured_names, sizes_of
 from flashlift.jax._mods import trace_mods
 from flashlift.jax._primitive import attend
+from flashlift.jax._sharding import by_types
 from flashlift.jax._varying import vary_together
 
 _TYPES = {name: text for text, name in DTYPES.items()}
@@ -79,5 +81,6 @@ def attention(
     optional = [] if sinks is None else [sinks]
     if dropout_seed is not None:
         optional.append(seed_words(dropout_seed))
-    results = attend(call, *vary_together([q, k, v, *map(jnp.asarray, tables), *optional]))
+    operands = vary_together([q, k, v, *map(jnp.asarray, tables), *optional])
+    results = by_types(functools.partial(attend, call), layout, operands, call.with_lse)
     return (results[0], results[1]) if call.with_lse else results[0]

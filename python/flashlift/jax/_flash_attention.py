@@ -15,13 +15,8 @@ from flashlift.jax._attention import attention
 from flashlift.jax._config import check_config
 from flashlift.jax._mask_info import masks_of
 from flashlift.jax._mask_rules import Rule, both, keeps_by
-from flashlift.jax._mods import counted_from
-from flashlift.jax._sharding import check_specs, first_of_part, is_split, over_batches_and_heads
-
-# The dimensions of operands: b and h are those that may be split over devices.
-_LETTERS = dict.fromkeys(("query", "key", "value"), "bshd") | dict.fromkeys(("bias", "mask"), "bhqk")
-_LETTERS |= dict.fromkeys(("q_segments", "kv_segments"), "bs") | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), "n")
-_LETTERS |= {"dropout_seed": "n"}
+from flashlift.jax._mods import capped_before, counted_from
+from flashlift.jax._sharding import check_specs, first_of_part
 
 
 def flash_attention(
@@ -170,46 +165,24 @@ def flash_attention(
             "softmax_aux", arguments.as_array("softmax_aux", softmax_aux), query.shape[2]
         )
     if logits_soft_cap is not None:
-        words.append(arguments.cap_program(logits_soft_cap))
+        cap = arguments.cap_program(logits_soft_cap)
+        if score_mod is None:
+            words.append(cap)
+        else:
+            score_mod = capped_before(score_mod, float(logits_soft_cap))
     features = " ".join(filter(None, words))
-    operands = {"query": query, "key": key, "value": value} | captures
-    operands |= {} if softmax_aux is None else {"softmax_aux": softmax_aux}
-
-    mods = {name: one for name, one in (("score_mod", score_mod), ("mask_mod", mask_mod)) if one is not None}
-    leaves, tree = jax.tree.flatten(rules)
-    of_info = {f"rule {i}": one for i, one in enumerate(leaves)}
-    operands |= of_info
-
-    def run(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        mods: Mapping[str, Callable[..., Any]],
-        softmax_aux: jax.Array | None = None,
-        dropout_seed: SeedOfPart | jax.Array | int | None = seed,
-        **captures: jax.Array,
-    ) -> jax.Array | tuple[jax.Array, jax.Array]:
-        of_rules = [captures.pop(name) for name in of_info]
-        keep = both(keeps_by(jax.tree.unflatten(tree, of_rules)), mods.get("mask_mod"))
-        return attention(
-            query,
-            key,
-            value,
-            features,
-            captures=captures,
-            sinks=softmax_aux,
-            dropout_seed=dropout_seed,
-            implementation=implementation,
-            score_mod=mods.get("score_mod"),
-            mask_mod=keep,
-        )
-
-    if not is_split(list(operands.values())):
-        return run(**operands, mods=mods)
-    operands |= {} if seed is None else {"dropout_seed": arguments.seed_words(seed)}
-    letters = _LETTERS | {"softmax_aux": "n" if softmax_aux is None or softmax_aux.ndim == 1 else "hn"}
-    letters |= {name: "bhqk" if one.ndim == len("bhqk") else "bn"[: one.ndim] for name, one in of_info.items()}
-    return over_batches_and_heads(run, operands, letters, ["bshd", "bhs"] if return_lse else ["bshd"], mods)
+    return attention(
+        query,
+        key,
+        value,
+        features,
+        captures=captures,
+        sinks=softmax_aux,
+        dropout_seed=seed,
+        implementation=implementation,
+        score_mod=score_mod,
+        mask_mod=both(keeps_by(rules), mask_mod),
+    )
 
 
 def _check_alone(name: str, others: Mapping[str, Any]) -> None:

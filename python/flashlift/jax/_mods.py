@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._library import core
+from flashlift.jax._closures import with_arrays
 from flashlift.jax._varying import vary_together
 
 _INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
@@ -50,6 +52,7 @@ _REDUCTIONS = {
     "reduce_or": "or",
 }  # fmt: skip
 _CONVERSIONS = {"bool": "to_i1", "int32": "to_i32", "int64": "to_i64"}
+_BITCASTS = {("float32", "int32"): "bitcast_i32", ("int32", "float32"): "bitcast_f32"}
 _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
 
 
@@ -112,6 +115,19 @@ def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) 
     return run if callable(function) else function
 
 
+def capped_before(score_mod: Callable[..., Any], cap: float) -> Callable[..., Any]:
+    """The function of capped scores."""
+    if callable(score_mod):
+        _check_takes("score_mod", score_mod)
+    else:
+        return score_mod  # which is refused when it is traced
+
+    def run(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score_mod(cap * jnp.tanh(score / cap), b, h, q, kv)
+
+    return run
+
+
 def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Traced:
     """kind: score_mod or mask_mod. sizes: of batch, heads, q_len and kv_len."""
     inputs = _INPUTS[kind]
@@ -119,21 +135,7 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     if not callable(function):
         raise InvalidArgumentError(f"{kind} is {function!r}; expected a function of ({', '.join(inputs)})")
     _check_takes(kind, function)
-    try:
-        closed = jax.make_jaxpr(function)(*scalars)
-    except _NEEDS_VALUES as error:
-        raise InvalidArgumentError(
-            f"{kind} asks for the value of a position or a score, which has none while the function is traced; "
-            "expected jax.numpy: a table of numpy's as jnp.asarray(table)[h, kv], np.tanh as jnp.tanh, `if` as "
-            "jnp.where, `and` as &"
-        ) from error
-    except NotImplementedError as error:
-        if "Explicit" not in str(error):
-            raise
-        raise UnsupportedError(
-            f"{kind} reads an array that lies on a mesh of explicit axes; expected one that was made without the mesh, "
-            "or a call within jax.shard_map that has the array as an argument"
-        ) from error
+    closed = _jaxpr_of(kind, function, scalars)
     out = closed.out_avals
     if len(out) != 1 or out[0].shape != () or (out[0].dtype == jnp.bool_) != (kind == "mask_mod"):
         came = ", ".join(f"{one.dtype}{list(one.shape)}" for one in out) or "nothing"
@@ -143,6 +145,47 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
     tracing = _Tracing(kind, sizes)
     result = tracing.run(closed.jaxpr, closed.consts, [_Value(name) for name in inputs])[0]
     return tracing.finish(result)
+
+
+def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -> Any:
+    try:
+        return jax.make_jaxpr(function)(*scalars)
+    except Exception as error:
+        if not isinstance(error, _NEEDS_VALUES) and not _is_of_sharding(error):
+            raise
+    # Tables of numpy's have no elements at traced positions, and those that a mesh of explicit axes splits none at any.
+    changed = with_arrays(function, _readable)
+    try:
+        return jax.make_jaxpr(changed)(*scalars)
+    except _NEEDS_VALUES as error:
+        raise InvalidArgumentError(
+            f"{kind} asks for the value of a position or a score, which has none while the function is traced; "
+            "expected jax.numpy: a table of numpy's as jnp.asarray(table)[h, kv], np.tanh as jnp.tanh, `if` as "
+            "jnp.where, `and` as &"
+        ) from error
+    except Exception as error:
+        if not _is_of_sharding(error):
+            raise
+        raise UnsupportedError(
+            f"{kind} reads an array that a mesh of explicit axes splits, or that lies on another mesh than the call; "
+            "expected a whole one: jax.reshard(array, jax.P()) before the function, or the array as an argument of the "
+            "function that jax.shard_map runs"
+        ) from error
+
+
+def _is_of_sharding(error: Exception) -> bool:
+    """JAX has no public name for most of these."""
+    text = str(error)
+    return type(error).__name__ == "ShardingTypeError" or "out_sharding" in text or "Explicit" in text
+
+
+def _readable(array: Any) -> Any:
+    """The array as one that a traced position can index."""
+    if isinstance(array, np.ndarray):
+        return jnp.asarray(array) if array.dtype.kind in "biuf" else array
+    sharding = jax.typeof(array).sharding
+    is_split = any(sharding.spec) and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.reshard(array, NamedSharding(sharding.mesh, PartitionSpec())) if is_split else array
 
 
 def _check_takes(kind: str, function: Callable[..., Any]) -> None:
@@ -351,6 +394,10 @@ class _Tracing:
             if equation.invars[0].aval.dtype == jnp.bool_:
                 return self._emit("select", *map(self._text, (chosen, operands[2], operands[1])))
             return self._choice(chosen, operands[1:])
+        if name == "bitcast_convert_type":
+            of_types = _BITCASTS.get((equation.invars[0].aval.dtype.name, equation.outvars[0].aval.dtype.name))
+            if of_types is not None:
+                return self._emit(of_types, self._text(operands[0]))
         if name == "square":
             return self._emit("mul", *[self._text(operands[0])] * 2)
         if name == "integer_pow":

@@ -4,16 +4,45 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
-from flashlift.jax._arguments.seeds import seed_of_part
-from flashlift.jax._mods import counted_from
 
 
-def is_split(arrays: Sequence[jax.Array]) -> bool:
-    """Whether the arrays' types say that a mesh of explicit axes splits one of them."""
-    return any(any(_axes(one)) for one in arrays)
+def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array], with_lse: bool) -> Any:
+    """run(*operands), whose results have types, as operands do, where a mesh of explicit axes splits them: of batches
+    and heads as the query's. Within run XLA splits by these axes, for which calls have a rule.
+
+    layout: of query, key and value, the first operands. What vmap maps over may be split, too, and does not show.
+    """
+    mesh = next(filter(None, map(_explicit_mesh, operands)), None)
+    if mesh is None:
+        return run(*operands)
+    query = operands[0]
+    of_query = dict(zip(layout, _axes(query), strict=True))
+    for name, one in zip(("query", "key", "value"), operands, strict=False):
+        own = dict(zip(layout, _axes(one), strict=True))
+        shared = name != "query" and one.shape[layout.index("h")] == 1
+        heads = None if shared else of_query["h"]
+        if own["s"] or own["d"] or own["b"] != of_query["b"] or own["h"] != heads:
+            raise UnsupportedError(
+                f"{name} is {jax.typeof(one)} and query is {jax.typeof(query)}; expected batches and heads "
+                "to be split alike, and length and depth not at all: use jax.reshard"
+            )
+    types = [NamedSharding(mesh, PartitionSpec(*(of_query[one] if one in "bh" else None for one in layout)))]
+    types += [NamedSharding(mesh, PartitionSpec(of_query["b"], of_query["h"]))] * with_lse
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = tuple(axis for axis, kind in kinds if kind == AxisType.Explicit)
+    placed = (jax.reshard(one, NamedSharding(mesh, PartitionSpec(*_axes(one)))) for one in operands)
+    return jax.sharding.auto_axes(run, axes=explicit, out_sharding=tuple(types))(*placed)
+
+
+def _explicit_mesh(array: jax.Array) -> Any:
+    """Of concrete arrays their own, with its devices."""
+    mesh = jax.typeof(array).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return None
+    return mesh if isinstance(array, jax.core.Tracer) else getattr(array.sharding, "mesh", mesh)
 
 
 def first_of_part(axes: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Any, Any]:
@@ -21,56 +50,6 @@ def first_of_part(axes: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[An
     part's sizes; None where nothing does."""
     b, h = (jax.lax.axis_index(axes[one]) * sizes[one] if axes[one] else None for one in "bh")
     return b, h
-
-
-def over_batches_and_heads(
-    run: Callable[..., Any],
-    operands: Mapping[str, jax.Array],
-    letters: Mapping[str, str],
-    results: Sequence[str],
-    mods: Mapping[str, Callable[..., Any]],
-) -> Any:
-    """run(**operands, mods=mods) by each device for the batches and heads that it has, as the query's type splits them.
-
-    letters: of each operand's dimensions, of which b and h are split unless their size is 1; results: those of results.
-    An operand dropout_seed comes as the seed of the device's part, and mods count batches and heads in the whole.
-    """
-    query = operands["query"]
-    b_axes, _, h_axes, _ = _axes(query)
-    for name in ("query", "key", "value"):
-        b, s, h, d = _axes(operands[name])
-        shared = name != "query" and operands[name].shape[2] == 1
-        if s or d or b != b_axes or h != (None if shared else h_axes):
-            raise UnsupportedError(
-                f"{name} is {jax.typeof(operands[name])} and query is {jax.typeof(query)}; expected batches and heads "
-                "to be split alike, and length and depth not at all: use jax.reshard"
-            )
-    sharding: Any = jax.typeof(query).sharding if isinstance(query, jax.core.Tracer) else query.sharding
-    mesh = sharding.mesh
-    axes = {"b": b_axes, "h": h_axes}
-    specs = {
-        name: PartitionSpec(
-            *(axes.get(one) if size > 1 else None for one, size in zip(letters[name], array.shape, strict=True))
-        )
-        for name, array in operands.items()
-    }
-    placed = {name: jax.reshard(array, NamedSharding(mesh, specs[name])) for name, array in operands.items()}
-    out_specs = tuple(PartitionSpec(*(axes.get(one) for one in result)) for result in results)
-
-    def run_part(named: dict[str, Any]) -> Any:
-        sizes = dict(zip("bshd", named["query"].shape, strict=True))
-        if "dropout_seed" in named:
-            named = named | {"dropout_seed": seed_of_part(named["dropout_seed"], axes, sizes)}
-        first = first_of_part(axes, sizes)
-        return run(**named, mods={name: counted_from(name, one, first) for name, one in mods.items()})
-
-    split = jax.shard_map(
-        run_part,
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=out_specs if len(out_specs) > 1 else out_specs[0],
-    )
-    return split(placed)
 
 
 _WHAT = {"b": "batches", "s": "length", "h": "heads", "d": "depth", "k": "keys", "n": "sinks"}
