@@ -46,6 +46,13 @@ def test_flax_calls_flash_attention_itself():
         flash_attention(Q[0], K[0], V[0], causal="bottom_right", is_causal=True)
 
 
+def test_flax_promotes_types():
+    out = flax_attention_fn(Q.astype(jnp.bfloat16), K, V)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, theirs(Q.astype(jnp.bfloat16).astype(jnp.float32), K, V), atol=1e-5)
+    assert flax_attention_fn(Q, K, V, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+
+
 @dataclasses.dataclass
 class Dropout:
     """What is read of equinox.nn.Dropout."""
@@ -63,6 +70,18 @@ def test_equinox():
     for still in ({"dropout": Dropout(0.5, True)}, {"dropout": Dropout(0.5), "inference": True}):
         np.testing.assert_allclose(equinox_attention_fn(*one, mask, **still, key=key), expected, atol=1e-5)
     assert not np.allclose(equinox_attention_fn(*one, mask, Dropout(0.5), key=key), expected)
+
+
+def test_equinox_is_of_one_head():
+    one = Q[0, 0, :, 0], K[0, 0, :, 0], V[0, 0, :, 0]
+    for given, message in (
+        ((Q[0, 0], *one[1:]), r"query is float32\[7, 4, 8\], key_ .*jax.vmap goes over heads"),
+        ((None, *one[1:]), "query is None; expected an array"),
+        ((*one, MASK[0, 0, 0, 0]), r"mask is bool\[7\]; expected booleans \[q_len, kv_len\], \[7, 7\]"),
+        ((*one, jnp.ones((7, 7))), r"mask is float32\[7, 7\]; expected booleans"),
+    ):
+        with pytest.raises(flashlift.InvalidArgumentError, match=message):
+            equinox_attention_fn(*given)
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,15 @@ def test_the_call_of_easydel():
             {"mesh": jax.make_mesh((1,), ("dp",))},
             "in_specs, out_specs is missing; expected mesh, in_specs and out_specs",
         ),
+        ({"mesh": "dp", "in_specs": SPECS, "out_specs": P("dp")}, "mesh is 'dp'; expected a jax.sharding.Mesh"),
+        (
+            {"mesh": jax.make_mesh((1,), ("dp",)), "in_specs": ["dp", *SPECS[1:]], "out_specs": P("dp")},
+            "the spec of query is 'dp'; expected a jax.sharding.PartitionSpec",
+        ),
+        (
+            {"mesh": jax.make_mesh((1,), ("dp",)), "in_specs": [P(*[None] * 5), *SPECS[1:]], "out_specs": P("dp")},
+            "the spec of query is .* which has 4 dimensions",
+        ),
         ({"dtype": "zz"}, "dtype is 'zz'; expected float32"),
         ({"cfg": 3}, "cfg is 3; expected a FlashAttentionConfig"),
         ({"cfg": FlashAttentionConfig(platform="triton")}, 'platform is "triton"; expected'),
@@ -281,6 +290,30 @@ def test_the_module():
     ):
         assert kernel.candidate_cfgs(inv)[0].implementation.startswith("cpu_")
         assert kernel.heuristic_cfg(inv) == FlashAttentionConfig()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda _: fj.Executor()(FlashAttention, Q, K, V),
+            r"kernel is .*expected a module, such as FlashAttention\(\)",
+        ),
+        (lambda _: fj.Executor()(flash_attention, Q, K, V), "kernel is <function"),
+        (
+            lambda _: FlashAttention().candidate_cfgs(fj.Invocation("flash_attention", (Q.astype(int), K, V), {})),
+            "query is int32",
+        ),
+        (lambda _: fj.Tuner(iters=0), "iters is 0; expected an integer, at least 1"),
+        (lambda _: fj.Tuner(warmup=-1), "warmup is -1"),
+        (lambda folder: fj.PersistentCache("flash_attention", folder), "path is .*, a folder; expected a file"),
+        (lambda _: fj.overlay_cache([1]).__enter__(), r"mapping is \[1\]; expected a dict"),
+        (lambda _: FlashAttentionConfig.from_json("[1]"), r"the configuration is \[1\]; expected a dict"),
+    ],
+)
+def test_what_the_module_refuses(call, message, tmp_path):
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        call(tmp_path)
 
 
 def test_the_choice(tmp_path):

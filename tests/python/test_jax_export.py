@@ -87,6 +87,13 @@ def test_cumulative_lengths_of_any_size():
     same_when_exported(known, shapes(3, length)[:2], given[:2])
 
 
+def test_sizes_that_kernels_are_made_for():
+    for shape, what in (("2 7 4 d", "depth"), ("2 7 h 8", "heads")):
+        one = of_sizes(shape[-1] if what == "depth" else "h", shape)
+        with pytest.raises(flashlift.UnsupportedError, match=f"of {what} that jax.export does not know yet"):
+            export.export(jax.jit(lambda q: flash_attention(q, q, q)))(*one)
+
+
 def test_names_of_residuals():
     """What a policy of jax.checkpoint can save: no second forward call."""
     names = jax.checkpoint_policies.save_only_these_names("flashlift_out", "flashlift_lse")

@@ -50,6 +50,8 @@ def flax_attention_fn(
             f"query is {described(q)}, key {described(k)} and value {described(v)}; expected [batch..., length, heads, "
             "depth] for all"
         )
+    if dtype is None and all(jnp.issubdtype(one.dtype, jnp.floating) for one in (q, k, v)):
+        q, k, v = (one.astype(jnp.promote_types(jnp.promote_types(q.dtype, k.dtype), v.dtype)) for one in (q, k, v))
     batch = q.shape[:-3]
     kept = None if mask is None else as_flax_mask(mask)
     q, k, v = (one.reshape(math.prod(one.shape[:-3]), *one.shape[-3:]) for one in (q, k, v))
@@ -87,12 +89,23 @@ def equinox_attention_fn(
 ) -> jax.Array:
     """Equinox's dot_product_attention, of one head: query [q_len, depth], key_ and value [kv_len, depth], mask booleans
     [q_len, kv_len], dropout an equinox.nn.Dropout. jax.vmap over heads and batches makes one call of all."""
+    q, k, v = (as_array(name, one) for name, one in (("query", query), ("key_", key_), ("value", value)))
+    if not q.ndim == k.ndim == v.ndim == 2:
+        raise InvalidArgumentError(
+            f"query is {described(q)}, key_ {described(k)} and value {described(v)}; expected [length, depth] for all: "
+            "jax.vmap goes over heads and batches"
+        )
+    kept = None if mask is None else as_array("mask", mask)
+    if kept is not None and (kept.shape != (q.shape[0], k.shape[0]) or kept.dtype != jnp.bool_):
+        raise InvalidArgumentError(
+            f"mask is {described(kept)}; expected booleans [q_len, kv_len], {[q.shape[0], k.shape[0]]}"
+        )
     rate = 0.0
     if dropout is not None and not (dropout.inference if inference is None else inference):
         rate = dropout.p
     out = flash_attention(
-        *(one[None, :, None] for one in (query, key_, value)),
-        attention_mask=None if mask is None else mask[None, None],
+        *(one[None, :, None] for one in (q, k, v)),
+        attention_mask=None if kept is None else kept[None, None],
         dropout_prob=rate,
         dropout_seed=key if rate else None,
         empty_rows="uniform",

@@ -76,6 +76,8 @@ class FlashAttentionConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "FlashAttentionConfig":
+        if not isinstance(data, Mapping):
+            raise InvalidArgumentError(f"the configuration is {short(data)}; expected a dict, as to_dict gives it")
         return cls(**data)
 
     def to_json(self) -> str:
@@ -132,6 +134,10 @@ class PersistentCache:
         if path is None:
             path = opname if Path(opname).suffix == ".json" else _caches_folder() / f"{opname}.json"
         self._path = Path(path)
+        if self._path.is_dir():
+            raise InvalidArgumentError(
+                f"path is {self._path}, a folder; expected a file, such as {self._path}/tuned.json"
+            )
         self._load = loader or (lambda fields: of_type(**fields))
         self._dump = dumper or dataclasses.asdict
 
@@ -177,6 +183,11 @@ _overlays: contextvars.ContextVar[tuple[Mapping[Key, Any], ...]] = contextvars.C
 @contextlib.contextmanager
 def overlay_cache(mapping: Mapping[Key, Any]) -> Iterator[None]:
     """Within it, these configurations go before remembered ones."""
+    if not isinstance(mapping, Mapping):
+        raise InvalidArgumentError(
+            f"mapping is {short(mapping)}; expected a dict of configurations by (device, op_id@vN, call_key), as "
+            "on_event tells them"
+        )
     token = _overlays.set((mapping, *_overlays.get()))
     try:
         yield
@@ -206,6 +217,9 @@ class Tuner:
     """Measures candidates on the operands of a call, each `iters` times after `warmup` times."""
 
     def __init__(self, warmup: int = 1, iters: int = 3) -> None:
+        for name, count, least in (("warmup", warmup, 0), ("iters", iters, 1)):
+            if not isinstance(count, int) or count < least:
+                raise InvalidArgumentError(f"{name} is {short(count)}; expected an integer, at least {least}")
         self.warmup, self.iters = warmup, iters
 
     def measure(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> float:

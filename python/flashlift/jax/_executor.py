@@ -14,7 +14,7 @@ import flashlift
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._problem import Problem
 from flashlift._tune import Tuned
-from flashlift.jax._arguments import check_platform, seed_words
+from flashlift.jax._arguments import check_operands, check_platform, seed_words, short
 from flashlift.jax._arguments.seeds import seed_of_part
 from flashlift.jax._call import DTYPES, sizes_of
 from flashlift.jax._config import (
@@ -114,6 +114,7 @@ class FlashAttention:
         """One for each implementation that accepts shapes like these, the library's own choice first."""
         given = inspect.signature(FlashAttention.run).bind(self, *inv.args, **inv.kwargs).arguments
         query, key, value = given["query"], given["key"], given["value"]
+        check_operands(("query", "key", "value"), query, key, value, "bshd")
         dtype = {name: text for text, name in DTYPES.items()}[query.dtype.name]
         problem = Problem.parse("attn", dtype=dtype, **sizes_of("bshd", query, key, value))
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
@@ -212,6 +213,8 @@ class Executor:
 
     def choose_config(self, kernel: Any, *args: Any, cfg: Any = None, **kwargs: Any) -> Any:
         """The configuration that a call would run with."""
+        if isinstance(kernel, type) or not hasattr(kernel, "op_id") or not hasattr(kernel, "run"):
+            raise InvalidArgumentError(f"kernel is {short(kernel)}; expected a module, such as FlashAttention()")
         return self.chooser.choose(Invocation(kernel.op_id, args, kwargs, override_cfg=cfg), kernel)
 
     def tune(

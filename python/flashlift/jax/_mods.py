@@ -262,7 +262,9 @@ class _Tracing:
         known = next((name for name, one in self.captures.items() if one is array), None)
         name = known or f"{self.kind[0]}{len(self.captures)}"
         if array.dtype.name not in _DTYPES:
-            raise UnsupportedError(f"{self.kind} reads an array of {array.dtype}; expected {', '.join(_DTYPES)}")
+            raise UnsupportedError(
+                f"{self.kind} reads an array of {array.dtype}; expected {', '.join(_DTYPES)}: cast it"
+            )
         self.captures[name] = array
         self.loads.setdefault(name, []).append(indices)
         loaded = f"%{next(self.numbers)}"

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
+from flashlift.jax._arguments.values import short
 
 
 def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array], with_lse: bool) -> Any:
@@ -73,6 +75,15 @@ def check_specs(
 
     specs, operands: by name; positional: the arguments that came which count queries from the first one.
     """
+
+    if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        raise InvalidArgumentError(f"mesh is {short(mesh)}; expected a jax.sharding.Mesh, as jax.make_mesh gives it")
+    for name, spec in (*specs.items(), ("the output", out_specs)):
+        if spec is not None and not isinstance(spec, PartitionSpec):
+            raise InvalidArgumentError(f"the spec of {name} is {short(spec)}; expected a jax.sharding.PartitionSpec")
+        most = len("bshd") if operands.get(name) is None else jnp.ndim(operands[name])
+        if spec is not None and len(spec) > most:
+            raise InvalidArgumentError(f"the spec of {name} is {spec}, which has {most} dimensions; expected no more")
 
     def split(name: str, spec: PartitionSpec | None, letters: str = "bshd") -> dict[str, tuple[str, ...]]:
         entries = (*(spec or ()), *[None] * len(letters))

@@ -25,6 +25,14 @@ def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: j
         raise InvalidArgumentError(
             f"{q_name} is {q.dtype}, {k_name} is {k.dtype} and {v_name} is {v.dtype}; expected one dtype: cast them"
         )
+    for name, array in zip(names, (q, k, v), strict=True):
+        for letter, what in (("h", "heads"), ("d", "depth")):
+            size = array.shape[layout.index(letter)]
+            if not isinstance(size, int):
+                raise UnsupportedError(
+                    f"{name} is {described(array)}, of {what} that jax.export does not know yet; expected a number: "
+                    "only the batch and lengths may be symbolic"
+                )
     of_q, of_k, of_v = (dict(zip(layout, array.shape, strict=True)) for array in (q, k, v))
     for letter, what in (("b", "batches"), ("s", "keys"), ("h", "heads")):
         if of_k[letter] != of_v[letter]:
