@@ -270,6 +270,51 @@ def test_what_is_refused(arguments, message):
         flash_attention(Q, K, V, **arguments)
 
 
+THREE = jnp.asarray([1, 2, 3])
+IDS_OF_THREE = jnp.zeros((3, S), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (MaskInfo().apply_causal(THREE), r"mask_info's offset is int32\[3\]; expected \[2\], where one batch"),
+        (MaskInfo().apply_sliding_window(4, offset=THREE), r"mask_info's offset is int32\[3\]"),
+        (MaskInfo().apply_kv_lengths(THREE), r"mask_info's kv_lengths is int32\[3\]; expected \[2\]"),
+        (MaskInfo().apply_token_type_ids(IDS_OF_THREE, combine="replace"), r"is int32\[3, 19\]; expected"),
+        (
+            MaskInfo.from_attention_mask(jnp.ones((B, 3, S, S), bool)).apply_token_type_ids(IDS),
+            r"mask_info's attention_mask is bool\[2, 3, 19, 19\]; expected \[2, 4, 19, 19\]",
+        ),
+    ],
+)
+def test_conditions_of_another_call(info, message):
+    mesh = jax.make_mesh((1, 1), ("dp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    for more in {}, {"mesh": mesh, "in_specs": SPECS, "out_specs": SPECS[0]}:
+        with pytest.raises(flashlift.InvalidArgumentError, match=message):
+            flash_attention(Q, K, V, mask_info=info, **more)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaskInfo().apply_kv_lengths(jnp.asarray([1.5, 2.0])), r"kv_lengths is float32\[2\]; expected int32"),
+        (
+            lambda: MaskInfo().apply_kv_lengths(jnp.ones((2, 2), int)),
+            r"kv_lengths is int32\[2, 2\]; expected int32 \[batch",
+        ),
+        (lambda: MaskInfo().apply_chunked(4, 1.5), "offset is 1.5; expected an integer"),
+        (
+            lambda: MaskInfo.from_cu_seqlens(np.asarray([5, 1]), max_q_len=8),
+            r"cu_seqlens_q is \[5, 1\]; .*no end before",
+        ),
+        (lambda: MaskInfo.from_cu_seqlens(np.asarray([0, 9]), max_q_len=8), "expected starts and ends from 0 to 8"),
+    ],
+)
+def test_conditions_that_are_none(make, message):
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        make()
+
+
 def test_an_implementation_by_name():
     with pytest.raises(jax.errors.JaxRuntimeError, match="cpu_nonsense"):
         flash_attention(Q, K, V, cfg=FlashAttentionConfig(implementation="cpu_nonsense"))

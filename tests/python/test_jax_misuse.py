@@ -160,6 +160,7 @@ def test_cumulative_lengths_of_a_batch():
         ({"dropout_prob": "0.1"}, "dropout_prob is '0.1'; expected a number"),
         ({"dropout_prob": 0.1}, "neither of dropout_seed and dropout_rng came"),
         ({"dropout_prob": 0.1, "dropout_seed": 1 << 64}, "expected an integer of 64 bits"),
+        ({"dropout_prob": 0.1, "dropout_seed": True}, "dropout_seed is True; expected a key"),
         ({"dropout_prob": 0.1, "dropout_seed": 1.5}, r"dropout_seed is float32\[\]"),
         ({"dropout_prob": 0.1, "dropout_seed": np.zeros(3, np.uint32)}, r"dropout_seed is uint32\[3\]"),
         (

@@ -14,7 +14,7 @@ from flashlift.jax._arguments.seeds import SeedOfPart, seed_of_part
 from flashlift.jax._attention import attention
 from flashlift.jax._config import check_config
 from flashlift.jax._mask_info import masks_of
-from flashlift.jax._mask_rules import Rule, both, keeps_by
+from flashlift.jax._mask_rules import Rule, both, check_rules, keeps_by
 from flashlift.jax._mods import capped_before, counted_from
 from flashlift.jax._sharding import check_specs, first_of_part
 
@@ -134,6 +134,7 @@ def flash_attention(
         causal = True
     query, key, value = _cast(query, key, value, dtype)
     arguments.check_operands(("query", "key", "value"), query, key, value, "bshd")
+    check_rules(rules, query, key)
     rate = _dropout_rate(dropout_prob, dropout_rate, deterministic)
     seed = _dropout_seed(dropout_seed, dropout_rng) if rate > 0 else None
     words = [arguments.logits_word(logits_dtype), arguments.empty_rows_word(empty_rows)]
@@ -223,6 +224,7 @@ def _within_shard_map(
     if given["mask_info"] is not None:
         _check_alone("mask_info", {name: given[name] for name in _SPLIT_ALIKE})
         mask, of_q, of_kv, rules = masks_of(given["mask_info"])
+        check_rules(rules, given["query"], given["key"])
         given = given | {"attention_mask": mask, "q_segment_ids": of_q, "kv_segment_ids": of_kv, "mask_info": None}
     if given["cum_seqlens_q"] is not None and given["query"].shape[0] != 1:
         ids = _sequences(

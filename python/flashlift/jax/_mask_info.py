@@ -5,7 +5,6 @@ for it, and flash_attention never does.
 """
 
 import dataclasses
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,20 @@ from jax.typing import ArrayLike, DTypeLike
 
 from flashlift._errors import InvalidArgumentError
 from flashlift.jax._arguments import as_array, described, short
+from flashlift.jax._arguments.values import known, listed
 from flashlift.jax._mask_picture import as_numpy, picture
 from flashlift.jax._mask_rules import Keep, Rule, keeps_by
+from flashlift.jax._mask_segments import (
+    bounds_of,
+    checked_ids,
+    checked_lengths,
+    counts,
+    ends_of,
+    padding,
+    plane_of,
+    positions,
+    whole_number,
+)
 
 AxisName = str | tuple[str, ...] | None
 
@@ -76,10 +87,10 @@ class MaskInfo:
         **axis_names: Any,
     ) -> "MaskInfo":
         """Integers [batch, length]; negative ones are padding. is_attn_mask: 0 is padding, all else one segment."""
-        of_q = _ids("q_segment_ids", q_segment_ids)
-        of_kv = of_q if kv_segment_ids is None else _ids("kv_segment_ids", kv_segment_ids)
+        of_q = checked_ids("q_segment_ids", q_segment_ids)
+        of_kv = of_q if kv_segment_ids is None else checked_ids("kv_segment_ids", kv_segment_ids)
         if is_attn_mask:
-            of_q, of_kv = _padding(of_q != 0), _padding(of_kv != 0)
+            of_q, of_kv = padding(of_q != 0), padding(of_kv != 0)
         return cls(
             _q_segment_ids=of_q,
             _kv_segment_ids=of_kv,
@@ -107,7 +118,7 @@ class MaskInfo:
             )
         kept = (mask != 0) == mask_is_valid
         if kept.ndim == 2:
-            return cls.from_segments(_padding(kept), None, q_positions, kv_positions, **axis_names)
+            return cls.from_segments(padding(kept), None, q_positions, kv_positions, **axis_names)
         kept = kept[:, None] if kept.ndim == 3 else kept
         return cls(_attention_mask=kept, q_positions=q_positions, kv_positions=kv_positions, **axis_names)
 
@@ -128,9 +139,17 @@ class MaskInfo:
             array = as_array(name, bounds)
             if array.ndim != 1 or array.size % 2 or not jnp.issubdtype(array.dtype, jnp.integer):
                 raise InvalidArgumentError(f"{name} is {described(array)}; expected int32 [2 * batch]: starts and ends")
+            values = known(bounds)
+            if values is not None:
+                starts, ends = values.reshape(-1, 2).T
+                if not ((starts >= 0) & (starts <= ends) & (ends <= length)).all():
+                    raise InvalidArgumentError(
+                        f"{name} is {listed(values)}; expected starts and ends from 0 to {length}, no end "
+                        "before its start"
+                    )
             start, end = array.reshape(-1, 2).T[..., None]
             at = jnp.arange(length)
-            return _padding((at >= start) & (at < end)), array.astype(jnp.int32)
+            return padding((at >= start) & (at < end)), array.astype(jnp.int32)
 
         of_q, cu_q = ids("cu_seqlens_q", cu_seqlens_q, max_q_len)
         of_kv, cu_kv = of_q, cu_q
@@ -201,7 +220,7 @@ class MaskInfo:
         sides = sliding_window if isinstance(sliding_window, (tuple, list)) else (sliding_window,) * 2
         if len(sides) != 2:
             raise InvalidArgumentError(f"sliding_window is {sliding_window}; expected one number or two: left, right")
-        left, right = (_whole("sliding_window", one) for one in sides)
+        left, right = (whole_number("sliding_window", one) for one in sides)
         number, arrays = self._offset(offset)
         whole = self._with(Rule("window", (left, right, number), arrays), sliding_window_baked_in=True)
         if mode in (None, "default"):
@@ -217,10 +236,12 @@ class MaskInfo:
 
     def apply_chunked(self, chunk_size: int, offset: int = 0) -> "MaskInfo":
         """Keeps keys of the query's own chunk, up to its position plus an offset."""
-        size = _whole("chunk_size", chunk_size)
+        size = whole_number("chunk_size", chunk_size)
         if size == 0:
             raise InvalidArgumentError("chunk_size is 0; expected at least 1")
-        return self._with(Rule("chunk", (size, operator.index(offset))), chunked_mask_baked_in=True)
+        if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
+            raise InvalidArgumentError(f"offset is {short(offset)}; expected an integer")
+        return self._with(Rule("chunk", (size, int(offset))), chunked_mask_baked_in=True)
 
     def apply_kv_lengths(
         self,
@@ -232,7 +253,7 @@ class MaskInfo:
     ) -> "MaskInfo":
         """Keeps the first kv_lengths[batch] keys. q_len: leaves the q_len queries before end_index[batch] alone;
         sliding_window: leaves as many keys alone, before kv_lengths. The call then gets these alone."""
-        lengths = as_array("kv_lengths", kv_lengths).astype(jnp.int32).reshape(-1)
+        lengths = checked_lengths("kv_lengths", kv_lengths)
         if self.batch_size is not None and lengths.size not in (1, self.batch_size):
             raise InvalidArgumentError(
                 f"kv_lengths is {described(lengths)}; expected int32 [{self.batch_size}], a length for each batch"
@@ -250,8 +271,8 @@ class MaskInfo:
         if q_len is None or end_index is None:
             return kept
         all_q, all_kv = self._lengths()
-        width = all_kv if sliding_window is None else min(_whole("sliding_window", sliding_window), all_kv)
-        end = as_array("end_index", end_index).astype(jnp.int32).reshape(-1)
+        width = all_kv if sliding_window is None else min(whole_number("sliding_window", sliding_window), all_kv)
+        end = checked_lengths("end_index", end_index)
         q_start = jnp.clip(end - q_len, 0, max(all_q - q_len, 0))
         return kept._sliced(q_start, min(q_len, all_q), jnp.clip(lengths - width, 0, all_kv - width), width)
 
@@ -274,7 +295,7 @@ class MaskInfo:
                 "kv, both or none"
             )
         pair = token_type_ids if isinstance(token_type_ids, (tuple, list)) else (token_type_ids, token_type_ids)
-        arrays = tuple(_ids("token_type_ids", one) for one in pair)
+        arrays = tuple(checked_ids("token_type_ids", one) for one in pair)
         zeros = int(zero_policy in ("q", "both")), int(zero_policy in ("kv", "both"))
         ids: tuple[jax.Array | None, jax.Array | None] = self._q_segment_ids, self._kv_segment_ids
         before: tuple[Rule, ...] = ()
@@ -432,7 +453,7 @@ class MaskInfo:
         if self._q_segment_ids is not None and self._kv_segment_ids is not None:
             return self._q_segment_ids, self._kv_segment_ids
         mask = self.attention_mask if self._attention_mask is None else self._attention_mask != 0
-        return _padding(mask.any((1, 3))), _padding(mask.any((1, 2)))
+        return padding(mask.any((1, 3))), padding(mask.any((1, 2)))
 
     @property
     def q_segment_ids(self) -> jax.Array:
@@ -455,7 +476,7 @@ class MaskInfo:
         """Which queries and keys are no padding, [batch, length], and which are of one segment."""
         of_q, of_kv = self.get_or_compute_segment_ids()
         both = Rule("segments", (), (of_q, of_kv))
-        return (of_q >= 0).astype(dtype), (of_kv >= 0).astype(dtype), _plane(both.keep, of_q, of_kv).astype(dtype)
+        return (of_q >= 0).astype(dtype), (of_kv >= 0).astype(dtype), plane_of(both.keep, of_q, of_kv).astype(dtype)
 
     @property
     def is_multi_sequence(self) -> jax.Array:
@@ -466,11 +487,11 @@ class MaskInfo:
     @property
     def q_lens(self) -> jax.Array | None:
         """How many queries each segment has, all batches together, or each batch where number 0 is the only one."""
-        return None if self._q_segment_ids is None else _counts(self._q_segment_ids)
+        return None if self._q_segment_ids is None else counts(self._q_segment_ids)
 
     @property
     def kv_lens(self) -> jax.Array | None:
-        return None if self._kv_segment_ids is None else _counts(self._kv_segment_ids)
+        return None if self._kv_segment_ids is None else counts(self._kv_segment_ids)
 
     def get_or_compute_qkv_cu_seqlens(
         self, *, out_dtype: DTypeLike = jnp.int32, max_segments: int = 128
@@ -481,7 +502,7 @@ class MaskInfo:
         if of_q is None and of_kv is None:
             ids = self.get_or_compute_segment_ids()
             of_q, of_kv = (
-                _bounds(one >= 0) if self._q_segment_ids is None else _ends(one, max_segments) for one in ids
+                bounds_of(one >= 0) if self._q_segment_ids is None else ends_of(one, max_segments) for one in ids
             )
         of_q, of_kv = (of_kv if of_q is None else of_q), (of_q if of_kv is None else of_kv)
         return jnp.asarray(of_q, out_dtype), jnp.asarray(of_kv, out_dtype)
@@ -497,7 +518,7 @@ class MaskInfo:
     @property
     def q_position_ids(self) -> jax.Array:
         """Positions within segments, int32 [batch, q_len], -1 for padding."""
-        return _positions(self.q_segment_ids, -1)
+        return positions(self.q_segment_ids, -1)
 
     def get_or_compute_positions(self) -> tuple[jax.Array | None, jax.Array | None]:
         """Those given, or else positions within segments: for padding -1 of queries, and the largest int32 of keys."""
@@ -505,8 +526,8 @@ class MaskInfo:
         if self.q_len is None or self.kv_len is None or (of_q is not None and of_kv is not None):
             return of_q, of_kv
         ids = self.get_or_compute_segment_ids()
-        of_q = _positions(ids[0], -1) if of_q is None else of_q
-        return of_q, _positions(ids[1], np.iinfo(np.int32).max) if of_kv is None else of_kv
+        of_q = positions(ids[0], -1) if of_q is None else of_q
+        return of_q, positions(ids[1], np.iinfo(np.int32).max) if of_kv is None else of_kv
 
     @property
     def attention_mask(self) -> jax.Array:
@@ -638,59 +659,3 @@ def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array |
 
 def _names(axis: AxisName) -> tuple[str, ...]:
     return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-
-
-def _padding(kept: jax.Array) -> jax.Array:
-    """Segment ids: 0, and -1 for padding."""
-    return jnp.where(kept, 0, -1).astype(jnp.int32)
-
-
-def _plane(keep: Keep, of_q: jax.Array, of_kv: jax.Array) -> jax.Array:
-    plane = (of_q.shape[0], 1, of_q.shape[1], of_kv.shape[1])
-    return jnp.asarray(keep(*(jax.lax.broadcasted_iota(jnp.int32, plane, axis) for axis in range(4))))
-
-
-def _positions(ids: jax.Array, of_padding: int) -> jax.Array:
-    """How many positions of the same segment stand before one, without a gap."""
-    at = jnp.arange(ids.shape[1], dtype=jnp.int32)
-    is_first = jnp.concatenate([jnp.full_like(ids[:, :1], True, bool), ids[:, 1:] != ids[:, :-1]], axis=1)
-    first = jax.lax.cummax(jnp.where(is_first, at, 0), axis=1)
-    return jnp.where(ids < 0, of_padding, at - first).astype(jnp.int32)
-
-
-def _counts(ids: jax.Array) -> jax.Array:
-    segments = int(jnp.max(ids, initial=-1)) + 1
-    if segments <= 1:
-        return (ids >= 0).sum(1).astype(jnp.int32)
-    return jnp.diff(_ends(ids, segments))
-
-
-def _ends(ids: jax.Array, segments: int) -> jax.Array:
-    """Cumulative lengths of segments 0 to `segments`, all batches together, after a 0."""
-    counts = jnp.zeros(segments, jnp.int32).at[jnp.where(ids < 0, segments, ids)].add(1, mode="drop")
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
-
-
-def _bounds(kept: jax.Array) -> jax.Array:
-    """The first position that is kept and the one behind the last, of each batch: [start, end, start, end, ...]."""
-    start, end = jnp.argmax(kept, 1), kept.shape[1] - jnp.argmax(kept[:, ::-1], 1)
-    return jnp.where(kept.any(1)[:, None], jnp.stack([start, end], 1), 0).reshape(-1).astype(jnp.int32)
-
-
-def _ids(name: str, given: ArrayLike) -> jax.Array:
-    array = as_array(name, given)
-    if array.ndim != 2 or not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_):
-        raise InvalidArgumentError(
-            f"{name} is {described(array)}; expected an integer for each position: [batch, length]"
-        )
-    return array.astype(jnp.int32)
-
-
-def _whole(name: str, given: Any) -> int:
-    try:
-        number = operator.index(given)
-    except TypeError as error:
-        raise InvalidArgumentError(f"{name} is {given!r}; expected an integer") from error
-    if number < 0 or isinstance(given, bool):
-        raise InvalidArgumentError(f"{name} is {given!r}; expected an integer, not negative")
-    return number

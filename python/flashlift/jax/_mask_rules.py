@@ -1,10 +1,13 @@
 """The conditions of which a MaskInfo is made, as functions of a position."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
+from flashlift._errors import InvalidArgumentError
+from flashlift.jax._arguments.values import described
 
 Keep = Callable[[Any, Any, Any, Any], Any]
 
@@ -50,6 +53,28 @@ class Rule:
         """The same for queries and keys that are counted from there."""
         at = self.starts or (0, 0)
         return dataclasses.replace(self, starts=(at[0] + q_start, at[1] + kv_start))
+
+
+_WHAT = {
+    "causal": "offset", "window": "offset", "chunk": "offset", "lengths": "kv_lengths", "mask": "attention_mask",
+    "segments": "q_segment_ids or kv_segment_ids", "types": "token_type_ids", "union": "token_type_ids",
+}  # fmt: skip
+
+
+def check_rules(rules: Sequence[Rule], query: jax.Array, key: jax.Array) -> None:
+    """Refuses arrays of other sizes than the call's, of which the nearest element would be read."""
+    sizes = dict(zip("bqh", query.shape, strict=False)) | {"k": key.shape[1]}
+    for rule in rules:
+        of_arrays = {"mask": ["bhqk"], "segments": ["bq", "bk"], "types": ["bq", "bk"], "union": ["bq", "bk"]}
+        for array, letters in zip(rule.arrays, of_arrays.get(rule.kind, ["b"]), strict=False):
+            for letter, size in zip(letters, array.shape, strict=True):
+                is_shared = letter in "bh" and size == 1
+                is_of_whole = letter in "qk" and bool(rule.starts)  # of which the call has a part
+                if size != sizes[letter] and not is_shared and not is_of_whole:
+                    raise InvalidArgumentError(
+                        f"mask_info's {_WHAT[rule.kind]} is {described(array)}; expected "
+                        f"{[sizes[one] for one in letters]}, where one batch or head may be for all"
+                    )
 
 
 def keeps_by(rules: tuple[Rule, ...]) -> Keep | None:

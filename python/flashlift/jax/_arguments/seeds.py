@@ -31,6 +31,8 @@ def seed_words(seed: jax.Array | int | SeedOfPart) -> jax.Array:
     """The 64 bits of a seed, low half first. An integer is the same seed in Python, numpy and JAX, traced or not."""
     if isinstance(seed, SeedOfPart):
         return seed.words
+    if isinstance(seed, (bool, np.bool_)):
+        raise InvalidArgumentError(f"dropout_seed is {seed}; expected a key of jax.random or an integer")
     if isinstance(seed, (int, np.integer)):
         number = int(seed)
         if not -(1 << 63) <= number < 1 << 64:
