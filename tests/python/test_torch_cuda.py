@@ -114,8 +114,8 @@ def test_gradients(name, dtype):
         pytest.skip("a partial: its tensors cannot be moved in place")
     leaves = captured(*mods)
     out_shape = (*inputs[0].shape[:3], inputs[2].shape[3])
-    few = any(one.numel() < 16 for one in leaves)
-    draws = [(torch.randn(out_shape).to(dtype), torch.randn(out_shape[:3])) for _ in range(8 if few else 1)]
+    # As test_torch_gradients: one sample of an error of eager's is ten times smaller now and then, by chance.
+    draws = [(torch.randn(out_shape).to(dtype), torch.randn(out_shape[:3])) for _ in range(8 if leaves else 1)]
     doubled = [one.double() for one in inputs], leaves, [(out.double(), lse.double()) for out, lse in draws]
     with in_double(leaves):
         golden = drawn(lambda *given: unfused(*given, *mods), *doubled)

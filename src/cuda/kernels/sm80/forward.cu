@@ -335,8 +335,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, FL_BLOCKS)
     float ratio[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(state.of[f].sum[r]);  // by all threads of the warp, also those of empty rows
       const float rounded = state.rounded[f][2 * r];
-      ratio[r] = rounded > 0.0f ? quad_sum(state.of[f].sum[r]) / rounded : 1.0f;
+      ratio[r] = rounded > 0.0f ? sum / rounded : 1.0f;
     }
     rescale_rows(output[f], ratio);
 #endif
