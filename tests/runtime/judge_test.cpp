@@ -243,19 +243,21 @@ TEST(JudgeOfSteps, AllowsWhatRoundingExplains) {
 }
 
 // Values of +1 and -1 cancel exactly in eager maths, and but for the rounding of their sum elsewhere.
-TEST(JudgeOfOneNumber, AllowsTheRoundingOfItsTerms) {
-  const Problem problem = problem_of("attn h1 sq1 skv64 dqk8 dv1 scale=0");
-  Random random(1);
-  const OwnedArguments memory = testing::dense_arguments(problem, random);
-  auto* v = static_cast<float*>(memory.views.v.data);
-  for (int64_t i = 0; i < memory.views.v.element_count(); ++i) {
-    v[i] = i % 2 == 0 ? 1.0f : -1.0f;
-  }
-  for (const auto& [out, right] : {std::pair{0.0f, true}, {6e-8f, true}, {1e-6f, false}}) {
-    *static_cast<float*>(memory.views.out.data) = out;
-    const Result<Judgement> judgement = problem::check_output(problem, memory.views);
-    ASSERT_TRUE(judgement.ok()) << judgement.error().message;
-    EXPECT_EQ(judgement->ok, right) << out << ": " << judgement->reason;
+TEST(JudgeOfRowsOfFewNumbers, AllowsTheRoundingOfTheirTerms) {
+  for (const int64_t width : {1, 3}) {
+    const Problem problem = problem_of("attn h1 sq1 skv64 dqk8 scale=0 dv" + std::to_string(width));
+    Random random(1);
+    const OwnedArguments memory = testing::dense_arguments(problem, random);
+    auto* v = static_cast<float*>(memory.views.v.data);
+    for (int64_t i = 0; i < memory.views.v.element_count(); ++i) {
+      v[i] = i / width % 2 == 0 ? 1.0f : -1.0f;
+    }
+    for (const auto& [out, right] : {std::pair{0.0f, true}, {6e-8f, true}, {1e-6f, false}}) {
+      std::fill_n(static_cast<float*>(memory.views.out.data), width, out);
+      const Result<Judgement> judgement = problem::check_output(problem, memory.views);
+      ASSERT_TRUE(judgement.ok()) << judgement.error().message;
+      EXPECT_EQ(judgement->ok, right) << width << " of " << out << ": " << judgement->reason;
+    }
   }
 }
 
