@@ -263,9 +263,9 @@ class Fuser {
   // A product of the backward pass of an attention that stays has no reason of its own, whatever was tried with it.
   std::string reason_of(mlir::Operation* product, const Refusal& refusal) {
     constexpr Reason kOfPairsThatAreNone[] = {
-        Reason::kAcrossPlaces,    Reason::kReadAcrossPlaces, Reason::kNotUnderstood,
-        Reason::kReducesOverMore, Reason::kNoKeys,           Reason::kNoExponential,
-        Reason::kOwnWeights,      Reason::kNotDivided,       Reason::kOutputDimensions,
+        Reason::kAcrossPlaces,     Reason::kReadAcrossPlaces,      Reason::kNotUnderstood,  Reason::kReducesOverMore,
+        Reason::kNoKeys,           Reason::kNoExponential,         Reason::kOwnWeights,     Reason::kNotDivided,
+        Reason::kOutputDimensions, Reason::kGradientOfValuesAlone, Reason::kProductBetween,
     };
     const std::string place = describe(product->getLoc());
     for (mlir::Operation* first : first_products_) {

@@ -233,3 +233,45 @@ def test_a_maximum_over_more_than_the_keys():
         return (e / e.sum(-1, keepdims=True)) @ v
 
     assert ["is not over the keys of one row" in each for each in reasons(function, *QKV)] == [True]
+
+
+def test_distances_say_what_to_write_instead():
+    def squared(q, k, v):
+        return jax.nn.softmax(-jnp.square(q[:, None] - k[None]).sum(-1)) @ v
+
+    def absolute(q, k, v):
+        return jax.nn.softmax(-jnp.abs(q[:, None] - k[None]).sum(-1)) @ v
+
+    def expanded(q, k, v):
+        return jax.nn.softmax(2 * q @ k.mT - (q * q).sum(-1, keepdims=True) - (k * k).sum(-1)) @ v
+
+    for distance in (squared, absolute):
+        assert ["makes scores of differences" in each for each in reasons(distance, *QKV)] == [True]
+    assert reasons(expanded, *QKV) == []
+
+
+def test_exponentials_whose_row_sum_is_another_product():
+    weights = jnp.linspace(0.5, 1.5, 12)
+
+    def weighted(q, k, v):
+        e = jnp.exp(q @ k.mT)
+        return e @ v / (e @ weights)[:, None]
+
+    def column_of_ones(q, k, v):
+        out = jnp.exp(q @ k.mT) @ jnp.pad(v, ((0, 0), (0, 1)), constant_values=1)
+        return out[:, :-1] / out[:, -1:]
+
+    assert "as a row sum it must be of the exponentials and one number" in reasons(weighted, *QKV)[0]
+    assert ["not divided by their sum over the keys" in each for each in reasons(column_of_ones, *QKV)] == [True]
+
+
+def test_activations_between_products_are_no_candidates():
+    for activation in (jax.nn.gelu, jax.nn.sigmoid, jax.nn.silu, jax.nn.softplus, jax.nn.elu, jnp.tanh):
+        assert reasons(lambda q, k, v, a=activation: a(q @ k.mT) @ v, *QKV) == []
+
+
+def test_the_gradient_by_the_values_alone():
+    def d_v(q, k, v):
+        return jax.grad(lambda v: jnp.vdot(jnp.cos(q), attention(q, k, v)))(v)
+
+    assert ["sums probabilities over the queries" in each for each in reasons(d_v, *QKV, gradients=True)] == [True]

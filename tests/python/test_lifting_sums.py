@@ -61,6 +61,27 @@ def test_sums_of_several_queries():
     assert_fused(attend, *qkv())
 
 
+GRADIENTS = {
+    "scores": lambda s, v: jnp.einsum("bhqk,bhkd->bhqd", softmax(s()), v),
+    "both": lambda s, v: (softmax(s())[..., None] * v[:, :, None]).sum(-2),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_sums_of_several_queries(name):
+    def attend(q, k, v):
+        return GRADIENTS[name](lambda: (q[:, :, :, None] * k[:, :, None]).sum(-1) / 3, v)
+
+    assert_fused(attend, *qkv(), gradients=True)
+
+
+def test_gradients_of_summed_values():
+    def attend(q, k, v):
+        return (softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) / 3)[..., None] * v[:, :, None]).sum(-2)
+
+    assert_fused(attend, *qkv(), gradients=True)
+
+
 STAY = {
     "values of the queries": lambda q, k, v: (softmax(scores(q, k))[..., None] * v * q[:, :, None]).sum(-2),
     "summed over heads": lambda q, k, v: (softmax(scores(q, k))[..., None] * v).sum((-2, -3)),

@@ -341,8 +341,9 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
     return leaf(value, indices);
   }
   const bool is_logical = *kind == ReduceKind::kAnd || *kind == ReduceKind::kOr;
-  // Of one element, as jnp.take has it over the coordinates of an index that may lie outside of the table.
-  const bool is_of_one = is_logical && llvm::all_of(how->dims, [&](int64_t dim) {
+  // Of one element, as jnp.take has it over the coordinates of an index that may lie outside of the table, and the
+  // gradient of a broadcast that adds a dimension of size 1.
+  const bool is_of_one = (is_logical || *kind == ReduceKind::kAdd) && llvm::all_of(how->dims, [&](int64_t dim) {
                            return shape(how->inputs[0])[static_cast<size_t>(dim)] == 1;
                          });
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_) && !is_of_one) {
@@ -516,6 +517,9 @@ SymId Evaluator::leaf(mlir::Value value, const std::vector<Index>& indices) {
     const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
     if (how && (how->reducer == Reducer::kMaximum || how->reducer == Reducer::kAdd)) {
       return fail(refuse<Reason::kReducesOverMore>(op->getName().getStringRef().str(), describe(op->getLoc())));
+    }
+    if (is_product(op)) {
+      return fail(refuse<Reason::kProductBetween>(describe(op->getLoc())));
     }
     const auto call = custom_call(op);
     return fail(refuse<Reason::kNotUnderstood>(op->getName().getStringRef().str(),

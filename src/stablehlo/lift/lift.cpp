@@ -184,8 +184,84 @@ bool subtracts_row(mlir::Operation* exponential) {
   return false;
 }
 
+// Whether what is multiplied with it stays what it is, but for a scale or places that are 0: not a value with a gate.
+bool masks(mlir::Value factor) {
+  mlir::Operation* const converted = defining(factor, OpKind::kConvert);
+  return splat(factor) || is_spread(factor) ||
+         (converted != nullptr && dtype(converted->getOperand(0).getType()) == DType::kBool);
+}
+
+// Whether the exponential is a weight in a product, maybe scaled, masked or divided: its row sum may be another
+// product, or be left out. One that is added to something, as in a sigmoid, is none.
+bool weighs(mlir::Operation* exponential) {
+  constexpr size_t kFarthest = 20;
+  if (is_bell(exponential)) {
+    return false;
+  }
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{exponential};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (!seen.insert(op).second) {
+      continue;
+    }
+    for (mlir::OpOperand& use : op->getUses()) {
+      mlir::Operation* const user = use.getOwner();
+      switch (kind(user)) {
+        case OpKind::kDot:
+        case OpKind::kDotGeneral:
+          return true;
+        case OpKind::kDivide:
+        case OpKind::kSelect:
+          if (use.getOperandNumber() == (kind(user) == OpKind::kDivide ? 0 : 1)) {
+            stack.push_back(user);
+          }
+          break;
+        case OpKind::kMultiply:
+          if (masks(user->getOperand(1 - use.getOperandNumber()))) {
+            stack.push_back(user);
+          }
+          break;
+        case OpKind::kConvert:
+        case OpKind::kReshape:
+        case OpKind::kTranspose:
+          stack.push_back(user);
+          break;
+        default:
+          break;
+      }
+    }
+  }
+  return false;
+}
+
 bool is_of_softmax(mlir::Operation* op, Work& work) {
-  return is_exponential(op) && (is_summed(op, work) || subtracts_row(op));
+  return is_exponential(op) && (is_summed(op, work) || subtracts_row(op) || weighs(op));
+}
+
+// Whether a sum is of what two tensors, each spread over the other's dimensions, differ by: |q - k|, (q - k)².
+bool is_of_differences(mlir::Operation* sum) {
+  constexpr size_t kFarthest = 8;
+  if (!sums(sum) || sum->getNumOperands() == 0) {
+    return false;
+  }
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Operation*> stack{sum->getOperand(0).getDefiningOp()};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op == nullptr || !is_elementwise(op) || !seen.insert(op).second) {
+      continue;
+    }
+    if (kind(op) == OpKind::kSubtract && is_spread(op->getOperand(0)) && is_spread(op->getOperand(1))) {
+      return true;
+    }
+    for (const mlir::Value operand : op->getOperands()) {
+      stack.push_back(operand.getDefiningOp());
+    }
+  }
+  return false;
 }
 
 bool is_fused_attention(mlir::Operation* op) {
@@ -241,6 +317,7 @@ bool may_follow_softmax(mlir::Value value, Work& work) {
 // What a value is computed from, up to the products before it.
 struct Chain {
   std::vector<mlir::Operation*> products;
+  mlir::Operation* differences = nullptr;  // a sum of them, as a distance of queries and keys is
   bool has_softmax = false;  // or what may be one: an exponential that is summed or less a number of its row
 };
 
@@ -284,6 +361,7 @@ Chain chain_behind(mlir::Value value, Work& work) {
       continue;
     }
     chain.has_softmax = chain.has_softmax || is_of_softmax(op, work);
+    chain.differences = is_of_differences(op) ? op : chain.differences;
     stack.insert(stack.end(), op->operand_begin(), op->operand_end());
   }
   work.spend(1 + static_cast<int64_t>(seen.size()) / kOperationsAStep);
@@ -335,6 +413,35 @@ Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* seco
   return refuse<Reason::kTooManySplits>();
 }
 
+// Whether the product sums, of what its operand holds, over other dimensions than all row sums on the way to it do.
+bool sums_over_queries(mlir::Operation* product, unsigned side) {
+  constexpr size_t kFarthest = 50;
+  const mlir::Value probabilities = product->getOperand(side);
+  if (!is_product(product)) {
+    return false;
+  }
+  const OperandDims own = operand_dims(product, side);
+  bool found = false;
+  llvm::DenseSet<mlir::Operation*> seen;
+  std::vector<mlir::Value> stack{probabilities};
+  while (!stack.empty() && seen.size() < kFarthest) {
+    mlir::Operation* op = stack.back().getDefiningOp();
+    stack.pop_back();
+    if (op == nullptr || is_of_products(op) || !seen.insert(op).second) {
+      continue;
+    }
+    const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
+    if (how && static_tensor(how->inputs[0]) && shape(how->inputs[0]) == shape(probabilities)) {
+      found = true;
+      if (llvm::any_of(how->dims, [&](int64_t dim) { return !llvm::is_contained(own.free, dim); })) {
+        return false;
+      }
+    }
+    stack.insert(stack.end(), op->operand_begin(), op->operand_end());
+  }
+  return found;
+}
+
 // Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
 Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
                                          Work& work) {
@@ -374,6 +481,10 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
       }
       of_gradient = of_gradient ? of_gradient : again.error();
     }
+  }
+  const bool is_across = lifted.error().reason == Reason::kAcrossPlaces;
+  if (is_across && sums_over_queries(second, side)) {
+    return refuse<Reason::kGradientOfValuesAlone>(describe(second->getLoc()));
   }
   return of_gradient ? *of_gradient : lifted.error();
 }
@@ -495,6 +606,9 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       continue;
     }
     llvm::append_range(work.first_products, chain.products);
+    if (chain.products.empty() && chain.differences != nullptr) {
+      refusal = refuse<Reason::kOfDifferences>(describe(chain.differences->getLoc()));
+    }
     for (mlir::Operation* first : chain.products) {
       if (const Proof status = check_pair(first, second_product); !status.ok()) {
         refusal = refusal ? refusal : status.error();

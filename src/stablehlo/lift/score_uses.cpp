@@ -118,6 +118,19 @@ std::vector<std::vector<Index>> possible_indices(const Plane& plane, const Proba
   return possible;
 }
 
+// What was rearranged: nothing reads it, nor what is made of it.
+bool is_dead(mlir::Operation* op) {
+  constexpr size_t kMost = 16;
+  llvm::SmallVector<mlir::Operation*> all = {op};
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!is_removable(all[i]) || all.size() > kMost) {
+      return false;
+    }
+    all.append(all[i]->user_begin(), all[i]->user_end());
+  }
+  return true;
+}
+
 // Follows uses, from the scores on.
 class UseReader {
  public:
@@ -145,8 +158,7 @@ ScoreUses UseReader::read() {
     stack.pop_back();
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* user = use.getOwner();
-      const bool is_dead = user->use_empty() && is_removable(user);  // what was rearranged
-      if (plane_.is_output(user) || is_dead) {
+      if (plane_.is_output(user) || is_dead(user)) {
         continue;
       }
       if (is_product(user) && !side_summed_by_product(user)) {
