@@ -592,3 +592,38 @@ def test_the_log_sum_exp_of_finite_masks():
 
     assert masks_by_condition(assert_fused(attend(where(causal, -1e9)), *qkv()))
     assert not masks_by_condition(assert_fused(attend(lambda s, keep: jnp.where(keep, s, -1e9)), *qkv(), PADDED))
+
+
+# --- Gradients in rows without keys, by each part of a condition ---
+
+
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+@pytest.mark.parametrize("join", [lambda x, y: x & y, lambda x, y: y & x, lambda x, y: ~(~x | ~y)])
+def test_gradients_masked_by_a_part_of_the_mask_stay(join, left_out):
+    """In a row that the other part leaves without keys, the scores would have a gradient."""
+    rng = np.random.default_rng(11)
+    parts = rng.random((2, S, T)) > 0.3
+    parts[0, 2], parts[1, 3] = False, False
+
+    def of_mask(one, other):
+        return (join(one, other), other, one)[0 if left_out is None else 1 + left_out]
+
+    @jax.custom_vjp
+    def attend(q, k, v, one, other):
+        return forward(q, k, v, one, other)[0]
+
+    def forward(q, k, v, one, other):
+        p = jax.nn.softmax(jnp.where(join(one, other), products(q, k) / 4, -1e9), -1)
+        return weigh(p, v), (q, k, v, one, other, p)
+
+    def backward(saved, d_out):
+        q, k, v, one, other, p = saved
+        d_p = jnp.einsum("bhqd,bhkd->bhqk", d_out, v)
+        d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) / 4
+        d_s = jnp.where(of_mask(one, other), d_s, 0)
+        d_k, d_v = (jnp.einsum("bhqk,bhqd->bhkd", *some) for some in ((d_s, q), (p, d_out)))
+        return jnp.einsum("bhqk,bhkd->bhqd", d_s, k), d_k, d_v, None, None
+
+    attend.defvjp(forward, backward)
+    candidates, report = fused(attend, *qkv(), *jnp.asarray(parts), gradients=True)
+    assert any(each.fused for each in candidates) == (left_out is None), report

@@ -71,33 +71,56 @@ std::vector<SymId> boolean_tensors(const SymArena& arena, SymId formula) {
 }
 
 // Finds the values with which a condition is what is wanted of it, however else formulas spell it: values of the
-// boolean tensors that it reads, or its own where it reads none.
+// boolean tensors that it reads, or its own where it reads none. Each way counts, as an `and` fails by each operand.
 class Forcing {
  public:
   explicit Forcing(SymArena& arena) : arena_(arena) {}
 
-  std::optional<Values> force(SymId condition, bool wanted) {
-    const auto [it, is_new] = found_.try_emplace({condition, wanted}, std::nullopt);
-    if (is_new) {
-      std::optional<Values> values = search(condition, wanted);
-      found_[{condition, wanted}] = std::move(values);
+  // None if it was not found how.
+  const std::vector<Values>& ways(SymId condition, bool wanted) {
+    const auto key = std::pair(condition, wanted);
+    if (!found_.contains(key)) {
+      found_[key] = search(condition, wanted);
     }
-    return found_[{condition, wanted}];
+    return found_[key];
+  }
+
+  // So that all conditions are what is wanted: the first way of each, then the second of each, and so on.
+  std::vector<Values> ways_of_all(const std::vector<SymId>& conditions, bool wanted) {
+    size_t count = 0;
+    for (const SymId condition : conditions) {
+      if (ways(condition, wanted).empty()) {
+        return {};
+      }
+      count = std::max(count, ways(condition, wanted).size());
+    }
+    std::vector<Values> all(count);
+    for (size_t way = 0; way < count; ++way) {
+      for (const SymId condition : conditions) {
+        const std::vector<Values>& own = ways(condition, wanted);
+        const Values& values = own[std::min(way, own.size() - 1)];
+        all[way].insert(all[way].end(), values.begin(), values.end());
+      }
+      if (all[way].size() > kMostValues) {
+        return {};
+      }
+    }
+    return all;
   }
 
  private:
-  std::optional<Values> search(SymId condition, bool wanted) {
+  std::vector<Values> search(SymId condition, bool wanted) {
     const Sym& sym = arena_[condition];
     if (sym.kind == SymKind::kOp && sym.op == Op::k_not) {
-      return force(sym.args[0], !wanted);
+      return ways(sym.args[0], !wanted);
     }
     if (sym.kind == SymKind::kOp && (sym.op == Op::k_and || sym.op == Op::k_or)) {
       const bool one_suffices = sym.op == (wanted ? Op::k_or : Op::k_and);
-      return one_suffices ? force_one(sym.args, wanted) : force_all(sym.args, wanted);
+      return one_suffices ? ways_of_any(sym.args, wanted) : ways_of_all(sym.args, wanted);
     }
     const std::vector<SymId> tensors = boolean_tensors(arena_, condition);
     if (tensors.empty()) {
-      return Values{{condition, wanted}};
+      return {Values{{condition, wanted}}};
     }
     // Of arithmetic on booleans, what makes of it a constant.
     for (const bool held : {false, true}) {
@@ -108,56 +131,44 @@ class Forcing {
         values.emplace_back(tensor, held);
       }
       if (arena_.replace_known(condition, known) == arena_.boolean(wanted)) {
-        return values;
+        return {values};
       }
     }
-    return std::nullopt;
+    return {};
   }
 
-  std::optional<Values> force_one(const std::vector<SymId>& conditions, bool wanted) {
+  std::vector<Values> ways_of_any(const std::vector<SymId>& conditions, bool wanted) {
+    std::vector<Values> any;
     for (const SymId condition : conditions) {
-      if (std::optional<Values> values = force(condition, wanted)) {
-        return values;
-      }
+      const std::vector<Values>& own = ways(condition, wanted);
+      any.insert(any.end(), own.begin(), own.end());
     }
-    return std::nullopt;
-  }
-
-  std::optional<Values> force_all(const std::vector<SymId>& conditions, bool wanted) {
-    Values all;
-    for (const SymId condition : conditions) {
-      const std::optional<Values> values = force(condition, wanted);
-      if (!values || all.size() + values->size() > kMostValues) {
-        return std::nullopt;
-      }
-      all.insert(all.end(), values->begin(), values->end());
-    }
-    return all;
+    any.resize(std::min(any.size(), kMostWays));
+    return any;
   }
 
   static constexpr size_t kMostValues = 64;
+  static constexpr size_t kMostWays = 8;
 
   SymArena& arena_;
-  std::map<std::pair<SymId, bool>, std::optional<Values>> found_;
+  std::map<std::pair<SymId, bool>, std::vector<Values>> found_;
 };
 
 // Rows of which finite masks leave out all keys: drawn conditions hold for some key nearly always, and then what a
 // gradient does with the others does not show, as their probabilities are 0.
 Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vector<Draw>& draws) {
   Forcing forcing(arena);
-  Draw all;
   for (const SymId condition : masks) {
-    const std::optional<Values> values = forcing.force(condition, false);
-    if (!values) {
+    const std::vector<Values>& ways = forcing.ways(condition, false);
+    if (ways.empty()) {
       return refuse<Reason::kMaskedRowNotDrawn>();
     }
-    all.conditions.insert(all.conditions.end(), values->begin(), values->end());
-    if (masks.size() > 1) {
-      draws.push_back({.conditions = *values});
+    for (const Values& values : masks.size() > 1 ? ways : std::vector<Values>()) {
+      draws.push_back({.conditions = values});
     }
   }
-  if (!all.conditions.empty()) {
-    draws.push_back(std::move(all));
+  for (Values& values : forcing.ways_of_all(masks, false)) {
+    draws.push_back({.conditions = std::move(values)});
   }
   return Proof();
 }
