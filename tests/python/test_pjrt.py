@@ -196,6 +196,38 @@ def test_serialized_executables_load_in_another_process(plugin, modules, tmp_pat
     assert b"flashlift.attention" in (tmp_path / "blob").read_bytes()
 
 
+CACHED = """
+import jax, numpy as np
+function = jax.jit(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
+q, k, v = np.random.default_rng(0).normal(size=(3, 1, 64, 2, 16)).astype(np.float32)
+compiled = function.lower(q, k, v).compile()
+print("flashlift.attention" in compiled.as_text(), float(compiled(q, k, v).sum()))
+"""
+
+
+@one_plugin
+def test_compilation_cache(plugin, tmp_path):
+    """JAX's cache of executables on disk never gives a fused one for an unfused one, nor the other way round."""
+    report = tmp_path / "report.jsonl"
+    report.touch()
+    printed = []
+    for library in (WRAPPER, plugin, WRAPPER, plugin):
+        ran = run(
+            *(sys.executable, "-c", CACHED),
+            plugin=plugin,
+            report=report,
+            PJRT_NAMES_AND_LIBRARY_PATHS=f"tested:{library}",
+            JAX_PLATFORMS="tested",
+            JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+        )
+        printed.append(ran.stdout.split())
+    assert printed[0] == printed[2] and printed[1] == printed[3]
+    assert [each[0] for each in printed[:2]] == ["True", "False"]
+    assert [entry["fused"] for entry in read_report(report)].count(1) == 1  # the third process compiles nothing
+
+
 THREADS = """
 import sys, threading
 sys.path.insert(0, {here!r})
