@@ -403,7 +403,10 @@ Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* seco
     auto lifted = lift_plane(plane, digits);
     options.work->spend(plane.arena.replaced_parts() / kPartsAStep);
     if (lifted.ok() || !plane.wanted_split) {
-      return lifted.ok() || plane.sizes[kKeyAtom] != 1 ? std::move(lifted) : refuse<Reason::kOneKey>();
+      // An attempt that meets an empty dimension reads no sizes.
+      const bool is_of_one_key =
+          !lifted.ok() && plane.sizes[kKeyAtom] == 1 && lifted.error().reason != Reason::kEmptyDimension;
+      return is_of_one_key ? refuse<Reason::kOneKey>() : std::move(lifted);
     }
     const DigitSplit& split = *plane.wanted_split;
     auto& sizes = digits[split.dim];
