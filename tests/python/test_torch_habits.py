@@ -139,12 +139,75 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         ({"score_mod": 3}, r"score_mod is int; expected a function of \(score, b, h, q_idx, kv_idx\)"),
         ({"scale": "x"}, "scale is 'x'; expected a number, or None"),
         ({"query": torch.ones(4, 20, 16)}, r"must be 4D tensors .* got query \[4, 20, 16\], key \[2, 4, 20, 16\]"),
+        ({"sinks": [0.0] * 4}, r"sinks is list; expected a torch.Tensor of shape \[4\]"),
+        ({"dropout_p": "x"}, "dropout_p is 'x'; expected a probability"),
+        ({"dropout_p": 0.5, "dropout_seed": 1.5}, "dropout_seed is 1.5; expected an integer of 64 bits"),
+        ({"dropout_p": 0.5, "dropout_seed": torch.ones(())}, "dropout_seed is torch.float32 .*; expected one integer"),
+        ({"dropout_p": 0.5, "dropout_seed": torch.arange(2)}, r"dropout_seed is torch.int64 \[2\]"),
+        ({"cu_seqlens": [0, 20]}, "cu_seqlens is list; expected a torch.Tensor of integers"),
         ({"mask_mod": [torch_mods.causal]}, r"mask_mod is list; expected a function of \(b, h, q_idx, kv_idx\)"),
     ],
 )
 def test_arguments_of_other_kinds_are_refused(arguments, expected):
-    with pytest.raises((AttributeError, NotImplementedError, TypeError), match=expected):
-        flex_attention(**(dict(zip(("query", "key", "value"), tensors(), strict=True)) | arguments))
+    named = dict(zip(("query", "key", "value"), tensors(), strict=True))
+    if "cu_seqlens" in arguments:
+        named = {name: one[:1] for name, one in named.items()}
+    with pytest.raises((AttributeError, NotImplementedError, TypeError, ValueError), match=expected):
+        flex_attention(**(named | arguments))
+
+
+@pytest.mark.parametrize("ends", [(3, 9, 20), (0, 9, 5), (0, 9, 21), ()], ids=str)
+def test_sequences_that_are_none(ends):
+    q, k, v = (one[:1] for one in tensors())
+    with pytest.raises(ValueError, match=r"cu_seqlens is .*; expected where each sequence begins .* at most 20"):
+        flex_attention(q, k, v, cu_seqlens=torch.tensor(ends, dtype=torch.int32))
+
+
+def test_scaled_dot_product_attention_of_what_it_does_not_take():
+    q, k, v = tensors()
+    with pytest.raises(AttributeError, match="key is NoneType; expected a torch.Tensor"):
+        scaled_dot_product_attention(q, None, v)
+    nested = [torch.nested.nested_tensor(list(one)) for one in (q, k, v)]
+    with pytest.raises(NotImplementedError, match="does not support NestedTensor"):
+        scaled_dot_product_attention(*nested)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_coordinates_beyond_a_tensor_are_refused(compiles):
+    """As PyTorch refuses them, masked or not: the nearest element would be no error that anyone sees."""
+    q, k, v = tensors()
+    small, wide = torch.randn(19), torch.randn(4, 20, 20)
+
+    def attend(score_mod=None, mask_mod=None):
+        call = lambda q, k, v: flex_attention(q, k, v, score_mod, mask_mod=mask_mod)
+        return (torch.compile(call) if compiles else call)(q, k, v)
+
+    for mod, at in (
+        (lambda s, b, h, i, j: s + small[j], "kv, which goes to 19, in a dimension of size 19"),
+        (lambda s, b, h, i, j: s + (2 * small)[i.long()], "q, which goes to 19"),
+        (lambda s, b, h, i, j: torch.where(j < 3, s * wide[:3][h, i, j], s), "h, which goes to 3, .* size 3"),
+    ):
+        with pytest.raises(Exception, match=f"score_mod reads a tensor at {at}"):
+            attend(mod)
+    with pytest.raises(Exception, match="mask_mod reads a tensor at q"):
+        attend(mask_mod=lambda b, h, i, j: small[i] > 0)
+    clamped = attend(lambda s, b, h, i, j: s + small[j.clamp(max=18)] + wide[h, i, j])
+    padded = torch.nn.functional.pad(small[None], (0, 1), mode="replicate")[0]
+    torch.testing.assert_close(clamped, torch.softmax(q @ k.mT / 4 + padded + wide, -1) @ v, atol=1e-5, rtol=1e-4)
+
+
+def test_a_captured_tensor_that_becomes_too_small():
+    """Another size is no other program."""
+    q, k, v = tensors()
+
+    def attend(table):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + table[j])
+
+    for _ in range(2):
+        assert attend(torch.zeros(20)).shape == q.shape
+        with pytest.raises(IndexError, match="in a dimension of size 12; expected at least 20"):
+            attend(torch.zeros(12))
 
 
 @torch.no_grad()

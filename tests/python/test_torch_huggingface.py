@@ -125,6 +125,12 @@ def test_packed_sequences_and_masks_of_numbers(name, maybe_compiled):
         torch.testing.assert_close(run(**given).logits, theirs(**given).logits, atol=1e-4, rtol=1e-4)
 
 
+def test_weights_are_not_stored():
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    with pytest.warns(UserWarning, match="output_attentions=True gives no weights"):
+        huggingface.attention_forward(torch.nn.Identity(), q, k, v, None, output_attentions=True)
+
+
 @pytest.mark.parametrize("pads", [False, True])
 @with_models("llama", "gemma2", "gpt_oss", "gpt2")
 @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from flashlift.torch._attention.flex_attention import flex_attention
+from flashlift.torch._internals import warn_once
 from flashlift.torch._run.modes import are_readable, makes_graph
 
 
@@ -126,6 +127,11 @@ def attention_forward(
     attention_mask() gives, or what callers who make their own masks give: a mask_mod, a BlockMask, or a tensor of bools
     or of numbers to add.
     """
+    if kwargs.get("output_attentions"):
+        warn_once(
+            "flashlift_output_attentions",
+            'flashlift: output_attentions=True gives no weights, which are never stored; use "eager" for them',
+        )
     mask_mod = block_mask = None
     if isinstance(attention_mask, Mask):
         mask_mod = attention_mask.mask_mod

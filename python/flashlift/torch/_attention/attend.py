@@ -28,7 +28,7 @@ def attend(
     for trace, leaves in programs:
         text, sources = trace.program(bounds)
         features.append(text)
-        captures += trace.tensors(sources, *leaves, device=query.device)
+        captures += trace.tensors(sources, *leaves, device=query.device, bounds=bounds)
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
@@ -59,6 +59,8 @@ def attend(
 
 
 def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks is {type(sinks).__name__}; expected a torch.Tensor of shape [{query.size(1)}]")
     if sinks.dim() == 1:
         sinks = sinks.unsqueeze(1)
     if sinks.dim() != 2 or sinks.size(0) != query.size(1) or not sinks.dtype.is_floating_point:

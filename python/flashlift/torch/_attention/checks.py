@@ -23,8 +23,7 @@ _KNOWN_OPTIONS = frozenset(typing.get_type_hints(FlexKernelOptions)).union(
 )
 
 
-def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
-    tensors = {"query": query, "key": key, "value": value}
+def check_dense(**tensors: torch.Tensor) -> None:
     for name, one in tensors.items():
         if not isinstance(one, torch.Tensor):  # of the type that PyTorch's own attempt to read it raises
             raise AttributeError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
@@ -32,6 +31,11 @@ def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, e
         raise NotImplementedError(
             "flex_attention does not support NestedTensor inputs; use dense ones, and a mask of document ids"
         )
+
+
+def check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    check_dense(**tensors)
     for name, one in tensors.items():
         if one.layout is not torch.strided:
             raise NotImplementedError(f"{name} is {one.layout}; expected a dense tensor, such as {name}.to_dense()")

@@ -156,6 +156,8 @@ def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | None:
+    if isinstance(dropout_p, (str, bytes)) or dropout_p is None:
+        raise TypeError(f"dropout_p is {dropout_p!r}; expected a probability")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
     if dropout_p == 0.0:
@@ -163,7 +165,11 @@ def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | N
     if seed is None:  # on the CPU on any device: the host hands it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):
+        if seed.numel() != 1 or seed.dtype.is_floating_point or seed.dtype.is_complex or seed.dtype == torch.bool:
+            raise ValueError(f"dropout_seed is {seed.dtype} {list(seed.shape)}; expected one integer")
         return seed
+    if isinstance(seed, (float, str)):
+        raise TypeError(f"dropout_seed is {seed!r}; expected an integer of 64 bits, or a tensor of one")
     return torch.full((), (seed + 2**63) % 2**64 - 2**63, dtype=torch.int64)
 
 

@@ -80,6 +80,7 @@ def _mods_of(attn_mask: torch.Tensor, full: tuple[int, ...], is_causal: bool) ->
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None) -> None:
     """What PyTorch checks before it chooses a kernel. Under autocast, types become one."""
+    checks.check_dense(query=query, key=key, value=value)
     checks.check_device(query)
     has_one_type = torch.is_autocast_enabled(query.device.type)
     if not has_one_type and not query.dtype == key.dtype == value.dtype:

@@ -64,6 +64,8 @@ class Trace:
     autograd_function: str | None = None
     # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
     reads_unknown: bool = False
+    # Coordinates that are indices as they are, with the sizes of the dimensions that they index.
+    read_at: list[tuple[str, SizeOf | int]] = field(default_factory=list)
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -83,8 +85,10 @@ class Trace:
         leaves: Sequence[torch.Tensor],
         numbers: Sequence[int | float] = (),
         device: torch.device = CPU,
+        bounds: Bounds | None = None,
     ) -> list[torch.Tensor]:
-        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`."""
+        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError,
+        as PyTorch does, where coordinates within `bounds` are beyond what they index."""
         slots: list[Any] = [*leaves, *numbers]
         in_mode = count_of_modes() > 0
         for function, args, kwargs, is_number in self.prelude:
@@ -95,6 +99,8 @@ class Trace:
             else:
                 args, kwargs = tree_map_only(Slot, lambda slot: slots[slot.number], (args, kwargs))
                 slots.append(function(*args, **kwargs))
+        if bounds is not None:
+            self._check_indices(bounds, slots)
         found = []
         for one in sources:
             if type(one) is SizeOf:
@@ -116,6 +122,16 @@ class Trace:
                 value = _moved(value, device)
             found.append(value)
         return found
+
+    def _check_indices(self, bounds: Bounds, slots: Sequence[Any]) -> None:
+        for name, of in self.read_at:
+            size = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
+            extent = getattr(bounds, name)
+            if extent is not None and type(size) is int and extent > size:
+                raise IndexError(
+                    f"{self.kind} reads a tensor at {name}, which goes to {extent - 1}, in a dimension of size {size}; "
+                    f"expected at least {extent}: pad the tensor, or clamp the index"
+                )
 
 
 @functools.lru_cache(maxsize=4096)

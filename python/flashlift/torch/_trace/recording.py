@@ -47,6 +47,7 @@ class Recording:
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self.depends_on_sizes = False
+        self.read_at: dict[tuple[str, SizeOf | int], None] = {}
         self.reads_unknown = False
         self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
         self._wrapped = wrapped

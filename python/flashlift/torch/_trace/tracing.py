@@ -67,6 +67,7 @@ def trace(
         recording.depends_on_sizes,
         recording.autograd_function if kind == "score_mod" else None,
         recording.reads_unknown,
+        list(recording.read_at),
     )
 
 
