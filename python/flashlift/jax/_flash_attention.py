@@ -75,7 +75,7 @@ def flash_attention(
     softmax_scale: 1/sqrt(depth) unless given.
     causal: keeps keys up to the query's position, both counted from the beginning, or, with "bottom_right", from the
         end. sliding_window: how many positions to the left and to the right of the query are kept; one number is both,
-        and 0 keeps the query's own position.
+        and 0 keeps the query's own position, which counts from the end, too, with "bottom_right".
     cum_seqlens_q, cum_seqlens_k: int32 [sequences + 1], for sequences packed one after the other in a batch of 1;
         causal and sliding_window then count within each. In a larger batch each sequence begins its own batch, and
         what is behind its length is padding. Values are checked where they are known when the call is traced.
