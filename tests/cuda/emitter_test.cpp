@@ -165,6 +165,37 @@ TEST(Emitter, ScoreModsThatMaskHaveIntervals) {
   EXPECT_TRUE(bounded_captures(adds).empty());
 }
 
+// Where all conditions that read captured tensors hold, the others are all that is left of a mask_mod.
+TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
+  const std::string loads = "mask_mod(ids: i32[?], keep: bool[?]) { %0 = load ids[q]; %1 = load ids[kv]; ";
+  const auto programs_of = [](const std::string& mask) {
+    return emit_programs(problem_of("attn h1 s64 d64 bf16 " + mask));
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const std::string documents = programs_of(
+      loads + "%2 = eq %0, %1; %3 = load keep[kv]; %4 = le kv, q; %5 = and %2, %4; %6 = and %5, %3; return %6 }");
+  EXPECT_TRUE(has(documents, "#define FL_HAS_PLAIN_MASK 1"));
+  const std::string plain = documents.substr(documents.find("bool plain_mask_mod("));
+  EXPECT_FALSE(has(plain, "captures["));
+  EXPECT_TRUE(has(plain, "op_le("));
+  // Both of them, not one.
+  const size_t holds = documents.find("kLoadsHold");
+  ASSERT_NE(holds, std::string::npos);
+  const std::string condition = documents.substr(documents.rfind('\n', holds), holds - documents.rfind('\n', holds));
+  EXPECT_TRUE(has(condition, " && ")) << condition;
+  // A condition that one of them may replace, and one that reads beside what it compares, say nothing by themselves.
+  for (const char* other : {"%2 = eq %0, %1; %3 = le kv, q; %4 = or %2, %3; return %4 }",
+                            "%2 = eq %0, %1; %3 = load keep[kv]; %4 = and %2, %3; return %4 }",
+                            "%2 = add %1, kv; %3 = le %2, q; %4 = le %0, q; %5 = and %3, %4; return %5 }"}) {
+    const std::string text = programs_of(loads + other);
+    EXPECT_TRUE(has(text, "#define FL_HAS_PLAIN_MASK 0")) << other;
+    EXPECT_FALSE(has(text, "kLoadsHold")) << other;
+  }
+  EXPECT_TRUE(has(programs_of("causal window=20"), "#define FL_HAS_PLAIN_MASK 0"));
+  expect_mask_compiles(
+      problem_of("attn h1 s64 d64 bf16 " + loads + "%2 = eq %0, %1; %3 = le kv, q; %4 = and %2, %3; return %4 }"));
+}
+
 // How the gradient of a captured tensor is summed depends on what its elements are for.
 TEST(Emitter, GradientsOfCapturedTensors) {
   const Problem problem = problem_of(

@@ -83,6 +83,7 @@ constexpr Names kScoreNames = {
     "score_mod", "score", "Score", "SCORE", "float", "float raw, ", "  const float score = raw * params.scale;\n"};
 constexpr Names kGradientNames = {"score_gradient", "gradient", "Gradient", "GRADIENT", "float", "float raw, ", ""};
 constexpr Names kMaskNames = {"mask_mod", "mask", "Mask", "MASK", "bool", "", ""};
+constexpr Names kPlainMaskNames = {"plain_mask_mod", "plain_mask", "PlainMask", "PLAIN_MASK", "bool", "", ""};
 
 // <name>Row, <name>Column and what gives them: the program's searches that depend on the query or the key alone, which
 // are loops, and which no compiler computes once where they stand many times. Two columns agree if no search changes
@@ -131,6 +132,7 @@ std::string emit_mod(const Names& names, bool straight) {
     text += fmt::format("  static {} {}const ForwardParams& params) {{\n    return {};\n  }}\n", kFunction, declaration,
                         result);
   };
+  add("Row row(int b, int h, int q, ", fmt::format("{}_row(b, h, q, params)", names.prefix));
   add("Column column(int b, int kv, ", fmt::format("{}_column(b, kv, params)", names.prefix));
   add("bool loads_inside(int b, int h, int q, int kv_first, int last_key, ",
       straight ? fmt::format("{}_loads_inside(b, h, q, kv_first, last_key, params)", names.prefix) : "true");
@@ -272,6 +274,11 @@ std::string emit_programs(const Problem& problem) {
     text += emit_program(problem, *problem.mask_mod, kMaskNames);
     text += fmt::format("{} int mask_interval({}) {{\n", kFunction, tile_parameters);
     text += Emitter(problem, *problem.mask_mod, Part::kInterval).body() + "}\n\n";
+  }
+  const bool has_plain_mask = problem.mask_mod && !loading_conditions(*problem.mask_mod).empty();
+  text += fmt::format("#define FL_HAS_PLAIN_MASK {:d}\n\n", has_plain_mask);
+  if (has_plain_mask) {
+    text += emit_program(problem, without_loading_conditions(*problem.mask_mod), kPlainMaskNames);
   }
   return text + "}  // namespace flashlift::cuda\n";
 }

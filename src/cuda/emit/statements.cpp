@@ -162,7 +162,7 @@ std::string Emitter::body() {
   const bool score_mod = program_.kind == ProgramKind::kScoreMod;
   if (interval_) {
     text_ += score_mod ? fmt::format("  return {{surely_masked(v{}), {}}};\n", program_.result, zeros_condition())
-                       : fmt::format("  return v{}.possible;\n", program_.result);
+                       : fmt::format("  return v{}.possible{};\n", program_.result, holding_loads());
   } else {
     text_ += fmt::format("  return v{};\n", score_mod ? last_factor(problem_, program_).inner : program_.result);
   }
@@ -228,6 +228,14 @@ std::string Emitter::bounds_check() {
                              *motion_.kv_step[node.operands.back()]);
   }
   return std::move(text_) + fmt::format("  return {};\n", condition);
+}
+
+std::string Emitter::holding_loads() const {
+  std::string condition;
+  for (const ValueId id : loading_conditions(program_)) {
+    condition += fmt::format("{}v{}.possible == kMayBeTrue", condition.empty() ? "" : " && ", id);
+  }
+  return condition.empty() ? "" : fmt::format(" | ({} ? kLoadsHold : 0)", condition);
 }
 
 std::string Emitter::zeros_condition() const {

@@ -77,6 +77,8 @@ class Emitter {
 
   // Over intervals: are all masks that it adds zeros?
   std::string zeros_condition() const;
+  // Over intervals: kLoadsHold, if that is known.
+  std::string holding_loads() const;
   bool is_mask(size_t i) const { return is_mask_load(program_, motion_, program_.nodes[i]); }
 
   void statements();

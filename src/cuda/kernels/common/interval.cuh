@@ -10,6 +10,8 @@ namespace flashlift::cuda {
 
 constexpr int kMayBeFalse = 1;
 constexpr int kMayBeTrue = 2;
+// Of a mask_mod: all conditions that read captured tensors hold in the whole tile.
+constexpr int kLoadsHold = 4;
 
 struct IntervalB {
   int possible;  // kMayBeFalse | kMayBeTrue

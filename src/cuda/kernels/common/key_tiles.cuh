@@ -42,6 +42,11 @@ __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params,
     return kTileSkipped;
   }
   full = full && (possible & kMayBeFalse) == 0;
+#if FL_HAS_PLAIN_MASK
+  if (!full && (possible & kLoadsHold) != 0) {
+    return kTilePlain;
+  }
+#endif
 #endif
   return full ? kTileFull : kTilePartial;
 }

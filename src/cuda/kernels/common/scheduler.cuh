@@ -41,7 +41,10 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardParams& params, int
   return tile_at(params, b, head - b * params.q_heads, (params.q_tiles - 1 - tile) * FL_BLOCK_M);
 }
 
-enum TileKind { kTileSkipped = 0, kTilePartial = 1, kTileFull = 2 };
+// kTilePlain: partial as well, but plain_mask_mod decides (classify_scores only).
+enum TileKind { kTileSkipped = 0, kTilePartial = 1, kTileFull = 2, kTilePlain = 3 };
+
+__device__ __forceinline__ bool is_partial(TileKind kind) { return kind == kTilePartial || kind == kTilePlain; }
 
 struct TileClass {
   TileKind kind;

@@ -43,7 +43,7 @@ class QueryTiles {
       }
       const TileKind kind = query_tile_kind(params_, keys_, head_, first_ + static_cast<int>(threadIdx.x % 32));
       hits_ = __ballot_sync(0xffffffff, kind != kTileSkipped);
-      partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+      partial_ = __ballot_sync(0xffffffff, is_partial(kind));
       base_ = first_;
       first_ += 32;
     }

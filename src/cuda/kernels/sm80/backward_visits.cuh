@@ -88,7 +88,7 @@ class KeyVisits {
       const int tile = tiles - 1 - next - static_cast<int>(threadIdx.x);
       const TileKind kind = classify(head, tile, keys_.index);
       hits = __ballot_sync(0xffffffff, kind != kTileSkipped);
-      partial = __ballot_sync(0xffffffff, kind == kTilePartial);
+      partial = __ballot_sync(0xffffffff, is_partial(kind));
       follows = __ballot_sync(0xffffffff, kind != kTileSkipped && keys_.index > 0 &&
                                               classify(head, tile, keys_.index - 1) != kTileSkipped);
       base = next;

@@ -97,6 +97,31 @@ __device__ __forceinline__ void store_matrices(u32 address, const u32* matrices)
 
 using TilePlace = Place<kRowsAreKeys>;
 
+// What masks: the problem's mask_mod, and what is left of it where its conditions that read captured tensors hold.
+#if FL_HAS_MASK_MOD
+struct WholeMask : MaskMod {
+  static constexpr bool kSearches = FL_MASK_SEARCHES;
+};
+#else
+struct WholeMask {
+  static constexpr bool kSearches = false;
+  struct Row {};
+  struct Column {};
+  static __device__ __forceinline__ Row row(int, int, int, const ForwardParams&) { return {}; }
+  static __device__ __forceinline__ Column column(int, int, const ForwardParams&) { return {}; }
+  static __device__ __forceinline__ bool value(float, Row, Column, int, int, int, int, int, const ForwardParams&) {
+    return true;
+  }
+};
+#endif
+#if FL_HAS_PLAIN_MASK
+struct PlainMask : PlainMaskMod {
+  static constexpr bool kSearches = false;
+};
+#else
+using PlainMask = WholeMask;
+#endif
+
 struct Consumer {
   const ForwardParams& params;
   const SharedLayout& shared;
@@ -176,57 +201,53 @@ struct Consumer {
   }
 
   // Calls use(i, is kept) for each score: one that is masked or outside is not.
-  template <typename Use>
+  template <typename Mask, typename Use>
   __device__ __forceinline__ void for_each_score(const TilePlace& place, Use use) const {
-#if FL_HAS_MASK_MOD
-    MaskColumn key_of_row[2];
-    MaskRow query_of_row[2];
+    using Row = typename Mask::Row;
+    using Column = typename Mask::Column;
+    Column key_of_row[2];
+    Row query_of_row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (kRowsAreKeys) {
-        key_of_row[r] = mask_column(b, place.rows[r], params);
+        key_of_row[r] = Mask::column(b, place.rows[r], params);
       } else {
-        query_of_row[r] = mask_row(b, place.h, place.rows[r], params);
+        query_of_row[r] = Mask::row(b, place.h, place.rows[r], params);
       }
     }
-#endif
-#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
-#pragma unroll 1
-#else
-#pragma unroll
-#endif
+#pragma unroll(Mask::kSearches ? 1 : kScores / 2)
     for (int c = 0; c < kScores / 2; ++c) {
       const int i = c / 2 * 4 + c % 2;
       const int q = place.q(i);
       const int kv = place.kv(i);
-#if FL_HAS_MASK_MOD
-      MaskColumn key;
-      MaskRow query;
+      Column key;
+      Row query;
       if (kRowsAreKeys) {
-        query = mask_row(b, place.h, q, params);
+        query = Mask::row(b, place.h, q, params);
       } else {
-        key = mask_column(b, kv, params);
+        key = Mask::column(b, kv, params);
       }
-#endif
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row_q = kRowsAreKeys ? q : place.rows[r];
         const int row_kv = kRowsAreKeys ? place.rows[r] : kv;
-        bool keep = row_q < params.q_len && row_kv < params.kv_len;
-#if FL_HAS_MASK_MOD
-        keep &= mask_mod(kRowsAreKeys ? query : query_of_row[r], kRowsAreKeys ? key_of_row[r] : key, b, place.h, row_q,
-                         row_kv, 0, params);
-#endif
-        use(i + 2 * r, keep);
+        const bool inside = row_q < params.q_len && row_kv < params.kv_len;
+        const bool keep = Mask::value(0.0f, kRowsAreKeys ? query : query_of_row[r], kRowsAreKeys ? key_of_row[r] : key,
+                                      b, place.h, row_q, row_kv, 0, params);
+        use(i + 2 * r, inside & keep);
       }
     }
   }
 
   // A bit for each score that is kept.
+  template <typename Mask>
   __device__ __forceinline__ u64 kept_scores(const TilePlace& place) const {
     u64 bits = 0;
-    for_each_score(place, [&](int i, bool keep) { bits |= static_cast<u64>(keep) << i; });
+    for_each_score<Mask>(place, [&](int i, bool keep) { bits |= static_cast<u64>(keep) << i; });
     return bits;
+  }
+  __device__ __forceinline__ u64 kept_scores(const TilePlace& place, bool plain) const {
+    return plain ? kept_scores<PlainMask>(place) : kept_scores<WholeMask>(place);
   }
 
   // Scores that `bits` do not keep become 0, as mask() makes them.
@@ -238,14 +259,23 @@ struct Consumer {
     }
   }
 
+  template <bool kPacked, typename Mask>
+  __device__ __forceinline__ void mask_by(const TilePlace& place) {
+    if constexpr (Mask::kSearches) {
+      keep_scores<kPacked>(kept_scores<Mask>(place));
+    } else {
+      for_each_score<Mask>(place, [&](int i, bool keep) { mask_score<kPacked>(i, keep); });
+    }
+  }
+
   // s becomes 0 where it is masked or outside; so does p, if it has the same scores already.
   template <bool kPacked>
-  __device__ __forceinline__ void mask(const TilePlace& place) {
-#if FL_HAS_MASK_MOD && FL_MASK_SEARCHES
-    keep_scores<kPacked>(kept_scores(place));
-#else
-    for_each_score(place, [&](int i, bool keep) { mask_score<kPacked>(i, keep); });
-#endif
+  __device__ __forceinline__ void mask(const TilePlace& place, bool plain) {
+    if (FL_HAS_PLAIN_MASK && plain) {
+      mask_by<kPacked, PlainMask>(place);
+    } else {
+      mask_by<kPacked, WholeMask>(place);
+    }
   }
 
   // Products become probabilities, in s. `derivatives` of scores by the scaled products.
@@ -296,8 +326,7 @@ struct Consumer {
 
   // s becomes probabilities, and p and ds what the sums' operands are made of: p is that of the first, which stays as
   // it is while that sum runs.
-  __device__ __forceinline__ void take_probabilities(const TilePlace& place, bool partial, u32 undropped,
-                                                     u32 statistics) {
+  __device__ __forceinline__ void take_probabilities(const TilePlace& place, int flags, u32 undropped, u32 statistics) {
     u32(&slopes)[kScores / 2] = operand_of_second();
 #if FL_HAS_SCORE_MOD
     float derivatives[kScores];
@@ -305,8 +334,8 @@ struct Consumer {
 #else
     exponentials(params.scale * kExponentUnit, statistics);
 #endif
-    if (partial) {
-      mask<false>(place);
+    if ((flags & kPartial) != 0) {
+      mask<false>(place, (flags & kPlain) != 0);
     }
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
@@ -447,7 +476,7 @@ struct Consumer {
         clean(qk);
       }
       const bool partial = (flags & kPartial) != 0;
-      take_probabilities(place, partial, undropped, statistics);
+      take_probabilities(place, flags, undropped, statistics);
       barrier_wait(shared.v_full + 8 * rings.v_stage(), rings.v_phase());
 #if FL_SUMS_SECOND
       pin(s);

@@ -62,7 +62,7 @@ struct FusedConsumer : Consumer {
       const bool partial = (flags & kPartial) != 0;
       u64 kept = ~u64{0};
       if (kMasksUnderProducts && partial) {
-        kept = kept_scores(place(fields));
+        kept = kept_scores(place(fields), FL_HAS_PLAIN_MASK && (flags & kPlain) != 0);
       }
       wgmma_wait<1>();
       finish_d_k((flags & kFirst) == 0, stage);
@@ -79,7 +79,7 @@ struct FusedConsumer : Consumer {
 #endif
       wgmma_wait<1>();
       pin(s);
-      take_slopes(fields, partial, kept, undropped, statistics);
+      take_slopes(fields, flags, kept, undropped, statistics);
       pin(p);
       pin(first);
       wgmma_fence();
@@ -140,7 +140,7 @@ struct FusedConsumer : Consumer {
 
   // Products in s become probabilities times what the score changes by as the product does; p becomes the first sum's
   // operand. Element by element: registers are short.
-  __device__ __forceinline__ void take_slopes(u32 fields, bool partial, u64 kept, u32 undropped, u32 statistics) {
+  __device__ __forceinline__ void take_slopes(u32 fields, int flags, u64 kept, u32 undropped, u32 statistics) {
 #if FL_HAS_SCORE_MOD
     TilePlace at = place(fields);
 #if FL_SCORE_LOADS
@@ -191,11 +191,11 @@ struct FusedConsumer : Consumer {
       p[2 * j] = pack_half(remaining[0], remaining[1]);
       p[2 * j + 1] = pack_half(remaining[2], remaining[3]);
     }
-    if (partial) {
+    if ((flags & kPartial) != 0) {
       if (kMasksUnderProducts) {
         keep_scores<true>(kept);
       } else {
-        mask<true>(place(fields));
+        mask<true>(place(fields), (flags & kPlain) != 0);
       }
     }
   }
@@ -471,7 +471,7 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     };
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.
-    const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
+    const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
     producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, load_rows);
     taken ^= 1;
   }

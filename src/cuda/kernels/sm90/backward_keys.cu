@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       producer.load_rows(0, keys.first);
       const int first_head = keys.kv_head * params.group;
       // The tile for no rows.
-      const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, true};
+      const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
       producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, [] {});
     }
   } else {

@@ -45,6 +45,7 @@ constexpr int kLast = 2;     // no column tile comes after it
 constexpr int kNothing = 4;  // it stands for no columns at all
 constexpr int kFirst = 8;    // no column tile comes before it
 constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
+constexpr int kPlain = 32;   // it is partial, but of mask_mod no more than plain_mask_mod is to be evaluated
 
 // Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a
 // part of d_q for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after

@@ -17,7 +17,7 @@ struct ColumnTile {
   bool exists = false;
   int h = 0;      // of its queries
   int first = 0;  // column
-  bool partial = false;
+  int flags = 0;  // kPartial, kPlain
   // Of the fused kernel: the key tile before the block's sees it, too; so does the one behind.
   bool follows = false;
   bool precedes = false;
@@ -56,7 +56,7 @@ class ColumnTiles {
     return {true,
             head_,
             (FL_FUSED ? tiles_ - 1 - tile : tile) * FL_BLOCK_N,
-            (partial_ >> bit & 1) != 0,
+            ((partial_ >> bit & 1) != 0 ? kPartial : 0) | ((plain_ >> bit & 1) != 0 ? kPlain : 0),
             (follows_ >> bit & 1) != 0,
             (precedes_ >> bit & 1) != 0};
   }
@@ -77,6 +77,13 @@ class ColumnTiles {
                            last - first == count * FL_BLOCK_N - 1);
   }
 
+  __device__ __forceinline__ void remember_partial(TileKind kind) {
+    partial_ = __ballot_sync(0xffffffff, is_partial(kind));
+    if (FL_HAS_PLAIN_MASK) {
+      plain_ = __ballot_sync(0xffffffff, kind == kTilePlain);
+    }
+  }
+
   __device__ __forceinline__ void look_for_runs() {
     const int tile = next_ + static_cast<int>(threadIdx.x % 32) * run_;
     const TileKind kind = classify(tile, run_);
@@ -85,7 +92,7 @@ class ColumnTiles {
     next_ += 32 * run_;
     if (run_ == 1) {
       hits_ = hits;
-      partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+      remember_partial(kind);
 #if FL_FUSED
       const bool follows = rows_.first > 0 && kind != kTileSkipped &&
                            classify(tile, 1, rows_.first - FL_BLOCK_M, rows_.first - 1) != kTileSkipped;
@@ -110,7 +117,7 @@ class ColumnTiles {
     base_ = first_run_ + run * run_;
     const TileKind kind = lane < together * run_ ? classify(base_ + lane, 1) : kTileSkipped;
     hits_ = __ballot_sync(0xffffffff, kind != kTileSkipped);
-    partial_ = __ballot_sync(0xffffffff, kind == kTilePartial);
+    remember_partial(kind);
     const u32 looked_into = (together < 32 ? (1u << together) - 1 : 0xffffffff) << run;
     runs_ &= ~looked_into;
   }
@@ -127,6 +134,7 @@ class ColumnTiles {
   int base_ = 0;  // tile of the first bit
   u32 hits_ = 0;
   u32 partial_ = 0;
+  u32 plain_ = 0;
   u32 follows_ = 0;
   u32 precedes_ = 0;
 };
@@ -306,7 +314,7 @@ struct Producer {
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
-      load_columns(tile, key_tile, (tile.partial ? kPartial : 0) | flags | (next.exists ? 0 : kLast));
+      load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast));
       if ((flags & kFirst) != 0) {
         behind_first();
       }

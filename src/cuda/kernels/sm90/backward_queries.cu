@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
       const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
       producer.load_rows(tile.h, tile.row);
-      const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, true};
+      const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
       producer.load_all(rows, nothing, [] {});
       if (kMayRepeat) {
         barrier_wait(shared.verdict, 0);
