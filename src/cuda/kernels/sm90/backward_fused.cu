@@ -37,6 +37,7 @@ struct FusedConsumer : Consumer {
   // the registers while d_k is summed. (Products in a branch make ptxas serialise all of them: the first part is of
   // nothing.)
   __device__ __forceinline__ void sweep(const BackwardParams& backward, const RowTiles& tiles) {
+    take(key_tile<FL_BLOCK_M>(params, backward, load_shared_once(shared.key_tile)));
 #pragma unroll
     for (int i = 0; i < kFirstSums; ++i) {
       first[i] = 0.0f;
@@ -110,18 +111,7 @@ struct FusedConsumer : Consumer {
       ++round;
       rings.advance();
     } while ((flags & kLast) == 0);
-    float part[kPartSums];
-    issue_part(part, true);
-    wgmma_wait<0>();
-    finish_d_k(true, rings.qk.stage());
-    pin(part);
-    release(shared.rows_empty);
-    give_part(backward, tiles, part);
-  }
-
-  __device__ __forceinline__ void take(const KeyTile& keys) {
-    b = keys.b;
-    first_row = keys.first;
+    finish(backward, tiles);
   }
 
   // Tells the threads that add parts up that there are no more.
@@ -131,6 +121,34 @@ struct FusedConsumer : Consumer {
   }
 
  private:
+  __device__ __forceinline__ void take(const KeyTile& keys) {
+    b = keys.b;
+    first_row = keys.first;
+  }
+
+  // Behind the last tile: its part of d_q, and the gradients of the block's keys. Those of values are complete, and are
+  // stored under the last two products; those of keys while the part before is still being added up.
+  __device__ __forceinline__ void finish(const BackwardParams& backward, const RowTiles& tiles) {
+    float part[kPartSums];
+    issue_part(part, true);
+    // (Which keys they are is found again, not kept: registers are short.)
+    const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, load_shared_once(shared.key_tile));
+    take(keys);
+    // (To spread the gradients of empty rows takes registers that the part has.)
+    if (!FL_EMPTY_UNIFORM) {
+      store_d_v(*this, params, backward, tiles, keys);
+    }
+    wgmma_wait<0>();
+    finish_d_k(true, rings.qk.stage());
+    pin(part);
+    release(shared.rows_empty);
+    store_d_k(*this, params, backward, keys);
+    give_part(backward, tiles, part);
+    if (FL_EMPTY_UNIFORM) {
+      store_d_v(*this, params, backward, tiles, keys);
+    }
+  }
+
   __device__ __forceinline__ TilePlace place(u32 fields) const {
     return {b,
             load_shared_once(fields + 4 * kFieldHead),
@@ -517,16 +535,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (u32 turn = 0;; ++turn) {
       barrier_wait(shared.rows_full, turn % 2);
-      int index = load_shared_once(shared.key_tile);
-      if (index == kNoKeys) {
+      if (load_shared_once(shared.key_tile) == kNoKeys) {
         break;
       }
-      consumer.take(key_tile<FL_BLOCK_M>(params, backward, index));
       consumer.sweep(backward, tiles);
-      asm volatile("" : "+r"(index));  // found again, not kept: registers are short
-      const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
-      consumer.take(keys);
-      finish_keys(consumer, params, backward, tiles, keys);
     }
     consumer.end();
   }

@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     Consumer consumer{params, shared, warpgroup - 1, keys.b, keys.first};
     barrier_wait(shared.rows_full, 0);
     consumer.sweep();
-    finish_keys(consumer, params, backward, tiles, keys);
+    store_d_k(consumer, params, backward, keys);
+    store_d_v(consumer, params, backward, tiles, keys);
   }
 }
 

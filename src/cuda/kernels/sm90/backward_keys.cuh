@@ -78,25 +78,28 @@ __device__ __forceinline__ void store_gradient(const float (&sums)[kCount], cons
   }
 }
 
-// What is left to do when all columns have been summed.
-__device__ __forceinline__ void finish_keys(Consumer& consumer, const ForwardParams& params,
-                                            const BackwardParams& backward, const RowTiles& tiles,
-                                            const KeyTile& keys) {
-#if FL_EMPTY_UNIFORM && FL_SUMS_FIRST
+// The gradients of the block's keys, and of their values, when all columns have been summed.
+__device__ __forceinline__ void store_d_v(Consumer& consumer, const ForwardParams& params,
+                                          const BackwardParams& backward, const RowTiles& tiles, const KeyTile& keys) {
+#if FL_SUMS_FIRST
+#if FL_EMPTY_UNIFORM
   if (*tiles.any_empty != 0) {
     add_empty_rows(consumer.first, params, backward, tiles, keys);
   }
 #endif
+  if (backward.d_v != nullptr) {
+    store_gradient<FL_VALUE_DIM>(consumer.first, consumer, params.dropout_factor, backward.d_v, backward.d_v_strides,
+                                 backward.vector_d_v != 0, params, keys);
+  }
+#endif
+}
+
+__device__ __forceinline__ void store_d_k(const Consumer& consumer, const ForwardParams& params,
+                                          const BackwardParams& backward, const KeyTile& keys) {
 #if FL_SUMS_SECOND
   if (backward.d_k != nullptr) {
     store_gradient<FL_HEAD_DIM>(consumer.second, consumer, params.scale, backward.d_k, backward.d_k_strides,
                                 backward.vector_d_k != 0, params, keys);
-  }
-#endif
-#if FL_SUMS_FIRST
-  if (backward.d_v != nullptr) {
-    store_gradient<FL_VALUE_DIM>(consumer.first, consumer, params.dropout_factor, backward.d_v, backward.d_v_strides,
-                                 backward.vector_d_v != 0, params, keys);
   }
 #endif
 }
