@@ -480,12 +480,17 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
     const KeyTile keys = key_tile<FL_BLOCK_M>(params, backward, index);
     producer.b = keys.b;
     producer.kv_head = keys.kv_head;
-    const auto load_rows = [&] {
+    producer.prefetch_rows(keys.first);
+    const auto load_rows = [&](const ColumnRings& first) {
+      // Who has given the last tile's d_out back has multiplied it with the last values.
+      const ColumnRings last = first.before();
+      barrier_wait(shared.v_empty + 8 * last.v_stage(), last.v_phase());
+      producer.load_values(keys.first, first.v_stage());
       wait_for_rows();
       if (producer.leads()) {
         store_shared(shared.key_tile, static_cast<int>(taken / 2));
       }
-      producer.load_rows(0, keys.first);
+      producer.load_keys(keys.first);
     };
     const int first_head = keys.kv_head * params.group;
     // The tile for no rows.

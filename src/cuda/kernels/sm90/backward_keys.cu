@@ -32,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const int first_head = keys.kv_head * params.group;
       // The tile for no rows.
       const ColumnTile nothing{true, first_head, (tiles.tiles - 1) * tiles.rows, kPartial};
-      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing, [] {});
+      producer.load_all({keys.b, first_head, first_head + params.group - 1, keys.first, keys.last}, nothing,
+                        [](const ColumnRings&) {});
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();

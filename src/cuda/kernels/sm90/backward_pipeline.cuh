@@ -137,6 +137,10 @@ struct ColumnRing {
       position = (position ^ kPhase) - kStages;
     }
   }
+  // Before the first position it is one whose stage has been given back, as barriers have it at the beginning.
+  __device__ __forceinline__ ColumnRing before() const {
+    return {stage() == 0 ? (position ^ kPhase) + kStages - 1 : position - 1};
+  }
 };
 
 // Both rings. With as many stages they are one.
@@ -149,6 +153,7 @@ struct ColumnRings {
     qk.advance();
     v_apart.advance();
   }
+  __device__ __forceinline__ ColumnRings before() const { return {qk.before(), v_apart.before()}; }
 };
 
 __device__ __forceinline__ void init_barriers(const SharedLayout& shared) {

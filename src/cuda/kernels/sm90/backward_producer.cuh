@@ -162,30 +162,62 @@ struct Producer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
+  template <int kBoxes>
+  __device__ __forceinline__ void load_row_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
+                                                 int head) const {
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * 64,
+                 first + 64 * warpgroup, head, b);
+      }
+    }
+  }
+
+#if FL_FUSED
+  // The block's own keys, and their values, which count towards the first tile's d_out.
+  __device__ __forceinline__ void load_keys(int first) const {
+    if (leads()) {
+      barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes);
+      load_row_boxes<kQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head);
+    }
+  }
+  __device__ __forceinline__ void load_values(int first, u32 stage) const {
+    if (leads()) {
+      load_row_boxes<kVBoxes>(shared.rows_v, params.v_map, shared.v_full + 8 * stage, first, kv_head);
+    }
+  }
+
+  // Brings both into the L2 cache.
+  __device__ __forceinline__ void prefetch_rows(int first) const {
+    if (leads()) {
+#pragma unroll 1
+      for (int row = first; row < first + kConsumers * kBoxRows; row += kBoxRows) {
+#pragma unroll
+        for (int box = 0; box < kQkBoxes; ++box) {
+          prefetch_box(params.k_map, box * 64, row, kv_head, b);
+        }
+#pragma unroll
+        for (int box = 0; box < kVBoxes; ++box) {
+          prefetch_box(params.v_map, box * 64, row, kv_head, b);
+        }
+      }
+    }
+  }
+#else
   // The block's own: Q and d_out of head h, or K and V.
   __device__ __forceinline__ void load_rows(int h, int first) const {
     if (!leads()) {
       return;
     }
-    const TensorMap& qk_map = kRowsAreKeys ? params.k_map : params.q_map;
-    const TensorMap& v_map = kRowsAreKeys ? params.v_map : d_out_map;
     const int head = kRowsAreKeys ? kv_head : h;
     barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes + kBlockVBytes);
-#pragma unroll 1
-    for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
-      const int row = first + 64 * warpgroup;
-#pragma unroll
-      for (int box = 0; box < kQkBoxes; ++box) {
-        load_box(shared.rows_qk + warpgroup * kRowQkBytes + box * kRowBoxBytes, qk_map, shared.rows_full, box * 64, row,
-                 head, b);
-      }
-#pragma unroll
-      for (int box = 0; box < (FL_SUMS_SECOND ? kVBoxes : 0); ++box) {
-        load_box(shared.rows_v + warpgroup * kRowVBytes + box * kRowBoxBytes, v_map, shared.rows_full, box * 64, row,
-                 head, b);
-      }
-    }
+    load_row_boxes<kQkBoxes>(shared.rows_qk, kRowsAreKeys ? params.k_map : params.q_map, shared.rows_full, first, head);
+    load_row_boxes<FL_SUMS_SECOND ? kVBoxes : 0>(shared.rows_v, kRowsAreKeys ? params.v_map : d_out_map,
+                                                 shared.rows_full, first, head);
   }
+#endif
 
   template <int kBoxes>
   __device__ __forceinline__ void load_column_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
@@ -292,7 +324,7 @@ struct Producer {
     barrier_wait(shared.v_empty + 8 * rings.v_stage(), rings.v_phase() ^ 1);
     if (leads()) {
       const u32 barrier = shared.v_full + 8 * rings.v_stage();
-      barrier_arrive_expect(barrier, kColumnVBytes);
+      barrier_arrive_expect(barrier, kColumnVBytes + (FL_FUSED && (flags & kFirst) != 0 ? kBlockVBytes : 0));
       load_column_boxes<kVBoxes>(shared.columns_v + rings.v_stage() * kColumnVBytes,
                                  kRowsAreKeys ? d_out_map : params.v_map, barrier, tile.first, head);
     }
@@ -300,7 +332,7 @@ struct Producer {
   }
 
   // `nothing`: what stands for no columns at all, since consumers know no tile of rows without columns. Calls
-  // behind_first() when the first columns have been asked for.
+  // behind_first(rings) when the first columns have been asked for, with what they lie in.
   template <typename BehindFirst>
   __device__ __forceinline__ void load_all(const BlockRows& rows, const ColumnTile& nothing, BehindFirst behind_first) {
     ColumnTiles columns(params, rows);
@@ -314,9 +346,10 @@ struct Producer {
 #pragma unroll 1
     while (tile.exists) {
       const ColumnTile next = columns.next();
+      const ColumnRings at = rings;
       load_columns(tile, key_tile, tile.flags | flags | (next.exists ? 0 : kLast));
       if ((flags & kFirst) != 0) {
-        behind_first();
+        behind_first(at);
       }
       tile = next;
       flags = 0;

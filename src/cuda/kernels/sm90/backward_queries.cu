@@ -131,11 +131,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
       producer.load_rows(tile.h, tile.row);
       const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-      producer.load_all(rows, nothing, [] {});
+      producer.load_all(rows, nothing, [](const ColumnRings&) {});
       if (kMayRepeat) {
         barrier_wait(shared.verdict, 0);
         if (load_shared(shared.verdict + 8) != 0) {
-          producer.load_all(rows, nothing, [] {});
+          producer.load_all(rows, nothing, [](const ColumnRings&) {});
         }
       }
     }
