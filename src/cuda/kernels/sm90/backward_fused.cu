@@ -500,6 +500,50 @@ __device__ __forceinline__ void produce(const ForwardParams& params, const Backw
   }
 }
 
+// d_q of a part from its sums, or zeros where no key has been seen.
+__device__ __forceinline__ void round_part(const ForwardParams& params, const BackwardParams& backward,
+                                           const RowTiles& tiles, int place, bool seen) {
+  const int tile = place / kParts;
+  const int head = tile / tiles.tiles;
+  const int first = tile % tiles.tiles * tiles.rows;
+  const float4* const sums =
+      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
+  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
+  // neighbours write 64 bytes of a row.
+  constexpr int kPieces = kPartSums / 16;
+  const int thread = static_cast<int>(threadIdx.x);
+  float4 x[kPieces][4];
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[piece][i] = seen ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+  const int part = place % kParts;
+  const Strides& strides = backward.d_q_strides;
+  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
+                             head % params.q_heads * strides.head;
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      if (q < params.q_len) {
+        u32 packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 four = x[piece][i];
+          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
+        }
+        store_eight<FL_HEAD_DIM>(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -549,57 +593,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// A block for each part: d_q from its sums, or zeros where no key has been seen. The last parts come first: their sums
-// are the ones that the L2 cache may still have.
+// What consumers have not rounded. A block takes some parts that lie together, the last ones first: their sums are the
+// ones that the L2 cache may still have. Where most parts are stored already, it is over when it knows so.
 extern "C" __global__ void __launch_bounds__(128)
     flashlift_backward_round(const __grid_constant__ ForwardParams params,
                              const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {
-  const int place = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  const int tile = place / kParts;
-  const int head = tile / tiles.tiles;
-  const int first = tile % tiles.tiles * tiles.rows;
-  if (others_run(backward, tiles) || first >= params.q_len) {
+  if (others_run(backward, tiles)) {
     return;
   }
-  const int last_adder = tiles.last_adders[place];
-  if (last_adder == kStored) {
-    return;
-  }
-  const bool seen = last_adder != 0;
-  const float4* const sums =
-      reinterpret_cast<const float4*>(tiles.d_q_sums + static_cast<long long>(place) * kPartFloats);
-  // A thread takes eight columns of two rows at a time: what four threads had, 64 bytes that lie together. Four
-  // neighbours write 64 bytes of a row.
-  constexpr int kPieces = kPartSums / 16;
-  const int thread = static_cast<int>(threadIdx.x);
-  float4 x[kPieces][4];
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int from = (thread % 4 + 4 * piece) * 128 + thread / 4 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[piece][i] = seen ? __ldcs(sums + from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  const int part = place % kParts;
-  const Strides& strides = backward.d_q_strides;
-  InputElement* const rows = static_cast<InputElement*>(backward.d_q) + head / params.q_heads * strides.batch +
-                             head % params.q_heads * strides.head;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int column = (kPartsOfQueries ? 0 : kPartColumns * part) + 8 * (thread % 4 + 4 * piece);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int q = first + (kPartsOfQueries ? 64 * part : 0) + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      if (q < params.q_len) {
-        u32 packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 four = x[piece][i];
-          packed[i] = pack_half((r == 0 ? four.x : four.z) * params.scale, (r == 0 ? four.y : four.w) * params.scale);
-        }
-        store_eight<FL_HEAD_DIM>(rows + q * strides.row, strides.column, backward.vector_d_q != 0, column, packed);
-      }
+  const int places = params.batch * params.q_heads * tiles.tiles * kParts;
+  const int count = (places + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int end = places - static_cast<int>(blockIdx.x) * count;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+  for (int last = end - 1; last >= max(end - count, 0); last -= 32) {
+    const int place = last - lane;
+    const bool exists = place >= max(end - count, 0) && place / kParts % tiles.tiles * tiles.rows < params.q_len;
+    const int last_adder = exists ? tiles.last_adders[place] : kStored;
+    const u32 seen = __ballot_sync(0xffffffff, last_adder != 0);
+    u32 left = __ballot_sync(0xffffffff, last_adder != kStored);
+#pragma unroll 1
+    while (left != 0) {
+      const int bit = __ffs(left) - 1;
+      left &= left - 1;
+      round_part(params, backward, tiles, last - bit, (seen >> bit & 1) != 0);
     }
   }
 }

@@ -108,7 +108,9 @@ class MainSm90 : public BackwardMain {
       const int64_t resident = std::min(groups * key_tiles(params), int64_t{device_.multiprocessors});
       FLASHLIFT_RETURN_IF_ERROR(run(fused_, resident, config_.fused->config));
       if (call.arguments.d_q) {
-        const Grid grid{.x = static_cast<unsigned>(heads * call.row_tiles.tiles * kFusedParts), .threads = 128};
+        constexpr int kRoundedTogether = 8;  // parts of a block, most of which are stored already
+        const int64_t parts = heads * call.row_tiles.tiles * kFusedParts;
+        const Grid grid{.x = static_cast<unsigned>(divide_up(parts, kRoundedTogether)), .threads = 128};
         void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
         FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, round_, grid, parameters));
         if (queries_.kernel != nullptr) {
