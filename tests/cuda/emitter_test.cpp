@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cuda/compile/nvrtc.h"
+#include "cuda/emit/conditions.h"
 #include "cuda/emit/kernel_source.h"
 #include "flashlift/problem.h"
+#include "score/interpret.h"
 #include "score/verify.h"
 
 namespace flashlift::cuda {
@@ -194,6 +198,47 @@ TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
   EXPECT_TRUE(has(programs_of("causal window=20"), "#define FL_HAS_PLAIN_MASK 0"));
   expect_mask_compiles(
       problem_of("attn h1 s64 d64 bf16 " + loads + "%2 = eq %0, %1; %3 = le kv, q; %4 = and %2, %3; return %4 }"));
+}
+
+// Which queries see a key, by the bounds, and by the program itself.
+TEST(Emitter, QueriesOfAKeyAreWhatTheMaskKeeps) {
+  constexpr int kLength = 12;
+  const auto mask_of = [](const std::string& text) { return *problem_of("attn h1 s64 d64 bf16 " + text).mask_mod; };
+  const std::string begin = "mask_mod() { %0 = sub q, kv; ";
+  for (const std::string& text :
+       {std::string("causal"), std::string("window=3"), std::string("causal window=2"),
+        begin + "%1 = lt %0, 3; %2 = gt %0, -2; %3 = and %1, %2; return %3 }", begin + "%1 = eq %0, 2; return %1 }",
+        begin + "%1 = ge %0, 1; %2 = lt kv, 7; %3 = gt kv, 1; %4 = and %2, %3; %5 = and %1, %4; return %5 }",
+        begin + "%1 = le 4, q; %2 = gt 9, q; %3 = ge kv, q; %4 = and %2, %3; %5 = and %1, %4; return %5 }",
+        begin + "%1 = eq kv, 5; %2 = le 0, %0; %3 = and %1, %2; return %3 }"}) {
+    const Program mask = mask_of(text);
+    const std::optional<std::vector<QueryBound>> bounds = query_bounds(mask);
+    ASSERT_TRUE(bounds) << text;
+    score::Interpreter interpreter(mask, {});
+    for (int kv = 0; kv < kLength; ++kv) {
+      int64_t first = 0;
+      int64_t last = kLength;
+      for (const QueryBound& bound : *bounds) {
+        const int64_t value = bound.kv * kv + bound.constant;
+        first = bound.kind == QueryBound::Kind::kFirst ? std::max(first, value) : first;
+        last = bound.kind == QueryBound::Kind::kLast ? std::min(last, value) : last;
+        last = bound.kind == QueryBound::Kind::kAny && value > 0 ? -1 : last;
+      }
+      for (int q = 0; q < kLength; ++q) {
+        EXPECT_EQ(first <= q && q <= last,
+                  interpreter.mask_mod({.q = q, .kv = kv, .q_len = kLength, .kv_len = kLength}))
+            << text << " q " << q << " kv " << kv;
+      }
+    }
+  }
+  // Not a range, not of positions alone, or a sum that may wrap around.
+  for (const std::string& text :
+       {begin + "%1 = ne %0, 2; return %1 }", begin + "%1 = lt %0, 3; %2 = gt kv, 5; %3 = or %1, %2; return %3 }",
+        begin + "%1 = le %0, h; return %1 }", begin + "%1 = rem %0, 4; %2 = le %1, 2; return %2 }",
+        begin + "%1 = add %0, 2000000000; %2 = le %1, 0; return %2 }",
+        begin + "%1 = add q, kv; %2 = le %1, 9; return %2 }"}) {
+    EXPECT_FALSE(query_bounds(mask_of(text))) << text;
+  }
 }
 
 // How the gradient of a captured tensor is summed depends on what its elements are for.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "score/simplify.h"
-
 namespace flashlift::cuda {
 namespace {
 
@@ -69,38 +67,6 @@ std::vector<std::optional<Linear>> linear_values(const Program& program) {
     }
   }
   return values;
-}
-
-std::vector<ValueId> loading_conditions(const Program& mask_mod) {
-  std::vector<bool> reads;
-  for (const Node& node : mask_mod.nodes) {
-    reads.push_back(reads_capture(node.op) ||
-                    std::ranges::any_of(node.operands, [&](ValueId id) { return reads[id]; }));
-  }
-  std::vector<ValueId> loading;
-  bool others = false;
-  std::vector<ValueId> conditions = {mask_mod.result};
-  while (!conditions.empty()) {
-    const ValueId id = conditions.back();
-    const Node& node = mask_mod.nodes[id];
-    conditions.pop_back();
-    if (node.op == Op::k_and && node.type == Type::kI1) {
-      conditions.insert(conditions.end(), node.operands.begin(), node.operands.end());
-    } else if (reads[id]) {
-      loading.push_back(id);
-    } else {
-      others = true;
-    }
-  }
-  return others ? loading : std::vector<ValueId>();
-}
-
-Program without_loading_conditions(const Program& mask_mod) {
-  Program rest = mask_mod;
-  for (const ValueId id : loading_conditions(mask_mod)) {
-    rest.nodes[id] = {Op::k_constant, Type::kI1, {}, 1};
-  }
-  return score::simplify(rest);
 }
 
 bool is_mask_load(const Program& program, const Motion& motion, const Node& node) {

@@ -37,11 +37,6 @@ std::vector<std::optional<Linear>> linear_values(const Program& program);
 // for themselves nothing is to be known, and to ask costs up to a fourth of the time: docs/lessons.)
 bool is_mask_load(const Program& program, const Motion& motion, const Node& node);
 
-// The conditions of a mask_mod that all must hold and that read captured tensors; none where all of them do.
-std::vector<ValueId> loading_conditions(const Program& mask_mod);
-// The mask_mod where those hold.
-Program without_loading_conditions(const Program& mask_mod);
-
 // Does it read nothing that changes with the key but masks, and do nothing with them but add them? Where they are zeros
 // it then is a program without loads.
 bool adds_masks_only(const Program& program);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "cuda/emit/conditions.h"
 #include "cuda/emit/statements.h"
 #include "cuda/kernels/common/forward_params.h"
 #include "problem/differentiate.h"
@@ -117,17 +118,48 @@ std::string emit_searches(const Problem& problem, const Program& program, const 
   return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
 }
 
+// Statements that give the first and the last query that see a key, where that is all that the mask_mod asks.
+std::optional<std::string> range_statements(const Program& mask_mod) {
+  const std::optional<std::vector<QueryBound>> bounds = query_bounds(mask_mod);
+  if (!bounds) {
+    return std::nullopt;
+  }
+  std::string text;
+  for (const QueryBound& bound : *bounds) {
+    const std::string value = fmt::format("{} * kv + {}", bound.kv, bound.constant);
+    switch (bound.kind) {
+      case QueryBound::Kind::kFirst:
+        text += fmt::format("    first = max(first, {});\n", value);
+        break;
+      case QueryBound::Kind::kLast:
+        text += fmt::format("    last = min(last, {});\n", value);
+        break;
+      case QueryBound::Kind::kAny:
+        text += fmt::format("    last = {} <= 0 ? last : -1;\n", value);
+        break;
+    }
+  }
+  return text;
+}
+
 // <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two
 // kinds of program share.
-std::string emit_mod(const Names& names, bool straight) {
+std::string emit_mod(const Names& names, bool straight, const std::optional<std::string>& range = {}) {
   const char* raw = *names.before != '\0' ? "raw, " : "";
   std::string text = fmt::format(
       "struct {0}Mod {{\n"
       "  static constexpr bool kColumns = FL_{1}_COLUMNS;\n"
       "  static constexpr bool kStraightLoads = FL_{1}_STRAIGHT_LOADS;\n"
       "  using Row = {0}Row;\n"
-      "  using Column = {0}Column;\n",
-      names.type, names.upper);
+      "  using Column = {0}Column;\n"
+      "  static constexpr bool kRange = {2};\n",
+      names.type, names.upper, range.has_value());
+  if (range) {
+    text +=
+        fmt::format("  static {} QueryRange queries_of(int kv) {{\n    int first = 0;\n    int last = kLastQuery;\n{}",
+                    kFunction, *range);
+    text += "    return {first, last};\n  }\n";
+  }
   const auto add = [&](const std::string& declaration, const std::string& result) {
     text += fmt::format("  static {} {}const ForwardParams& params) {{\n    return {};\n  }}\n", kFunction, declaration,
                         result);
@@ -172,7 +204,9 @@ std::string emit_program(const Problem& problem, const Program& program, const N
   if (zeros) {
     text += head("_of_zeros", "int q") + Emitter(problem, program, Part::kZeros).body() + "}\n\n";
   }
-  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight);
+  const std::optional<std::string> range =
+      program.kind == ProgramKind::kMaskMod ? range_statements(program) : std::nullopt;
+  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight, range);
 }
 
 bool is_one(const Program& program, ValueId id) {

@@ -20,7 +20,7 @@ namespace flashlift::cuda {
 //     FL_SCORE_ZEROS: does score_mod read nothing that changes with the key but masks, which it adds. Then
 //     score_mod_of_zeros(...) is score_mod where they are 0, and reads none;
 //     ScoreMod: all of this by names that are the same for both programs: Row, Column, value(), loads_inside() and so
-//     on,
+//     on; and kRange: is all that mask_mod asks of a query that it be one of queries_of(kv),
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue; and kLoadsHold where plain_mask_mod is mask_mod,
 //   FL_HAS_PLAIN_MASK: is mask_mod a conjunction of conditions that read captured tensors and others that do not. Then

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "cuda/emit/conditions.h"
 #include "cuda/emit/program_emitter.h"
 #include "score/operation.h"
 #include "support/error.h"

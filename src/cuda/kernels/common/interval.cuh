@@ -13,6 +13,13 @@ constexpr int kMayBeTrue = 2;
 // Of a mask_mod: all conditions that read captured tensors hold in the whole tile.
 constexpr int kLoadsHold = 4;
 
+// Queries that see a key. (Lengths are below 2^30, and so are a mask_mod's constants.)
+struct QueryRange {
+  int first;
+  int last;
+};
+constexpr int kLastQuery = (1 << 30) - 1;
+
 struct IntervalB {
   int possible;  // kMayBeFalse | kMayBeTrue
 };

@@ -105,6 +105,8 @@ struct WholeMask : MaskMod {
 #else
 struct WholeMask {
   static constexpr bool kSearches = false;
+  static constexpr bool kRange = true;
+  static __device__ __forceinline__ QueryRange queries_of(int) { return {0, kLastQuery}; }
   struct Row {};
   struct Column {};
   static __device__ __forceinline__ Row row(int, int, int, const ForwardParams&) { return {}; }
@@ -200,9 +202,35 @@ struct Consumer {
     }
   }
 
-  // Calls use(i, is kept) for each score: one that is masked or outside is not.
+  // Calls use(i, is kept) for each score: one that is masked or outside is not. A thread has two keys: what only asks
+  // whether a query is in a range takes two comparisons with constants a score.
+  template <typename Use>
+  __device__ __forceinline__ void for_each_score(const TilePlace& place, const QueryRange (&queries)[2],
+                                                 Use use) const {
+    int first[2];
+    int last[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      first[r] = queries[r].first - place.column;
+      last[r] = (place.rows[r] < params.kv_len ? min(queries[r].last, params.q_len - 1) : -1) - place.column;
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int offset = place.column_of(i) - place.column;
+      use(i, (first[i / 2 % 2] <= offset) & (offset <= last[i / 2 % 2]));
+    }
+  }
   template <typename Mask, typename Use>
   __device__ __forceinline__ void for_each_score(const TilePlace& place, Use use) const {
+    if constexpr (kRowsAreKeys && Mask::kRange) {
+      for_each_score(place, {Mask::queries_of(place.rows[0]), Mask::queries_of(place.rows[1])}, use);
+    } else {
+      evaluate_each_score<Mask>(place, use);
+    }
+  }
+
+  template <typename Mask, typename Use>
+  __device__ __forceinline__ void evaluate_each_score(const TilePlace& place, Use use) const {
     using Row = typename Mask::Row;
     using Column = typename Mask::Column;
     Column key_of_row[2];

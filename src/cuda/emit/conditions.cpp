@@ -1,0 +1,90 @@
+#include "cuda/emit/conditions.h"
+
+#include <algorithm>
+
+#include "cuda/emit/motion.h"
+#include "score/simplify.h"
+
+namespace flashlift::cuda {
+namespace {
+
+// That `difference` is at most `bound`.
+QueryBound at_most(const Linear& difference, int bound) {
+  const int64_t rest = difference.constant - bound;
+  if (difference.q == 0) {
+    return {QueryBound::Kind::kAny, difference.kv, rest};
+  }
+  return difference.q > 0 ? QueryBound{QueryBound::Kind::kLast, -difference.kv, -rest}
+                          : QueryBound{QueryBound::Kind::kFirst, difference.kv, rest};
+}
+
+QueryBound at_least(const Linear& difference, int bound) {
+  return at_most({-difference.q, -difference.kv, -difference.constant}, -bound);
+}
+
+}  // namespace
+
+std::vector<ValueId> conditions(const Program& mask_mod) {
+  std::vector<ValueId> all;
+  std::vector<ValueId> left = {mask_mod.result};
+  while (!left.empty()) {
+    const ValueId id = left.back();
+    const Node& node = mask_mod.nodes[id];
+    left.pop_back();
+    if (node.op == Op::k_and && node.type == Type::kI1) {
+      left.insert(left.end(), node.operands.begin(), node.operands.end());
+    } else {
+      all.push_back(id);
+    }
+  }
+  return all;
+}
+
+std::vector<ValueId> loading_conditions(const Program& mask_mod) {
+  std::vector<bool> reads;
+  for (const Node& node : mask_mod.nodes) {
+    reads.push_back(reads_capture(node.op) ||
+                    std::ranges::any_of(node.operands, [&](ValueId id) { return reads[id]; }));
+  }
+  std::vector<ValueId> loading = conditions(mask_mod);
+  const size_t all = loading.size();
+  std::erase_if(loading, [&](ValueId id) { return !reads[id]; });
+  return loading.size() < all ? loading : std::vector<ValueId>();
+}
+
+Program without_loading_conditions(const Program& mask_mod) {
+  Program rest = mask_mod;
+  for (const ValueId id : loading_conditions(mask_mod)) {
+    rest.nodes[id] = {Op::k_constant, Type::kI1, {}, 1};
+  }
+  return score::simplify(rest);
+}
+
+std::optional<std::vector<QueryBound>> query_bounds(const Program& mask_mod) {
+  const std::vector<std::optional<Linear>> linear = linear_values(mask_mod);
+  std::vector<QueryBound> bounds;
+  for (const ValueId id : conditions(mask_mod)) {
+    const Node& node = mask_mod.nodes[id];
+    const bool equal = node.op == Op::k_eq;
+    const bool below = equal || node.op == Op::k_le || node.op == Op::k_lt;
+    const bool above = equal || node.op == Op::k_ge || node.op == Op::k_gt;
+    if (!below && !above) {
+      return std::nullopt;
+    }
+    const std::optional<Linear>& x = linear[node.operands[0]];
+    const std::optional<Linear>& y = linear[node.operands[1]];
+    const std::optional<Linear> difference = x && y ? x->plus(*y, -1) : std::nullopt;
+    if (!difference) {
+      return std::nullopt;
+    }
+    if (below) {
+      bounds.push_back(at_most(*difference, node.op == Op::k_lt ? -1 : 0));
+    }
+    if (above) {
+      bounds.push_back(at_least(*difference, node.op == Op::k_gt ? 1 : 0));
+    }
+  }
+  return bounds;
+}
+
+}  // namespace flashlift::cuda
