@@ -193,9 +193,11 @@ TEST(DeviceBackward, DrawnProblemsAgreeWithTheOracle) {
 
 // What a masked key holds is not looked at, even if it is infinite or NaN.
 TEST(DeviceBackward, KeysThatAreNotFiniteStayMasked) {
-  for (const char* dtype : {"bf16", "bf16 residual", "f32"}) {
+  // The last of them has more query tiles than a GPU has multiprocessors, each of which takes several.
+  for (const char* words : {"h2 sq90 bf16", "h2 sq90 bf16 residual", "h2 sq90 f32", "h200 sq200 bf16 residual"}) {
+    SCOPED_TRACE(words);
     const Result<Problem> problem =
-        parse_problem(std::string("attn h2 sq90 skv150 d64 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + dtype);
+        parse_problem(std::string("attn skv150 d64 lse mask_mod() { %0 = lt kv, 100; return %0 } ") + words);
     ASSERT_TRUE(problem.ok()) << problem.error().message;
     Random random(5);
     OwnedArguments forward = testing::dense_arguments(*problem, random);

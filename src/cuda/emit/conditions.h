@@ -16,8 +16,8 @@ std::vector<ValueId> loading_conditions(const Program& mask_mod);
 // The mask_mod where those hold.
 Program without_loading_conditions(const Program& mask_mod);
 
-// What a condition says of the queries that see a key. kFirst, kLast: none comes before, or behind, kv * key + constant.
-// kAny: there are some only if that is at most 0.
+// What a condition says of the queries that see a key. kFirst, kLast: none comes before, or behind, kv * key +
+// constant. kAny: there are some only if that is at most 0.
 struct QueryBound {
   enum class Kind : uint8_t { kFirst, kLast, kAny } kind = Kind::kAny;
   int kv = 0;

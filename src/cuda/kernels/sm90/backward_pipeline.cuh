@@ -54,7 +54,7 @@ constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;
 constexpr int kPartStages = FL_FUSED ? kConsumers : 0;
-constexpr int kRowReaders = 4 * kConsumers + (FL_HAS_MASK_MOD ? 1 : 0);  // warps
+constexpr int kRowReaders = 4 * kConsumers + (FL_FUSED && FL_HAS_MASK_MOD ? 1 : 0);  // warps
 // Arrivals that give a stage of qk back. In the fused kernel every lane tells for itself that it has read the rows'
 // statistics: so racecheck can follow the order, which it does not through __syncwarp.
 constexpr u32 kQkReaders = (FL_FUSED ? 128 : 4) * kConsumers;
@@ -79,17 +79,16 @@ struct SharedLayout {
   u32 rows_v;
   u32 columns_qk;
   u32 columns_v;
-  u32 statistics;  // of each stage of qk
-  u32 rows_full;
+  u32 statistics;                          // of each stage of qk
+  u32 rows_full, rows_empty;               // a barrier each
   u32 qk_full, qk_empty, v_full, v_empty;  // one barrier a stage
   u32 verdict;                             // a barrier, and an int: is everything to be done again
   u32 fields;                              // kFieldCount ints a stage of qk
   // Of the fused kernel.
   u32 gradients, gradients_full, gradients_empty;
   u32 parts, parts_full, parts_empty;
-  u32 visits;      // kVisitFieldCount ints each
-  u32 rows_empty;  // a barrier
-  u32 key_tile;    // an int: the number of the block's key tile, or kNoKeys
+  u32 visits;    // kVisitFieldCount ints each
+  u32 key_tile;  // an int: the number of the block's key tile, or kNoKeys
 };
 
 __device__ __forceinline__ SharedLayout shared_layout(u32 base) {

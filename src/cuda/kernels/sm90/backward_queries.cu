@@ -103,6 +103,20 @@ __device__ __forceinline__ void finish(Consumer& consumer, const ForwardParams& 
   }
 }
 
+// The block's query tiles: one; but of a kernel that is there for what the fused one could not do, those of a grid that
+// is no larger than the GPU, for as a rule there is nothing to do, and then blocks that leave at once cost the time.
+template <typename Use>
+__device__ __forceinline__ void for_each_tile(const ForwardParams& params, Use use) {
+  int index = static_cast<int>(blockIdx.x);
+  u32 turn = 0;
+#pragma unroll 1
+  do {
+    use(query_tile(params, index), turn);
+    ++turn;
+    index += static_cast<int>(gridDim.x);
+  } while (FL_REPEATS && index < params.total_tiles);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -122,55 +136,65 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(d_out_map);
   }
   __syncthreads();
-  const QueryTile tile = query_tile(params, blockIdx.x);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     registers_decrease<FL_PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
-      Producer producer{params, tiles, d_out_map, shared, tile.b, tile.h / params.group};
-      const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
-      producer.load_rows(tile.h, tile.row);
-      const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
-      producer.load_all(rows, nothing, [](const ColumnRings&) {});
-      if (kMayRepeat) {
-        barrier_wait(shared.verdict, 0);
-        if (load_shared(shared.verdict + 8) != 0) {
-          producer.load_all(rows, nothing, [](const ColumnRings&) {});
+      Producer producer{params, tiles, d_out_map, shared, 0, 0};
+      for_each_tile(params, [&](const QueryTile& tile, u32 turn) {
+        producer.b = tile.b;
+        producer.kv_head = tile.h / params.group;
+        const BlockRows rows{tile.b, tile.h, tile.h, tile.row, tile.last_row};
+        barrier_wait(shared.rows_empty, turn % 2 ^ 1);
+        producer.load_rows(tile.h, tile.row);
+        const ColumnTile nothing{true, tile.h, (1 << 29) / FL_BLOCK_N * FL_BLOCK_N, kPartial};
+        producer.load_all(rows, nothing, [](const ColumnRings&) {});
+        if (kMayRepeat) {
+          barrier_wait(shared.verdict, turn % 2);
+          if (load_shared(shared.verdict + 8) != 0) {
+            producer.load_all(rows, nothing, [](const ColumnRings&) {});
+          }
         }
-      }
+      });
     }
   } else {
     registers_increase<FL_CONSUMER_REGISTERS>();
-    Consumer consumer{params, shared, warpgroup - 1, tile.b, tile.row};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float* const statistics = row_statistics(params, tiles, tile.b, tile.h, consumer.row(r));
-      consumer.row_lse[r] = statistics[0];
-      consumer.row_delta[r] = statistics[tiles.rows];
-    }
-    barrier_wait(shared.rows_full, 0);
-    bool again = false;
-#pragma unroll 1
-    do {
-      consumer.sweep();
-      if (again) {
-        break;
-      }
-      float missing[2];
+    Consumer consumer{params, shared, warpgroup - 1, 0, 0};
+    for_each_tile(params, [&](const QueryTile& tile, u32 turn) {
+      consumer.b = tile.b;
+      consumer.first_row = tile.row;
+      consumer.careful = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        missing[r] = missing_delta(consumer, params, backward, tile, r);
-        consumer.row_delta[r] += missing[r];
+        const float* const statistics = row_statistics(params, tiles, tile.b, tile.h, consumer.row(r));
+        consumer.row_lse[r] = statistics[0];
+        consumer.row_delta[r] = statistics[tiles.rows];
       }
-      again = correct(consumer, missing);
-      consumer.careful = kCleans && any_consumer(has_nonfinite(consumer));
-      again |= consumer.careful;
-      if (kMayRepeat && threadIdx.x == 128) {
-        store_shared(shared.verdict + 8, again);
-        barrier_arrive(shared.verdict);
-      }
-    } while (again);
-    finish(consumer, params, backward, tiles, tile);
+      barrier_wait(shared.rows_full, turn % 2);
+      bool again = false;
+#pragma unroll 1
+      do {
+        consumer.sweep();
+        if (again) {
+          break;
+        }
+        float missing[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          missing[r] = missing_delta(consumer, params, backward, tile, r);
+          consumer.row_delta[r] += missing[r];
+        }
+        again = correct(consumer, missing);
+        consumer.careful = kCleans && any_consumer(has_nonfinite(consumer));
+        again |= consumer.careful;
+        if (kMayRepeat && threadIdx.x == 128) {
+          store_shared(shared.verdict + 8, again);
+          barrier_arrive(shared.verdict);
+        }
+      } while (again);
+      release(shared.rows_empty);
+      finish(consumer, params, backward, tiles, tile);
+    });
   }
 }
 

@@ -92,7 +92,9 @@ class MainSm90 : public BackwardMain {
     };
     const auto run_queries = [&] {
       params.heads_per_section = sections(params.kv_len, query_tiles(params) * params.group, config);
-      return run(queries_, groups * query_tiles(params) * params.group, config);
+      // Where it repeats something, it takes one tile after the other.
+      const int64_t resident = config_.queries.repeats ? device_.multiprocessors : INT64_MAX;
+      return run(queries_, std::min(int64_t{params.total_tiles}, resident), config);
     };
     const auto run_keys = [&](const Kernel& kernel, const ForwardConfig& with) {
       params.heads_per_section = sections(int64_t{params.q_len} * params.group, key_tiles(params), with);
