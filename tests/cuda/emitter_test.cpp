@@ -111,7 +111,10 @@ void expect_mask_compiles(const Problem& problem) {
       "extern \"C\" __global__ void probe(const __grid_constant__ ForwardParams params, int* out) {\n"
       "  out[0] = mask_mod(mask_row(0, 0, threadIdx.x, params), mask_column(0, blockIdx.x, params), 0, 0,\n"
       "                    threadIdx.x, blockIdx.x, 0, params);\n"
-      "  out[1] = mask_interval(0, 0, 0, threadIdx.x, threadIdx.y, blockIdx.x, blockIdx.y, params);\n}\n";
+      "  out[1] = mask_interval(0, 0, 0, threadIdx.x, threadIdx.y, blockIdx.x, blockIdx.y, params);\n"
+      "  out[2] = MaskTile::value(from_lane(MaskTile::of_query(0, 0, threadIdx.x, params), 1),\n"
+      "                           from_lane(MaskTile::of_key(0, threadIdx.y, params), 2), 0, 0, threadIdx.x,\n"
+      "                           threadIdx.y, params);\n}\n";
   const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
   EXPECT_TRUE(kernel.ok()) << print(problem) << ": " << kernel.error().message;
 }
@@ -198,6 +201,31 @@ TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
   EXPECT_TRUE(has(programs_of("causal window=20"), "#define FL_HAS_PLAIN_MASK 0"));
   expect_mask_compiles(
       problem_of("attn h1 s64 d64 bf16 " + loads + "%2 = eq %0, %1; %3 = le kv, q; %4 = and %2, %3; return %4 }"));
+}
+
+// What is read for a query or for a key alone is given to a mask; what depends on both is read where it is needed.
+TEST(Emitter, MasksAreGivenWhatTheyReadForOnePosition) {
+  const std::string text = emit_programs(problem_of(
+      "attn h2 s64 d64 bf16 mask_mod(ids: i32[?], keep: bool[?,?], of: i64[2]) { %0 = load ids[q]; %1 = load "
+      "ids[kv]; %2 = eq %0, %1; %3 = load keep[q, kv]; %4 = and %2, %3; %5 = load of[h]; %6 = lt %5, 4:i64; "
+      "%7 = and %4, %6; return %7 }"));
+  const auto part = [&](const std::string& from, const std::string& to) {
+    const size_t begin = text.find(from);
+    return begin == std::string::npos ? "" : text.substr(begin, text.find(to, begin) - begin);
+  };
+  const auto count = [](const std::string& in, const std::string& what) {
+    size_t found = 0;
+    for (size_t at = in.find(what); at != std::string::npos; at = in.find(what, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(count(part("struct MaskOfQuery {", "}"), " v"), 2U) << "the query's id, and what the head has";
+  EXPECT_EQ(count(part("struct MaskOfKey {", "}"), " v"), 1U);
+  const std::string mask = part("bool mask_mod_of_values(", "return");
+  EXPECT_EQ(count(mask, "op_load"), 1U) << mask;
+  EXPECT_EQ(count(mask, "= of_query."), 2U) << mask;
+  EXPECT_EQ(count(mask, "= of_key."), 1U) << mask;
 }
 
 // Which queries see a key, by the bounds, and by the program itself.

@@ -86,36 +86,63 @@ constexpr Names kGradientNames = {"score_gradient", "gradient", "Gradient", "GRA
 constexpr Names kMaskNames = {"mask_mod", "mask", "Mask", "MASK", "bool", "", ""};
 constexpr Names kPlainMaskNames = {"plain_mask_mod", "plain_mask", "PlainMask", "PLAIN_MASK", "bool", "", ""};
 
+std::string emit_struct(const Program& program, const Names& names, const char* suffix,
+                        const std::vector<size_t>& nodes) {
+  std::string text = fmt::format("struct {}{} {{", names.type, suffix);
+  for (const size_t i : nodes) {
+    text += fmt::format(" {} v{};", type_name(program.nodes[i].type), i);
+  }
+  return text + " };\n";
+}
+
 // <name>Row, <name>Column and what gives them: the program's searches that depend on the query or the key alone, which
 // are loops, and which no compiler computes once where they stand many times. Two columns agree if no search changes
 // from the one key to the other, and then none does between them.
 std::string emit_searches(const Problem& problem, const Program& program, const Names& names) {
   Emitter rows(problem, program, Part::kRow);
   Emitter columns(problem, program, Part::kColumn);
-  const std::vector<size_t> of_rows = rows.nodes_that(&Emitter::is_row_search);
-  const std::vector<size_t> of_columns = columns.nodes_that(&Emitter::is_column_search);
-  std::string text;
-  const auto add_struct = [&](const char* suffix, const std::vector<size_t>& nodes) {
-    text += fmt::format("struct {}{} {{", names.type, suffix);
-    for (const size_t i : nodes) {
-      text += fmt::format(" i32 v{};", i);
-    }
-    text += " };\n";
-  };
-  add_struct("Row", of_rows);
-  add_struct("Column", of_columns);
-  text += fmt::format("{} {}Row {}_row(int b, int h, int q, const ForwardParams& params) {{\n", kFunction, names.type,
-                      names.prefix);
-  text += of_rows.empty() ? "  return {};\n}\n" : rows.searches() + "}\n";
-  text += fmt::format("{} {}Column {}_column(int b, int kv, const ForwardParams& params) {{\n", kFunction, names.type,
-                      names.prefix);
-  text += of_columns.empty() ? "  return {};\n}\n" : columns.searches() + "}\n";
+  std::string text = emit_struct(program, names, "Row", rows.given());
+  text += emit_struct(program, names, "Column", columns.given());
+  text += fmt::format("{} {}Row {}_row(int b, int h, int q, const ForwardParams& params) {{\n{}}}\n", kFunction,
+                      names.type, names.prefix, rows.given_body());
+  text += fmt::format("{} {}Column {}_column(int b, int kv, const ForwardParams& params) {{\n{}}}\n", kFunction,
+                      names.type, names.prefix, columns.given_body());
   text +=
       fmt::format("{0} bool agree(const {1}Column& x, const {1}Column& y) {{\n  return true", kFunction, names.type);
-  for (const size_t i : of_columns) {
+  for (const size_t i : columns.given()) {
     text += fmt::format(" && x.v{0} == y.v{0}", i);
   }
-  return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !of_columns.empty());
+  return text + fmt::format(";\n}}\n#define FL_{}_COLUMNS {:d}\n\n", names.upper, !columns.given().empty());
+}
+
+// <name>OfQuery, <name>OfKey: what the program reads of captured tensors for a query or for a key alone, what gives
+// them, a lane's from another lane, and the program that is given them.
+std::string emit_values(const Problem& problem, const Program& program, const Names& names) {
+  Emitter of_query(problem, program, Part::kOfQuery);
+  Emitter of_key(problem, program, Part::kOfKey);
+  std::string text;
+  const auto add = [&](Emitter& emitter, const char* suffix, const char* function, const char* position) {
+    const std::vector<size_t> nodes = emitter.given();
+    text += emit_struct(program, names, suffix, nodes);
+    text += fmt::format("{0} {1}{2} {3}_{4}({5}, const ForwardParams& params) {{\n{6}}}\n", kFunction, names.type,
+                        suffix, names.prefix, function, position, emitter.given_body());
+    text +=
+        fmt::format("{0} {1}{2} from_lane(const {1}{2}& x, int lane) {{\n  return {{", kFunction, names.type, suffix);
+    for (const size_t i : nodes) {
+      const std::string value = fmt::format("x.v{}", i);
+      text += program.nodes[i].type == Type::kI1
+                  ? fmt::format("__shfl_sync(0xffffffff, static_cast<int>({}), lane) != 0, ", value)
+                  : fmt::format("__shfl_sync(0xffffffff, {}, lane), ", value);
+    }
+    text += "};\n}\n";
+  };
+  add(of_query, "OfQuery", "of_query", "int b, int h, int q");
+  add(of_key, "OfKey", "of_key", "int b, int kv");
+  text += fmt::format(
+      "{0} bool {1}_of_values(const {2}OfQuery& of_query, const {2}OfKey& of_key, int b, int h, int q, int kv_first, "
+      "int key, const ForwardParams& params) {{\n  const int kv = kv_first + key;\n",
+      kFunction, names.function, names.type);
+  return text + Emitter(problem, program, Part::kOfValues).body() + "}\n\n";
 }
 
 // Statements that give the first and the last query that see a key, where that is all that the mask_mod asks.
@@ -144,27 +171,19 @@ std::optional<std::string> range_statements(const Program& mask_mod) {
 
 // <name>Mod: the program with all that applying it to a tile takes (kernels/common/mods.cuh), by names that the two
 // kinds of program share.
-std::string emit_mod(const Names& names, bool straight, const std::optional<std::string>& range = {}) {
+std::string emit_mod(const Names& names, bool straight) {
   const char* raw = *names.before != '\0' ? "raw, " : "";
   std::string text = fmt::format(
       "struct {0}Mod {{\n"
       "  static constexpr bool kColumns = FL_{1}_COLUMNS;\n"
       "  static constexpr bool kStraightLoads = FL_{1}_STRAIGHT_LOADS;\n"
       "  using Row = {0}Row;\n"
-      "  using Column = {0}Column;\n"
-      "  static constexpr bool kRange = {2};\n",
-      names.type, names.upper, range.has_value());
-  if (range) {
-    text +=
-        fmt::format("  static {} QueryRange queries_of(int kv) {{\n    int first = 0;\n    int last = kLastQuery;\n{}",
-                    kFunction, *range);
-    text += "    return {first, last};\n  }\n";
-  }
+      "  using Column = {0}Column;\n",
+      names.type, names.upper);
   const auto add = [&](const std::string& declaration, const std::string& result) {
     text += fmt::format("  static {} {}const ForwardParams& params) {{\n    return {};\n  }}\n", kFunction, declaration,
                         result);
   };
-  add("Row row(int b, int h, int q, ", fmt::format("{}_row(b, h, q, params)", names.prefix));
   add("Column column(int b, int kv, ", fmt::format("{}_column(b, kv, params)", names.prefix));
   add("bool loads_inside(int b, int h, int q, int kv_first, int last_key, ",
       straight ? fmt::format("{}_loads_inside(b, h, q, kv_first, last_key, params)", names.prefix) : "true");
@@ -177,6 +196,34 @@ std::string emit_mod(const Names& names, bool straight, const std::optional<std:
           ? fmt::format("{}_inside({}row, column, b, h, q_first, row_offset, kv_first, key, params)", names.function,
                         raw)
           : fmt::format("{}({}row, column, b, h, q_first + row_offset, kv_first, key, params)", names.function, raw));
+  return text + "};\n\n";
+}
+
+// <name>Tile: what a mask keeps of a tile whose rows or columns are keys, for the backward kernels.
+std::string emit_mask_tile(const Program& program, const Names& names) {
+  const std::optional<std::string> range = range_statements(program);
+  std::string text = fmt::format(
+      "struct {0}Tile {{\n"
+      "  using OfQuery = {0}OfQuery;\n"
+      "  using OfKey = {0}OfKey;\n"
+      "  static constexpr bool kRange = {1};\n",
+      names.type, range.has_value());
+  if (range) {
+    text +=
+        fmt::format("  static {} QueryRange queries_of(int kv) {{\n    int first = 0;\n    int last = kLastQuery;\n{}",
+                    kFunction, *range);
+    text += "    return {first, last};\n  }\n";
+  }
+  const auto add = [&](const char* declaration, const char* result) {
+    text += fmt::format("  static {} {}, const ForwardParams& params) {{\n    return {}_{};\n  }}\n", kFunction,
+                        declaration, names.prefix, result);
+  };
+  add("OfQuery of_query(int b, int h, int q", "of_query(b, h, q, params)");
+  add("OfKey of_key(int b, int kv", "of_key(b, kv, params)");
+  text += fmt::format(
+      "  static {} bool value(const OfQuery& of_query, const OfKey& of_key, int b, int h, int q, int kv, const "
+      "ForwardParams& params) {{\n    return {}_of_values(of_query, of_key, b, h, q, kv, 0, params);\n  }}\n",
+      kFunction, names.function);
   return text + "};\n\n";
 }
 
@@ -204,9 +251,11 @@ std::string emit_program(const Problem& problem, const Program& program, const N
   if (zeros) {
     text += head("_of_zeros", "int q") + Emitter(problem, program, Part::kZeros).body() + "}\n\n";
   }
-  const std::optional<std::string> range =
-      program.kind == ProgramKind::kMaskMod ? range_statements(program) : std::nullopt;
-  return text + fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight, range);
+  text += fmt::format("#define FL_{}_ZEROS {:d}\n", names.upper, zeros) + emit_mod(names, straight);
+  if (program.kind == ProgramKind::kMaskMod) {
+    text += emit_values(problem, program, names) + emit_mask_tile(program, names);
+  }
+  return text;
 }
 
 bool is_one(const Program& program, ValueId id) {

@@ -20,11 +20,14 @@ namespace flashlift::cuda {
 //     FL_SCORE_ZEROS: does score_mod read nothing that changes with the key but masks, which it adds. Then
 //     score_mod_of_zeros(...) is score_mod where they are 0, and reads none;
 //     ScoreMod: all of this by names that are the same for both programs: Row, Column, value(), loads_inside() and so
-//     on; and kRange: is all that mask_mod asks of a query that it be one of queries_of(kv),
+//     on,
+//   MaskTile: for tiles in which a thread shares its rows and columns with others: what mask_mod reads for a query or a
+//   key alone (OfQuery, OfKey; from_lane() gives another lane's), and value() of these; kRange: is all that it asks of
+//   a query that it be one of queries_of(kv),
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue; and kLoadsHold where plain_mask_mod is mask_mod,
 //   FL_HAS_PLAIN_MASK: is mask_mod a conjunction of conditions that read captured tensors and others that do not. Then
-//   plain_mask_mod, with all that mask_mod has (PlainMaskMod, FL_PLAIN_MASK_... likewise), is the others alone,
+//   plain_mask_mod, with all that mask_mod has (PlainMaskTile, FL_PLAIN_MASK_... likewise), is the others alone,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
 //   score_tile(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, or are all masks that
 //   it adds surely 0 there.

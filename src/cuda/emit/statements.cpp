@@ -12,20 +12,6 @@
 namespace flashlift::cuda {
 namespace {
 
-const char* type_name(Type type) {
-  switch (type) {
-    case Type::kI1:
-      return "bool";
-    case Type::kI32:
-      return "i32";
-    case Type::kI64:
-      return "i64";
-    case Type::kF32:
-      return "float";
-  }
-  return "?";
-}
-
 const char* everything(Type type) {
   switch (type) {
     case Type::kI1:
@@ -80,6 +66,20 @@ std::optional<float> constant_f32(const Program& program, ValueId id) {
 }
 
 }  // namespace
+
+const char* type_name(Type type) {
+  switch (type) {
+    case Type::kI1:
+      return "bool";
+    case Type::kI32:
+      return "i32";
+    case Type::kI64:
+      return "i64";
+    case Type::kF32:
+      return "float";
+  }
+  return "?";
+}
 
 const char* element_name(DType dtype) {
   switch (dtype) {
@@ -146,6 +146,14 @@ bool Emitter::is_column_search(size_t i) const {
          !motion_.h[i] && !motion_.score[i];
 }
 
+bool Emitter::is_of_query(size_t i) const {
+  return reads_capture(program_.nodes[i].op) && !motion_.kv[i] && !motion_.score[i];
+}
+
+bool Emitter::is_of_key(size_t i) const {
+  return reads_capture(program_.nodes[i].op) && motion_.kv[i] && !motion_.q[i] && !motion_.h[i] && !motion_.score[i];
+}
+
 bool Emitter::is_straight_load(size_t i) const {
   const Node& node = program_.nodes[i];
   if (node.op != Op::k_load || node.operands.empty()) {
@@ -210,10 +218,29 @@ std::string Emitter::captured_rows_body(const std::vector<score::LoadDerivative>
   return std::move(text_);
 }
 
-std::string Emitter::searches() {
+std::vector<size_t> Emitter::given() const {
+  switch (part_) {
+    case Part::kRow:
+      return nodes_that(&Emitter::is_row_search);
+    case Part::kColumn:
+      return nodes_that(&Emitter::is_column_search);
+    case Part::kOfQuery:
+      return nodes_that(&Emitter::is_of_query);
+    case Part::kOfKey:
+      return nodes_that(&Emitter::is_of_key);
+    default:
+      return {};
+  }
+}
+
+std::string Emitter::given_body() {
+  const std::vector<size_t> nodes = given();
+  if (nodes.empty()) {
+    return "  return {};\n";
+  }
   statements();
   std::string list;
-  for (const size_t i : nodes_that(part_ == Part::kRow ? &Emitter::is_row_search : &Emitter::is_column_search)) {
+  for (const size_t i : nodes) {
     list += fmt::format("{}v{}", list.empty() ? "" : ", ", i);
   }
   return std::move(text_) + fmt::format("  return {{{}}};\n", list);
@@ -249,9 +276,10 @@ std::string Emitter::zeros_condition() const {
 
 void Emitter::statements() {
   for (size_t i = 0; i < program_.nodes.size(); ++i) {
-    const bool moves = motion_.score[i] || (part_ == Part::kRow && motion_.kv[i]) ||
-                       (part_ == Part::kColumn && (motion_.q[i] || motion_.h[i]));
-    if ((part_ == Part::kRow || part_ == Part::kColumn) && moves) {
+    const bool of_query = part_ == Part::kRow || part_ == Part::kOfQuery;
+    const bool of_key = part_ == Part::kColumn || part_ == Part::kOfKey;
+    if ((of_query && (motion_.score[i] || motion_.kv[i])) ||
+        (of_key && (motion_.score[i] || motion_.q[i] || motion_.h[i]))) {
       continue;
     }
     text_ += fmt::format("  const {} v{} = {};\n", interval_ ? "auto" : type_name(program_.nodes[i].type), i, value(i));
@@ -312,6 +340,9 @@ std::string Emitter::value(size_t i) const {
   const Node& node = program_.nodes[i];
   if (interval_ && !has_interval_form(program_, node)) {
     return everything(node.type);
+  }
+  if (part_ == Part::kOfValues && (is_of_query(i) || is_of_key(i))) {
+    return fmt::format("{}.v{}", is_of_query(i) ? "of_query" : "of_key", i);
   }
   switch (info(node.op).rule) {
     case TypeRule::kInputF32:

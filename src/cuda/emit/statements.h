@@ -11,6 +11,7 @@
 
 namespace flashlift::cuda {
 
+const char* type_name(Type type);
 const char* element_name(DType dtype);  // the type of kernels/common/captures.cuh
 std::string float_text(float value);    // a constant, by its bits
 
@@ -30,6 +31,9 @@ enum class Part : uint8_t {
   kInterval,  // the program over intervals
   kRow,       // searches that depend on the query alone
   kColumn,    // searches that depend on the key alone
+  kOfQuery,   // what is read of captured tensors for the query, whatever the key is
+  kOfKey,     // and for the key, whatever head and query are
+  kOfValues,  // mask_mod, given these
 };
 
 class Emitter {
@@ -38,6 +42,8 @@ class Emitter {
 
   bool is_row_search(size_t i) const;
   bool is_column_search(size_t i) const;
+  bool is_of_query(size_t i) const;
+  bool is_of_key(size_t i) const;
   // A load whose index is affine in kv with coefficient 1.
   bool is_straight_load(size_t i) const;
   template <typename Predicate>
@@ -66,14 +72,18 @@ class Emitter {
   // Statements that add a row's sums to the gradients of captured tensors.
   std::string captured_rows_body(const std::vector<score::LoadDerivative>& loads);
 
-  // Statements that give the row's or the column's searches.
-  std::string searches();
+  // What the function of this part gives: the row's or the column's searches, or the query's or the key's values.
+  std::vector<size_t> given() const;
+  // Statements that give them.
+  std::string given_body();
 
   // Statements that say whether all straight loads of a row's keys 0 to last_key are inside their tensors.
   std::string bounds_check();
 
  private:
-  bool is_whole() const { return part_ == Part::kWhole || part_ == Part::kInside || part_ == Part::kZeros; }
+  bool is_whole() const {
+    return part_ == Part::kWhole || part_ == Part::kInside || part_ == Part::kZeros || part_ == Part::kOfValues;
+  }
 
   // Over intervals: are all masks that it adds zeros?
   std::string zeros_condition() const;

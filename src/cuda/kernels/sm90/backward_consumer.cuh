@@ -99,27 +99,24 @@ using TilePlace = Place<kRowsAreKeys>;
 
 // What masks: the problem's mask_mod, and what is left of it where its conditions that read captured tensors hold.
 #if FL_HAS_MASK_MOD
-struct WholeMask : MaskMod {
-  static constexpr bool kSearches = FL_MASK_SEARCHES;
-};
+using WholeMask = MaskTile;
 #else
 struct WholeMask {
-  static constexpr bool kSearches = false;
   static constexpr bool kRange = true;
   static __device__ __forceinline__ QueryRange queries_of(int) { return {0, kLastQuery}; }
-  struct Row {};
-  struct Column {};
-  static __device__ __forceinline__ Row row(int, int, int, const ForwardParams&) { return {}; }
-  static __device__ __forceinline__ Column column(int, int, const ForwardParams&) { return {}; }
-  static __device__ __forceinline__ bool value(float, Row, Column, int, int, int, int, int, const ForwardParams&) {
+  struct OfQuery {};
+  struct OfKey {};
+  static __device__ __forceinline__ OfQuery of_query(int, int, int, const ForwardParams&) { return {}; }
+  static __device__ __forceinline__ OfKey of_key(int, int, const ForwardParams&) { return {}; }
+  static __device__ __forceinline__ bool value(OfQuery, OfKey, int, int, int, int, const ForwardParams&) {
     return true;
   }
 };
+__device__ __forceinline__ WholeMask::OfQuery from_lane(WholeMask::OfQuery x, int) { return x; }
+__device__ __forceinline__ WholeMask::OfKey from_lane(WholeMask::OfKey x, int) { return x; }
 #endif
 #if FL_HAS_PLAIN_MASK
-struct PlainMask : PlainMaskMod {
-  static constexpr bool kSearches = false;
-};
+using PlainMask = PlainMaskTile;
 #else
 using PlainMask = WholeMask;
 #endif
@@ -229,40 +226,55 @@ struct Consumer {
     }
   }
 
+  // What a mask reads for a row or a column of the tile.
+  template <typename Mask>
+  __device__ __forceinline__ auto values_of_row(const TilePlace& place, int row) const {
+    if constexpr (kRowsAreKeys) {
+      return Mask::of_key(b, row, params);
+    } else {
+      return Mask::of_query(b, place.h, row, params);
+    }
+  }
+  template <typename Mask>
+  __device__ __forceinline__ auto values_of_column(const TilePlace& place, int column) const {
+    if constexpr (kRowsAreKeys) {
+      return Mask::of_query(b, place.h, column, params);
+    } else {
+      return Mask::of_key(b, column, params);
+    }
+  }
+
+  // A thread's columns are those of seven others, too. So each lane reads for a 32nd of the tile's columns, all at
+  // once, and gets the others' from their lanes: a thread by itself has registers for two loads on their way.
   template <typename Mask, typename Use>
   __device__ __forceinline__ void evaluate_each_score(const TilePlace& place, Use use) const {
-    using Row = typename Mask::Row;
-    using Column = typename Mask::Column;
-    Column key_of_row[2];
-    Row query_of_row[2];
+    using OfRow = decltype(values_of_row<Mask>(place, 0));
+    using OfColumn = decltype(values_of_column<Mask>(place, 0));
+    constexpr int kLanes = 32;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int within = lane % 4 * 2;  // the tile's first column is so far before the thread's
+    const OfRow of_row[2] = {values_of_row<Mask>(place, place.rows[0]), values_of_row<Mask>(place, place.rows[1])};
+    OfColumn read[FL_BLOCK_N / kLanes];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (kRowsAreKeys) {
-        key_of_row[r] = Mask::column(b, place.rows[r], params);
-      } else {
-        query_of_row[r] = Mask::row(b, place.h, place.rows[r], params);
-      }
+    for (int i = 0; i < FL_BLOCK_N / kLanes; ++i) {
+      read[i] = values_of_column<Mask>(place, place.column - within + kLanes * i + lane);
     }
-#pragma unroll(Mask::kSearches ? 1 : kScores / 2)
+#pragma unroll
     for (int c = 0; c < kScores / 2; ++c) {
       const int i = c / 2 * 4 + c % 2;
-      const int q = place.q(i);
-      const int kv = place.kv(i);
-      Column key;
-      Row query;
-      if (kRowsAreKeys) {
-        query = Mask::row(b, place.h, q, params);
-      } else {
-        key = Mask::column(b, kv, params);
-      }
+      const int offset = c / 2 * 8 + c % 2;
+      const OfColumn of_column = from_lane(read[offset / kLanes], offset % kLanes + within);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int row_q = kRowsAreKeys ? q : place.rows[r];
-        const int row_kv = kRowsAreKeys ? place.rows[r] : kv;
-        const bool inside = row_q < params.q_len && row_kv < params.kv_len;
-        const bool keep = Mask::value(0.0f, kRowsAreKeys ? query : query_of_row[r], kRowsAreKeys ? key_of_row[r] : key,
-                                      b, place.h, row_q, row_kv, 0, params);
-        use(i + 2 * r, inside & keep);
+        const int q = place.q(i + 2 * r);
+        const int kv = place.kv(i + 2 * r);
+        bool keep;
+        if constexpr (kRowsAreKeys) {
+          keep = Mask::value(of_column, of_row[r], b, place.h, q, kv, params);
+        } else {
+          keep = Mask::value(of_row[r], of_column, b, place.h, q, kv, params);
+        }
+        use(i + 2 * r, (q < params.q_len) & (kv < params.kv_len) & keep);
       }
     }
   }
@@ -287,22 +299,14 @@ struct Consumer {
     }
   }
 
-  template <bool kPacked, typename Mask>
-  __device__ __forceinline__ void mask_by(const TilePlace& place) {
-    if constexpr (Mask::kSearches) {
-      keep_scores<kPacked>(kept_scores<Mask>(place));
-    } else {
-      for_each_score<Mask>(place, [&](int i, bool keep) { mask_score<kPacked>(i, keep); });
-    }
-  }
-
   // s becomes 0 where it is masked or outside; so does p, if it has the same scores already.
   template <bool kPacked>
   __device__ __forceinline__ void mask(const TilePlace& place, bool plain) {
+    const auto use = [&](int i, bool keep) { mask_score<kPacked>(i, keep); };
     if (FL_HAS_PLAIN_MASK && plain) {
-      mask_by<kPacked, PlainMask>(place);
+      for_each_score<PlainMask>(place, use);
     } else {
-      mask_by<kPacked, WholeMask>(place);
+      for_each_score<WholeMask>(place, use);
     }
   }
 
