@@ -13,15 +13,13 @@
 // follow one another through the same queries.
 //
 // A second kernel scales and rounds the sums.
+#include "cuda/kernels/sm90/backward_adder.cuh"
 #include "cuda/kernels/sm90/backward_keys.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
 namespace flashlift::cuda {
 namespace {
 
-constexpr int kParts = kConsumers;
-constexpr int kPartFloats = kPartBytes / sizeof(float);
-constexpr int kStored = -1;  // of RowTiles::last_adders: the part is in d_q already
 // A mask that reads captured tensors takes more registers than 64 scores leave: it is evaluated before d_p takes its
 // own, while the scores are multiplied. Other masks take fewer instructions where the scores are.
 constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
@@ -382,95 +380,6 @@ __device__ __forceinline__ void look_for_nonfinite_keys(const SharedLayout& shar
   }
   if (found) {
     *tiles.nonfinite_keys = 1;
-  }
-}
-
-// Has the key tile before added to a part? If so, what it added is seen from now on.
-__device__ __forceinline__ bool has_added(const RowTiles& tiles, int place, int before) {
-  int last;
-  asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(last) : "l"(tiles.last_adders + place) : "memory");
-  return last == before + 1;
-}
-
-__device__ __forceinline__ void wait_for_adder(const RowTiles& tiles, int place, int before) {
-  while (!has_added(tiles, place, before)) {
-  }
-}
-
-// One thread: adds a consumer's parts to the sums in memory whenever it is the key tile's turn. Where a part is the
-// last one that is added, the consumer does so itself: this thread brings it the sums of the others.
-//
-// While a part's sum comes in, the thread asks whether it is the turn of the next part, once: it takes as long, and so
-// the next part is added as soon as it is there. Not until it is: others wait for this part's sum.
-__device__ __forceinline__ void add_parts(const SharedLayout& shared, const RowTiles& tiles, int part) {
-  const u32 staged = shared.parts + part * kPartBytes;
-  const u32 empty = shared.parts_empty + 8 * part;
-  bool turn = false;  // is it known to be the visit's
-#pragma unroll 1
-  for (u32 visit = 0;; ++visit) {
-    barrier_wait(shared.parts_full + 8 * part, visit % 2);
-    const u32 fields = shared.visits + 4 * kVisitFieldCount * (visit % kVisitStages);
-    const int place = load_shared(fields + 4 * kVisitTile) * kParts + part;
-    const int before = load_shared(fields + 4 * kVisitBefore);
-    const int keys = load_shared(fields + 4 * kVisitKeys);
-    const int flags = load_shared(fields + 4 * kVisitFlags);
-    if (keys == kNoKeys) {
-      return;
-    }
-    // Of the next visit, if it is of the same key tile: it was told of before this part was made.
-    int next_place = 0;
-    int next_before = -1;
-    bool brings_sums = false;
-    if ((flags & kLast) == 0) {
-      const u32 next_fields = shared.visits + 4 * kVisitFieldCount * ((visit + 1) % kVisitStages);
-      next_place = load_shared(next_fields + 4 * kVisitTile) * kParts + part;
-      next_before = load_shared(next_fields + 4 * kVisitBefore);
-      brings_sums = kStoresFinal && next_before >= 0 && (load_shared(next_fields + 4 * kVisitFlags) & kFinal) != 0;
-    }
-    const auto bring_sums = [&] {
-      asm volatile("fence.proxy.async.global;" ::: "memory");
-      barrier_arrive_expect(empty, kPartBytes);
-      load_bytes(staged, tiles.d_q_sums + static_cast<long long>(next_place) * kPartFloats, kPartBytes, empty);
-    };
-    bool next_turn = false;
-    if ((flags & kNothing) != 0) {
-      barrier_arrive(empty);
-    } else if (kStoresFinal && (flags & kFinal) != 0) {
-      tiles.last_adders[place] = kStored;
-      if (!brings_sums) {
-        barrier_arrive(empty);
-      }
-    } else {
-      float* const sums = tiles.d_q_sums + static_cast<long long>(place) * kPartFloats;
-      if (before >= 0) {
-        if (!turn) {
-          wait_for_adder(tiles, place, before);
-        }
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                     "r"(staged), "r"(kPartBytes)
-                     : "memory");
-      } else {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(staged),
-                     "r"(kPartBytes)
-                     : "memory");
-      }
-      asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-      if (!brings_sums) {
-        barrier_arrive(empty);
-      }
-      next_turn = next_before >= 0 && has_added(tiles, next_place, next_before);
-      if (brings_sums && next_turn) {
-        bring_sums();
-      }
-      asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
-      asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(tiles.last_adders + place), "r"(keys + 1) : "memory");
-    }
-    if (brings_sums && !next_turn) {
-      wait_for_adder(tiles, next_place, next_before);
-      bring_sums();
-    }
-    turn = next_turn;
   }
 }
 

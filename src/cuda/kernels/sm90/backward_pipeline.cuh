@@ -11,6 +11,7 @@
 
 #include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm90/ptx.cuh"
+#include "gradient.cuh"
 
 namespace flashlift::cuda {
 
