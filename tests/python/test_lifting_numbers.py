@@ -479,7 +479,7 @@ def test_scores_in_f32_may_step():
 
 # --- Scores of 16 bits beside large numbers ---
 
-LOWS = {"float16": (-65504.0, -1e4), "bfloat16": (-3.38e38, -1e9, -1e4)}
+LOWS = {"float16": (-65504.0, -1e4, -1e3), "bfloat16": (-3.38e38, -1e9, -1e4, -69)}
 
 
 def added(keep, low, dtype):

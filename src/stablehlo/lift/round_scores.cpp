@@ -19,8 +19,8 @@ std::vector<T> sorted(std::vector<T> values) {
   return values;
 }
 
-// Beyond, whole numbers are not numbers of the type, and roundings move scores by 1 and more.
-double largest_whole(DType half) { return half == DType::kBF16 ? 0x1p8 : 0x1p11; }
+// Beyond, roundings move scores by 1/16 and more.
+double largest_fine(DType half) { return half == DType::kBF16 ? 0x1p4 : 0x1p7; }
 
 // Whether numbers that are not the product's may take scores to where roundings are that coarse. With `at_roundings`
 // what is rounded counts, otherwise every part of the formula.
@@ -29,7 +29,7 @@ bool reaches_far(const Plane& plane, SymId formula, const KnownBounds& of_plane,
   KnownBounds known = of_plane;
   known.largest_score = 1;
   Bounds bounds(arena, known);
-  const double most = largest_whole(*plane.half);
+  const double most = largest_fine(*plane.half);
   std::set<SymId> seen;
   std::vector<SymId> stack{formula};
   while (!stack.empty()) {
