@@ -15,7 +15,12 @@ def check(function, operands, specs, result=None, gathers=0):
     assert (found > 0) == (gathers > 0), found
     assert text.count('custom_call_target="flashlift.attention') >= 2
     got = both(*placed)
-    assert_close(got, of(function)(*operands))
+    # Beside unfused maths in double precision: gradients of squares are large sums, whose rounding XLA's have, too.
+    with jax.enable_x64(True):
+        exact = of(function)(*[np.float64(one) if one.dtype == jnp.float32 else one for one in operands])
+    for ours, theirs, right in zip(*map(jax.tree.leaves, (got, of(function)(*operands), exact)), strict=True):
+        error = lambda one: np.max(np.abs(np.float64(one) - right))
+        assert error(ours) <= 4 * error(theirs) + 1e-6 * np.max(np.abs(right)), (error(ours), error(theirs))
     if not gathers:
         assert got[0].sharding.spec == (specs[0] if result is None else result), got[0].sharding
 
