@@ -23,8 +23,8 @@ from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
 TOLERANCE = 1e-4  # of the largest number of a result, where the module itself is no more sensitive than that
-# Four f32 roundings, as flashlift.testing allows of what a number is summed from: where one probability fills a row, its
-# gradient is the difference of two equal numbers. A module that differentiates its maximum, too, cancels even that.
+# Four f32 roundings, as flashlift.testing allows of what a number is summed from: where one probability fills a row,
+# its gradient is the difference of two equal numbers. A module that differentiates its maximum, too, cancels even that.
 ROUNDINGS = 4 * 2.0**-24
 BATCH = 12  # functions in one module: compiling costs the least for each then
 
@@ -123,8 +123,8 @@ def moved(arguments):
 
 
 def sizes_of_results(drawn, arguments):
-    """For each result, the size of what it is a sum of: of gradients by queries (the first) the keys, and of those by keys
-    the queries, whatever they come to."""
+    """For each result, the size of what it is a sum of: of gradients by queries (the first) the keys, and of those by
+    keys the queries, whatever they come to."""
     shapes = jax.eval_shape(drawn.function, *arguments)
     if not drawn.has_gradients:
         return [1.0] * len(jax.tree.leaves(shapes))
