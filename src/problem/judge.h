@@ -12,15 +12,14 @@ namespace flashlift::problem {
 // is zeros.
 struct Subject {
   std::string name;
-  const TensorView& got;         // f64, f32, bf16 or f16
-  std::span<const double> want;  // in double precision
-  std::span<const float> eager;  // unfused maths in the problem's own dtype
-  std::span<const double> deviations =
-      {};                              // of eager's errors, where one draw of each tells too little; empty: unknown
-  std::span<const double> magnitudes;  // of the terms that each element is summed from; empty: |want|
-  int64_t row_width = 1;               // elements of a row, which share their errors
-  double samples = 1;                  // how many independent errors there may be: rows, as a rule
-  bool same_non_finite = true;         // NaN and each infinity stand where `want` has the same
+  const TensorView& got;                    // f64, f32, bf16 or f16
+  std::span<const double> want;             // in double precision
+  std::span<const float> eager;             // unfused maths in the problem's own dtype
+  std::span<const double> deviations = {};  // of eager's errors, where one draw tells too little; empty: unknown
+  std::span<const double> magnitudes;       // of the terms that each element is summed from; empty: |want|
+  int64_t row_width = 1;                    // elements of a row, which share their errors
+  double samples = 1;                       // how many independent errors there may be: rows, as a rule
+  bool same_non_finite = true;              // NaN and each infinity stand where `want` has the same
 };
 
 // An error, the same of eager maths, and what the error may be.

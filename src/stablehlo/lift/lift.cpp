@@ -50,17 +50,34 @@ bool sums(mlir::Operation* op) {
   }
 }
 
+using Stack = std::vector<mlir::Operation*>;
+
+// Whether `finds` an operation among the first `farthest` that are reached from those on the stack; it puts those on it
+// that come next. Null pointers, of arguments' definitions, are left out.
+template <typename Finds>
+bool reaches(Stack stack, size_t farthest, Finds finds) {
+  llvm::DenseSet<mlir::Operation*> seen;
+  while (!stack.empty() && seen.size() < farthest) {
+    mlir::Operation* op = stack.back();
+    stack.pop_back();
+    if (op != nullptr && seen.insert(op).second && finds(op, stack)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Of all operands.
+void push_definitions(mlir::Operation* op, Stack& stack) {
+  for (const mlir::Value operand : op->getOperands()) {
+    stack.push_back(operand.getDefiningOp());
+  }
+}
+
 // Whether a sum divides something, or its logarithm is taken, in whatever shape and with whatever guard.
 bool divides(mlir::Operation* sum) {
   constexpr size_t kFarthest = 50;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{sum};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (!seen.insert(op).second) {
-      continue;
-    }
+  return reaches({sum}, kFarthest, [](mlir::Operation* op, Stack& stack) {
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* const user = use.getOwner();
       switch (kind(user)) {
@@ -84,8 +101,8 @@ bool divides(mlir::Operation* sum) {
           break;
       }
     }
-  }
-  return false;
+    return false;
+  });
 }
 
 // What it is of.
@@ -106,22 +123,12 @@ bool is_bell(mlir::Operation* exponential) {
 bool is_summed(mlir::Operation* exponential) {
   const bool must_divide = is_bell(exponential);
   constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{exponential};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (!seen.insert(op).second) {
-      continue;
-    }
-    if (sums(op) && (!must_divide || divides(op))) {
-      return true;
-    }
+  return reaches({exponential}, kFarthest, [&](mlir::Operation* op, Stack& stack) {
     if (!is_of_products(op)) {
       stack.insert(stack.end(), op->user_begin(), op->user_end());
     }
-  }
-  return false;
+    return sums(op) && (!must_divide || divides(op));
+  });
 }
 
 bool is_summed(mlir::Operation* exponential, Work& work) {
@@ -195,17 +202,7 @@ bool masks(mlir::Value factor) {
 // product, or be left out. One that is added to something, as in a sigmoid, is none.
 bool weighs(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 20;
-  if (is_bell(exponential)) {
-    return false;
-  }
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{exponential};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (!seen.insert(op).second) {
-      continue;
-    }
+  return !is_bell(exponential) && reaches({exponential}, kFarthest, [](mlir::Operation* op, Stack& stack) {
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* const user = use.getOwner();
       switch (kind(user)) {
@@ -232,8 +229,8 @@ bool weighs(mlir::Operation* exponential) {
           break;
       }
     }
-  }
-  return false;
+    return false;
+  });
 }
 
 bool is_of_softmax(mlir::Operation* op, Work& work) {
@@ -243,25 +240,17 @@ bool is_of_softmax(mlir::Operation* op, Work& work) {
 // Whether a sum is of what two tensors, each spread over the other's dimensions, differ by: |q - k|, (q - k)².
 bool is_of_differences(mlir::Operation* sum) {
   constexpr size_t kFarthest = 8;
-  if (!sums(sum) || sum->getNumOperands() == 0) {
-    return false;
-  }
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{sum->getOperand(0).getDefiningOp()};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op == nullptr || !is_elementwise(op) || !seen.insert(op).second) {
-      continue;
-    }
-    if (kind(op) == OpKind::kSubtract && is_spread(op->getOperand(0)) && is_spread(op->getOperand(1))) {
-      return true;
-    }
-    for (const mlir::Value operand : op->getOperands()) {
-      stack.push_back(operand.getDefiningOp());
-    }
-  }
-  return false;
+  const auto elementwise = [](mlir::Value value) {
+    mlir::Operation* const op = value.getDefiningOp();
+    return op != nullptr && is_elementwise(op) ? op : nullptr;
+  };
+  return sums(sum) && sum->getNumOperands() > 0 &&
+         reaches({elementwise(sum->getOperand(0))}, kFarthest, [&](mlir::Operation* op, Stack& stack) {
+           for (const mlir::Value operand : op->getOperands()) {
+             stack.push_back(elementwise(operand));
+           }
+           return kind(op) == OpKind::kSubtract && is_spread(op->getOperand(0)) && is_spread(op->getOperand(1));
+         });
 }
 
 bool is_fused_attention(mlir::Operation* op) {
@@ -496,20 +485,13 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
 
 bool is_normalised_by_row(mlir::Operation* product) {
   constexpr size_t kFarthest = 100;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack(product->user_begin(), product->user_end());
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (!seen.insert(op).second || is_of_products(op)) {
-      continue;
-    }
-    if (is_exponential(op) && subtracts_row(op) && !is_summed(op)) {
-      return true;
+  return reaches({product->user_begin(), product->user_end()}, kFarthest, [](mlir::Operation* op, Stack& stack) {
+    if (is_of_products(op)) {
+      return false;
     }
     stack.insert(stack.end(), op->user_begin(), op->user_end());
-  }
-  return false;
+    return is_exponential(op) && subtracts_row(op) && !is_summed(op);
+  });
 }
 
 Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work) {
@@ -523,39 +505,24 @@ Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work
 
 bool is_near_softmax(mlir::Value value) {
   constexpr size_t kFarthest = 500;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack(value.user_begin(), value.user_end());
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (!seen.insert(op).second || is_of_products(op)) {
-      continue;
-    }
-    if (is_exponential(op) && is_summed(op)) {
-      return true;
-    }
-    if (kind(op) != OpKind::kOptimizationBarrier) {
+  const auto is_of_softmax = [](mlir::Operation* op) { return is_exponential(op) && is_summed(op); };
+  const auto goes_on = [](mlir::Operation* op) {
+    return !is_of_products(op) && kind(op) != OpKind::kOptimizationBarrier;
+  };
+  const auto ahead = [&](mlir::Operation* op, Stack& stack) {
+    if (goes_on(op)) {
       stack.insert(stack.end(), op->user_begin(), op->user_end());
     }
-  }
-  seen.clear();
-  stack = {value.getDefiningOp()};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op == nullptr || !seen.insert(op).second || is_of_products(op)) {
-      continue;
+    return is_of_softmax(op);
+  };
+  const auto behind = [&](mlir::Operation* op, Stack& stack) {
+    if (goes_on(op)) {
+      push_definitions(op, stack);
     }
-    if (is_exponential(op) && is_summed(op)) {
-      return true;
-    }
-    for (const mlir::Value operand : op->getOperands()) {
-      if (kind(op) != OpKind::kOptimizationBarrier) {
-        stack.push_back(operand.getDefiningOp());
-      }
-    }
-  }
-  return false;
+    return is_of_softmax(op);
+  };
+  return reaches({value.user_begin(), value.user_end()}, kFarthest, ahead) ||
+         reaches({value.getDefiningOp()}, kFarthest, behind);
 }
 
 std::vector<const ResultView*> results_of(const LiftedAttention& found) {
