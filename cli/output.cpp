@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <utility>
+
+#include "support/printable.h"
 
 namespace flashlift::cli {
 namespace {
@@ -17,7 +20,9 @@ bool is_number(const std::string& cell) {
 
 void print_error(const Error& error) {
   if (error.kind == ErrorKind::kInternal) {
-    print_error(error.message + "\nThis is a defect of Flashlift; please report it with the command that showed it.");
+    print_error(error.message +
+                "\nUnless memory or threads ran out, this is a defect of Flashlift; please report it with the command "
+                "that showed it.");
   } else {
     print_error(error.message);
   }
@@ -25,7 +30,7 @@ void print_error(const Error& error) {
 
 void print_error(std::string_view message) {
   // Not fmt::print, which throws where standard error is closed.
-  std::fputs(fmt::format("error: {}\n", message).c_str(), stderr);
+  std::fputs(fmt::format("error: {}\n", printable(message)).c_str(), stderr);
 }
 
 void print_json(const Json& object) { fmt::print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace)); }
@@ -44,6 +49,13 @@ std::string format_bytes(int64_t bytes) {
     unit = larger;
   }
   return fmt::format("{:.1f} {}", amount, unit);
+}
+
+void Table::add(std::vector<std::string> row) {
+  for (std::string& cell : row) {
+    cell = printable_line(cell);  // `flashlift cache list` shows what was imported
+  }
+  rows_.push_back(std::move(row));
 }
 
 std::string Table::text() const {

@@ -27,7 +27,7 @@ std::string format_bytes(int64_t bytes);
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row);
   std::string text() const;
 
  private:

@@ -8,6 +8,7 @@
 
 #include "support/environment.h"
 #include "support/fork_guard.h"
+#include "support/printable.h"
 
 namespace flashlift {
 namespace {
@@ -68,7 +69,7 @@ void log_message(LogLevel level, std::string_view message) {
     return;
   }
   const UncutByFork uncut;  // the logger has a lock
-  default_logger().log(to_spdlog(level), message);
+  default_logger().log(to_spdlog(level), printable(message));
 }
 
 }  // namespace flashlift
