@@ -62,6 +62,9 @@ UncutByFork::~UncutByFork() {
   }
 }
 
+int sections_of_this_thread() { return depth; }
+void count_as_within(int sections) { depth += sections; }
+
 int fork_generation() { return generation.load(std::memory_order_relaxed); }
 bool was_cut_by_fork() { return was_cut.load(std::memory_order_relaxed); }
 

@@ -14,6 +14,11 @@ class UncutByFork {
   UncutByFork& operator=(const UncutByFork&) = delete;
 };
 
+// A thread that works while another one waits for it is within that one's sections: it must not wait for a fork() that
+// waits for them. The new thread says so, which ends before they do.
+int sections_of_this_thread();
+void count_as_within(int sections);
+
 inline constexpr int kLongestForkSeconds = 10;
 
 // How many forks lie between this process and the first one that loaded this library. What belongs to threads, such as

@@ -6,17 +6,20 @@
 #include <exception>
 
 #include "support/error.h"
+#include "support/fork_guard.h"
 
 namespace flashlift {
 namespace {
 
 struct Call {
   const std::function<void()>& body;
+  int sections;  // of the thread that waits
   std::exception_ptr thrown;
 };
 
 void* run(void* argument) {
   Call& call = *static_cast<Call*>(argument);
+  count_as_within(call.sections);
   try {
     call.body();
   } catch (...) {
@@ -28,7 +31,7 @@ void* run(void* argument) {
 }  // namespace
 
 Status run_on_own_stack(const std::function<void()>& body) {
-  Call call{body, nullptr};
+  Call call{body, sections_of_this_thread(), nullptr};
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, kOwnStackBytes);

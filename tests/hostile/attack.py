@@ -25,6 +25,8 @@ ANY = (SUCCESS, REFUSED)
 SECONDS = 60
 MEGABYTES = 1500
 
+SMALL_STACK = {resource.RLIMIT_STACK: 512 << 10}  # as those of threads in pools
+
 
 @dataclass(frozen=True)
 class Attack:

@@ -2,7 +2,7 @@
 
 import resource
 
-from attack import ANY, REFUSED, SUCCESS, Attack, command
+from attack import ANY, REFUSED, SMALL_STACK, SUCCESS, Attack, command
 
 PROBLEM = "attn h1 s64 d8 causal"
 
@@ -97,7 +97,7 @@ def problems() -> list[Attack]:
         "h1 s64 d8 causal " + "x" * 100_000,
         "h1 s1073741824 d8 bias=f32", "h1 s1048576 d8 mask=bool", "h1073741824 s64 d8 sinks=1000 lse row_max",
     ]  # fmt: skip
-    steps = ["add", "mul", "pow"]
+    steps = ["add", "mul", "pow", "max"]
     chains = {step: "".join(f"%{i} = {step} %{i - 1}, score; " for i in range(1, 4000)) for step in steps}
     programs = [f"h1 s64 d8 score_mod() {{ %0 = tanh score; {chain}return %3999 }}" for chain in chains.values()]
     return [
@@ -116,7 +116,7 @@ def problems() -> list[Attack]:
             for what, more in {"run": ["--seconds=0"], "explain": []}.items()
         ],
         *[
-            command(f"{what} 4000 times {step}", what, f"attn {text}", *more, codes=SUCCESS)
+            command(f"{what} 4000 times {step}", what, f"attn {text}", *more, codes=SUCCESS, limits=SMALL_STACK)
             for step, text in zip(steps, programs, strict=True)
             for what, more in {"run": ["--seconds=0", "--backward"], "explain": ["--code"]}.items()
         ],

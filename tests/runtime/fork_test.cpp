@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <thread>
 #include <vector>
 
 #include "flashlift/attention.h"
+#include "support/fork_guard.h"
+#include "support/own_stack.h"
 #include "support/tensors.h"
 
 namespace flashlift {
@@ -82,6 +85,24 @@ TEST(Fork, ChildrenOfChildrenCompute) {
   EXPECT_EQ(exit_code_of_child(
                 [] { return computes(numbered(2)) && exit_code_of_child([] { return computes(numbered(3)); }) == 0; }),
             0);
+}
+
+// Otherwise fork() would wait until it gave up, and the child could not compute.
+TEST(Fork, DoesNotWaitForAThreadThatWorksWithinAnotherOnesSection) {
+  std::atomic<bool> works{false};
+  std::thread waits([&] {
+    const UncutByFork uncut;
+    EXPECT_TRUE(run_on_own_stack([&] {
+                  works = true;
+                  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // fork() begins meanwhile
+                  const UncutByFork nested;
+                }).ok());
+  });
+  while (!works) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(exit_code_of_child([] { return !was_cut_by_fork(); }), 0);
+  waits.join();
 }
 
 }  // namespace

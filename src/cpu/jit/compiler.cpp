@@ -12,10 +12,12 @@
 
 #include <mutex>
 #include <new>
+#include <optional>
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/math_library.h"
 #include "support/error.h"
+#include "support/own_stack.h"
 
 namespace flashlift::cpu {
 namespace {
@@ -24,19 +26,36 @@ Error llvm_error(llvm::Error error, const char* what) {
   return internal_error("LLVM could not {}: {}", what, llvm::toString(std::move(error)));
 }
 
-// LLVM ends the process where it gets no memory. So what a compile takes is asked for before, and given back to it.
-Status check_memory(const Problem& problem) {
-  constexpr size_t kOfAll = size_t{32} << 20;
-  constexpr size_t kOfANode = size_t{32} << 10;
+size_t count_nodes(const Problem& problem) {
   size_t nodes = 0;
   for (const auto* program : {&problem.score_mod, &problem.mask_mod}) {
     nodes += *program ? (*program)->nodes.size() : 0;
   }
-  const size_t bytes = kOfAll + nodes * kOfANode;
+  return nodes;
+}
+
+// LLVM ends the process where it gets no memory. So what a compile takes is asked for before, and given back to it.
+Status check_memory(const Problem& problem) {
+  constexpr size_t kOfAll = size_t{32} << 20;
+  constexpr size_t kOfANode = size_t{32} << 10;
+  const size_t bytes = kOfAll + count_nodes(problem) * kOfANode;
   void* memory = ::operator new(bytes, std::nothrow);
   ::operator delete(memory);
   return memory != nullptr ? Status()
                            : internal_error("not enough memory to compile: it takes up to {} MiB", bytes >> 20);
+}
+
+// LLVM recurses from an operation to its operands, several calls for each node of a long program. Few nodes fit any
+// stack; more get a stack of their own.
+template <typename Compile>
+auto with_stack(const Problem& problem, const Compile& compile) -> decltype(compile()) {
+  constexpr size_t kFewNodes = 128;
+  if (count_nodes(problem) <= kFewNodes) {
+    return compile();
+  }
+  std::optional<decltype(compile())> result;
+  FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(compile()); }));
+  return *std::move(result);
 }
 
 class OrcScore : public CompiledScore {
@@ -49,7 +68,10 @@ class OrcGradient : public CompiledGradient {
   std::unique_ptr<llvm::orc::LLJIT> jit;
 };
 
-llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa) {
+llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa, const llvm::Module& module) {
+  // The time that LLVM's register allocator takes grows with the square of a program's length: 17 s for 1000 tanh.
+  // Without optimisation it is 2 s. The bits of results are the same.
+  constexpr unsigned kManyInstructions = 30'000;
   static std::once_flag once;
   std::call_once(once, [] {
     llvm::InitializeNativeTarget();
@@ -62,7 +84,8 @@ llvm::Expected<llvm::orc::JITTargetMachineBuilder> target_machine(Isa isa) {
     builder->setCPU("x86-64-v3");
   }
   if (builder) {
-    builder->setCodeGenOptLevel(llvm::CodeGenOptLevel::Default);
+    const bool is_long = module.getInstructionCount() > kManyInstructions;
+    builder->setCodeGenOptLevel(is_long ? llvm::CodeGenOptLevel::None : llvm::CodeGenOptLevel::Default);
   }
   return builder;
 }
@@ -91,7 +114,7 @@ llvm::Error define_library(llvm::orc::LLJIT& jit, Isa isa) {
 template <typename Compiled, typename Base>
 Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, const llvm::orc::ThreadSafeContext& context,
                                       Isa isa, const char* masked, const char* unmasked) {
-  auto machine = target_machine(isa);
+  auto machine = target_machine(isa, *module);
   if (!machine) {
     return llvm_error(machine.takeError(), "find out what this processor is");
   }
@@ -132,28 +155,35 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
 
 Result<std::shared_ptr<const CompiledScore>> jit_score(const Problem& problem, Isa isa) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
-  auto owned = std::make_unique<llvm::LLVMContext>();
-  llvm::LLVMContext& inside = *owned;
-  const llvm::orc::ThreadSafeContext context(std::move(owned));
-  std::unique_ptr<llvm::Module> module = emit_score_module(inside, problem, isa);
-  return compile<OrcScore, const CompiledScore>(std::move(module), context, isa, kMaskedName,
-                                                problem.score_mod ? kUnmaskedName : nullptr);
+  return with_stack(problem, [&] {
+    auto owned = std::make_unique<llvm::LLVMContext>();
+    llvm::LLVMContext& inside = *owned;
+    const llvm::orc::ThreadSafeContext context(std::move(owned));
+    std::unique_ptr<llvm::Module> module = emit_score_module(inside, problem, isa);
+    return compile<OrcScore, const CompiledScore>(std::move(module), context, isa, kMaskedName,
+                                                  problem.score_mod ? kUnmaskedName : nullptr);
+  });
 }
 
 Result<std::shared_ptr<const CompiledGradient>> jit_gradient(const Problem& problem, Isa isa,
                                                              const std::vector<bool>& wants_gradient) {
   FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
-  auto owned = std::make_unique<llvm::LLVMContext>();
-  llvm::LLVMContext& inside = *owned;
-  const llvm::orc::ThreadSafeContext context(std::move(owned));
-  std::unique_ptr<llvm::Module> module = emit_gradient_module(inside, problem, isa, wants_gradient);
-  return compile<OrcGradient, const CompiledGradient>(std::move(module), context, isa, kMaskedGradientName,
-                                                      problem.score_mod ? kUnmaskedGradientName : nullptr);
+  return with_stack(problem, [&] {
+    auto owned = std::make_unique<llvm::LLVMContext>();
+    llvm::LLVMContext& inside = *owned;
+    const llvm::orc::ThreadSafeContext context(std::move(owned));
+    std::unique_ptr<llvm::Module> module = emit_gradient_module(inside, problem, isa, wants_gradient);
+    return compile<OrcGradient, const CompiledGradient>(std::move(module), context, isa, kMaskedGradientName,
+                                                        problem.score_mod ? kUnmaskedGradientName : nullptr);
+  });
 }
 
-Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
-  FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
-  auto builder = target_machine(isa);
+namespace {
+
+Result<std::string> assembly_on_this_stack(const Problem& problem, Isa isa) {
+  llvm::LLVMContext context;
+  std::unique_ptr<llvm::Module> module = emit_score_module(context, problem, isa);
+  auto builder = target_machine(isa, *module);
   if (!builder) {
     return llvm_error(builder.takeError(), "find out what this processor is");
   }
@@ -161,8 +191,6 @@ Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
   if (!machine) {
     return llvm_error(machine.takeError(), "make a code generator");
   }
-  llvm::LLVMContext context;
-  std::unique_ptr<llvm::Module> module = emit_score_module(context, problem, isa);
   module->setDataLayout((*machine)->createDataLayout());
   module->setTargetTriple((*machine)->getTargetTriple());
   FLASHLIFT_RETURN_IF_ERROR(check(*module));
@@ -174,6 +202,13 @@ Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
   }
   passes.run(*module);
   return std::string(text.data(), text.size());
+}
+
+}  // namespace
+
+Result<std::string> jit_assembly(const Problem& problem, Isa isa) {
+  FLASHLIFT_RETURN_IF_ERROR(check_memory(problem));
+  return with_stack(problem, [&] { return assembly_on_this_stack(problem, isa); });
 }
 
 }  // namespace flashlift::cpu
