@@ -181,6 +181,19 @@ TEST(Malformed, FunctionsWithoutATerminator) {
   }
 }
 
+TEST(Malformed, TerminatorsElsewhereThanAtTheEnd) {
+  for (const char* wrong : {"\"stablehlo.return\"(%x) : (tensor<2xf32>) -> ()",
+                            "%0 = \"stablehlo.return\"(%x) : (tensor<2xf32>) -> tensor<2xf32>",
+                            "\"sdy.return\"(%x) : (tensor<2xf32>) -> ()"}) {
+    const Result<Module> module =
+        Module::parse(fmt::format("func.func @main(%x: tensor<2xf32>) {{\n  {}\n  return\n}}\n", wrong), "bad.mlir");
+    ASSERT_FALSE(module.ok()) << wrong;
+    EXPECT_EQ(module.error().kind, ErrorKind::kInvalidArgument);
+    EXPECT_TRUE(module.error().message.ends_with("to have no results and to be the last operation of its region"))
+        << module.error().message;
+  }
+}
+
 TEST(Malformed, EveryPrefixAndEveryMissingCharacterIsHandled) {
   const std::string text = R"(module @m {
   func.func @main(%x: tensor<4x6xf32>, %f: tensor<f32>) -> tensor<4xf32> {

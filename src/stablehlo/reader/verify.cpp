@@ -5,6 +5,7 @@
 #include "mlir/IR/Block.h"
 #include "mlir/IR/Region.h"
 #include "stablehlo/reader/module.h"
+#include "stablehlo/reader/op_table.h"
 #include "stablehlo/reader/verify_op.h"
 #include "support/error.h"
 
@@ -23,6 +24,7 @@ class OrderCheck {
     }
     done_.insert(&op);
     FLASHLIFT_RETURN_IF_ERROR(check_function(op));
+    FLASHLIFT_RETURN_IF_ERROR(check_terminator(op));
     return verify_op(&op);
   }
 
@@ -40,6 +42,18 @@ class OrderCheck {
       }
     }
     return {};
+  }
+
+  // MLIR asks this of registered operations only.
+  static Status check_terminator(mlir::Operation& op) {
+    const llvm::StringRef name = op.getName().getStringRef();
+    const OpInfo* info = find_op({name.data(), name.size()});
+    if (info == nullptr || info->effects != Effects::kTerminator ||
+        (op.getNextNode() == nullptr && op.getNumResults() == 0)) {
+      return {};
+    }
+    return invalid_argument("{}: expected '{}' to have no results and to be the last operation of its region",
+                            describe(op.getLoc()), name.str());
   }
 
   // MLIR takes an operation that it does not know for a terminator.
