@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -416,21 +415,10 @@ void multiply(Product& product, const Product& factor) {
 void divide(SymArena& arena, Product& product, SymId divisor) { ProductReader(arena).divide(product, divisor); }
 
 bool clears_nan(const SymArena& arena, SymId formula) {
-  std::set<SymId> seen;
-  std::vector<SymId> stack{formula};
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    if (!seen.insert(id).second) {
-      continue;
-    }
-    const Sym& sym = arena[id];
-    if (arena.is_op(id, Op::k_select) && arena.is_op(sym.args[0], Op::k_ne) && is_clean_up(arena, sym)) {
-      return true;
-    }
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
-  }
-  return false;
+  return any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
+    arena.push_args(id, next);
+    return arena.is_op(id, Op::k_select) && arena.is_op(arena[id].args[0], Op::k_ne) && is_clean_up(arena, arena[id]);
+  });
 }
 
 Product as_exponent(SymArena& arena, SymId formula) {

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 
 #include "flashlift/builder.h"
 #include "score/simplify.h"
@@ -214,35 +213,23 @@ Outcome<Program> ProgramEmitter::mask_mod(const std::vector<SymId>& guards) cons
 
 std::vector<SymId> loads_of(const SymArena& arena, SymId formula) {
   std::vector<SymId> loads;
-  std::set<SymId> seen;
-  std::vector<SymId> stack{formula};
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    if (seen.insert(id).second) {
-      if (arena[id].kind == SymKind::kLoad) {
-        loads.push_back(id);
-      }
-      stack.insert(stack.end(), arena[id].args.begin(), arena[id].args.end());
+  any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
+    if (arena[id].kind == SymKind::kLoad) {
+      loads.push_back(id);
     }
-  }
+    arena.push_args(id, next);
+    return false;
+  });
   return loads;
 }
 
 float extract_scale(SymArena& arena, SymId& formula) {
   // The uses of the score within the formula, the indices of its loads included.
-  std::set<SymId> seen;
-  std::vector<SymId> stack{formula};
   std::vector<SymId> users;
   SymId score = kNoSym;
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    if (!seen.insert(id).second || !arena[id].has_score) {
-      continue;
-    }
-    if (arena[id].kind == SymKind::kReduce) {
-      return 1.0f;  // replace() leaves reductions as they are
+  const bool reduces = any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
+    if (!arena[id].has_score) {
+      return false;
     }
     if (arena[id].kind == SymKind::kScore) {
       score = id;
@@ -251,8 +238,12 @@ float extract_scale(SymArena& arena, SymId& formula) {
       if (arena[arg].kind == SymKind::kScore) {
         users.push_back(id);
       }
-      stack.push_back(arg);
     }
+    arena.push_args(id, next);
+    return arena[id].kind == SymKind::kReduce;
+  });
+  if (reduces) {
+    return 1.0f;  // replace() leaves reductions as they are
   }
   std::optional<float> factor;
   for (const SymId user : users) {

@@ -83,6 +83,10 @@ class SymArena {
   bool is_op(SymId id, Op op) const { return syms_[id].kind == SymKind::kOp && syms_[id].op == op; }
   float f32_value(SymId id) const;  // of an f32 constant
   bool depends_on(SymId id, int atom) const { return (syms_[id].atoms & atom_bit(atom)) != 0; }
+  // Puts what a formula is made of on a stack.
+  void push_args(SymId id, std::vector<SymId>& stack) const {
+    stack.insert(stack.end(), syms_[id].args.begin(), syms_[id].args.end());
+  }
 
   // The formula with each occurrence of `from` replaced, in indices of loads too but not inside reductions, and
   // simplified again.
@@ -104,26 +108,33 @@ class SymArena {
   int64_t replaced_parts_ = 0;
 };
 
-// Takes operations of these kinds apart, as x + y + z into x, y and z, from left to right and each part once, until
-// `is_wanted` is true of a part. Returns whether it was of any. A formula of few operations may have very many terms,
-// but not many different ones.
+// Whether `is_wanted` is true of a part of the formulas on the stack. It is asked of each part once, as formulas share
+// parts, and puts those on the stack that come next: the last one there is the next one asked.
 template <typename IsWanted>
-bool any_term(const SymArena& arena, SymId formula, std::initializer_list<Op> ops, const IsWanted& is_wanted) {
+bool any_part(std::vector<SymId> stack, const IsWanted& is_wanted) {
   std::set<SymId> seen;
-  std::vector<SymId> pending{formula};
-  while (!pending.empty()) {
-    const SymId id = pending.back();
-    pending.pop_back();
-    if (!seen.insert(id).second) {
-      continue;
-    }
-    if (std::any_of(ops.begin(), ops.end(), [&](Op op) { return arena.is_op(id, op); })) {
-      pending.insert(pending.end(), arena[id].args.rbegin(), arena[id].args.rend());
-    } else if (is_wanted(id)) {
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    if (seen.insert(id).second && is_wanted(id, stack)) {
       return true;
     }
   }
   return false;
+}
+
+// Takes operations of these kinds apart, as x + y + z into x, y and z, from left to right, until `is_wanted` is true of
+// a term. Returns whether it was of any. A formula of few operations may have very many terms, but not many different
+// ones.
+template <typename IsWanted>
+bool any_term(const SymArena& arena, SymId formula, std::initializer_list<Op> ops, const IsWanted& is_wanted) {
+  return any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
+    if (std::none_of(ops.begin(), ops.end(), [&](Op op) { return arena.is_op(id, op); })) {
+      return is_wanted(id);
+    }
+    next.insert(next.end(), arena[id].args.rbegin(), arena[id].args.rend());
+    return false;
+  });
 }
 
 }  // namespace flashlift::stablehlo

@@ -59,19 +59,12 @@ bool steps_at_roundings(const SymArena& arena, const Sym& sym) {
 
 // Whether one of the operands is made of any of these.
 bool reads_any(const SymArena& arena, const Sym& sym, const std::set<SymId>& wanted) {
-  std::set<SymId> seen;
-  std::vector<SymId> stack = sym.args;
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    if (wanted.contains(id)) {
-      return true;
+  return any_part(sym.args, [&](SymId id, std::vector<SymId>& next) {
+    if (arena[id].has_score) {
+      arena.push_args(id, next);
     }
-    if (arena[id].has_score && seen.insert(id).second) {
-      stack.insert(stack.end(), arena[id].args.begin(), arena[id].args.end());
-    }
-  }
-  return false;
+    return wanted.contains(id);
+  });
 }
 
 // Roundings of scores are left out for what follows them smoothly. A step (a rounding to whole numbers, the index of a
@@ -79,22 +72,22 @@ bool reads_any(const SymArena& arena, const Sym& sym, const std::set<SymId>& wan
 Proof check_steps(const Plane& plane, const Softmax& softmax) {
   const SymArena& arena = plane.arena;
   const std::set<SymId>& unrounded = plane.evaluator->unrounded();
-  std::set<SymId> seen;
-  std::vector<SymId> stack = softmax.guards;
-  for (const SignedTerm& term : softmax.key_terms) {
-    stack.push_back(term.term);
+  if (unrounded.empty()) {
+    return {};
   }
-  while (!stack.empty() && !unrounded.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    const Sym& sym = arena[id];
-    if (!sym.has_score || !seen.insert(id).second) {
-      continue;
+  std::vector<SymId> formulas = softmax.guards;
+  for (const SignedTerm& term : softmax.key_terms) {
+    formulas.push_back(term.term);
+  }
+  const bool steps = any_part(std::move(formulas), [&](SymId id, std::vector<SymId>& next) {
+    if (!arena[id].has_score) {
+      return false;
     }
-    if (steps_at_roundings(arena, sym) && reads_any(arena, sym, unrounded)) {
-      return refuse<Reason::kStepsOfRounded>();
-    }
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+    arena.push_args(id, next);
+    return steps_at_roundings(arena, arena[id]) && reads_any(arena, arena[id], unrounded);
+  });
+  if (steps) {
+    return refuse<Reason::kStepsOfRounded>();
   }
   return {};
 }

@@ -30,24 +30,18 @@ bool reaches_far(const Plane& plane, SymId formula, const KnownBounds& of_plane,
   known.largest_score = 1;
   Bounds bounds(arena, known);
   const double most = largest_fine(*plane.half);
-  std::set<SymId> seen;
-  std::vector<SymId> stack{formula};
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
+  return any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
     const Sym& sym = arena[id];
-    if (!sym.has_score || sym.kind != SymKind::kOp || !seen.insert(id).second) {
-      continue;
+    if (!sym.has_score || sym.kind != SymKind::kOp) {
+      return false;
     }
-    if (sym.type == Type::kF32 && (!at_roundings || score::is_any(sym.op, {Op::k_round_bf16, Op::k_round_f16}))) {
-      const auto range = bounds.finite(at_roundings ? sym.args[0] : id);
-      if (!range || range->real_lo < -most || range->real_hi > most) {
-        return true;
-      }
+    arena.push_args(id, next);
+    if (sym.type != Type::kF32 || (at_roundings && !score::is_any(sym.op, {Op::k_round_bf16, Op::k_round_f16}))) {
+      return false;
     }
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
-  }
-  return false;
+    const auto range = bounds.finite(at_roundings ? sym.args[0] : id);
+    return !range || range->real_lo < -most || range->real_hi > most;
+  });
 }
 
 // (x - m) c has become x c - m c: that c.

@@ -63,5 +63,24 @@ TEST_F(Symbol, TakesTermsApart) {
   EXPECT_FALSE(any_term(arena_, all, {Op::k_mul}, [&](SymId term) { return term == plane(1); }));
 }
 
+TEST_F(Symbol, AsksEachPartOnceAndNoMoreThanItHasTo) {
+  SymId doubled = score_;
+  for (int i = 0; i < 40; ++i) {
+    doubled = op(Op::k_add, {doubled, doubled});
+  }
+  std::vector<SymId> asked;
+  const auto ask = [&](SymId id, std::vector<SymId>& next) {
+    asked.push_back(id);
+    arena_.push_args(id, next);
+    return id == plane(1);
+  };
+  EXPECT_FALSE(any_part({doubled}, ask));
+  EXPECT_EQ(asked.size(), 41U);
+  asked.clear();
+  EXPECT_TRUE(any_part({doubled, plane(1), causal_}, ask));
+  EXPECT_EQ(asked.front(), causal_) << "the last on the stack comes first";
+  EXPECT_EQ(asked.back(), plane(1)) << "it ends where it found what is wanted";
+}
+
 }  // namespace
 }  // namespace flashlift::stablehlo
