@@ -23,6 +23,7 @@
 #include "support/error.h"
 #include "support/fork_guard.h"
 #include "support/own_stack.h"
+#include "support/printable.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -160,7 +161,7 @@ class Fuser {
         return again;
       }
       stablehlo::take_back(*with_output);
-      work_.summed_exponentials.clear();
+      work_.forget();
     }
     for (const auto& rearrange : {move_weights_to_values, join_parts_of_keys}) {
       const auto other = rearrange(product);
@@ -177,7 +178,7 @@ class Fuser {
         return again;
       }
       stablehlo::take_back(*other);
-      work_.summed_exponentials.clear();
+      work_.forget();
       if (copies_too_much) {
         return refuse<Reason::kJoinCostsMore>(again->problem.q_len);
       }
@@ -187,7 +188,7 @@ class Fuser {
 
   // A product that was made of another one.
   Outcome<LiftedAttention> lift_again(mlir::Operation* product) {
-    work_.summed_exponentials.clear();
+    work_.forget();
     return lift_attention(product, gradients_, work_);
   }
 
@@ -221,7 +222,7 @@ class Fuser {
     for (; !rearranged.empty(); rearranged.pop_back()) {
       stablehlo::take_back(rearranged.back());
     }
-    work_.summed_exponentials.clear();
+    work_.forget();
   }
 
   bool reads_log_sum_exp(mlir::Operation* product) {
@@ -245,7 +246,7 @@ class Fuser {
     if (merged.empty()) {
       return;
     }
-    work_.summed_exponentials.clear();
+    work_.forget();
     Outcome<LiftedAttention> again =
         found.ok() ? lift_with_gradient(*found, work_) : lift_attention(product, gradients_, work_);
     if (again.ok()) {
@@ -253,7 +254,7 @@ class Fuser {
       return;
     }
     stablehlo::take_back(merged);
-    work_.summed_exponentials.clear();
+    work_.forget();
     for (mlir::Operation* other : merged.products) {
       work_.refused_gradients.try_emplace(other, again.error());
     }
@@ -291,7 +292,7 @@ class Fuser {
       candidates.push_back(std::move(candidate));
       return;
     }
-    work_.summed_exponentials.clear();  // the module changes now
+    work_.forget();  // the module changes now
     if (const Status status = replace(*found); !status.ok()) {
       candidate.reason = status.error().message;
       stablehlo::take_back(merged);
@@ -473,6 +474,12 @@ Result<FuseResult> fuse_source(Source& source, const FuseOptions& options) {
   const UncutByFork uncut;
   std::optional<Result<FuseResult>> result;
   FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(source, options)); }));
+  if (result->ok()) {
+    for (Candidate& candidate : (*result)->candidates) {  // these two are for people, and quote the module's names
+      candidate.location = printable_line(candidate.location);
+      candidate.reason = printable_line(candidate.reason);
+    }
+  }
   return *std::move(result);
 }
 

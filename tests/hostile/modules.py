@@ -1,18 +1,23 @@
-"""Attacks by modules: small texts of large things. Stacks have 512 KiB, as those of threads in pools do."""
+"""Attacks by modules: small texts of large things, on small stacks."""
 
-import resource
 from collections.abc import Callable
 
-from attack import REFUSED, SUCCESS, Attack, command
+from attack import REFUSED, SMALL_STACK, SUCCESS, Attack, command
 
-STACK = {resource.RLIMIT_STACK: 512 << 10}
 SQUARE = "tensor<4x4xf32>"
 
 
 def module(name: str, text: str | bytes, codes=REFUSED, words=(), short=False) -> Attack:
     arguments = ["fuse", "m.mlir", "-o", "out"]
     return command(
-        name, *arguments, codes=codes, words=words, files={"m.mlir": text}, written=["out"], limits=STACK, short=short
+        name,
+        *arguments,
+        codes=codes,
+        words=words,
+        files={"m.mlir": text},
+        written=["out"],
+        limits=SMALL_STACK,
+        short=short,
     )
 
 
@@ -219,5 +224,23 @@ def files() -> list[Attack]:
             for name, arguments in {"fuse": ["fuse", path, "-o", "out"], "explain": ["explain", path]}.items()]  # fmt: skip
 
 
+def names() -> list[Attack]:
+    """Names that a terminal would obey, or take for lines of ours, where they are quoted."""
+    call = '  %c = stablehlo.custom_call @"{}"(%s) : (tensor<4x4xf32>) -> tensor<4x4xf32>\n'
+    hostile = HEAD + call.format("\\1b[31m\\0a1 of 1 fused\\1b]0;title\\07") + TAIL.replace("%last", "%c")
+    shown = ["\\x1b[31m\\x0a1 of 1 fused\\x1b]0;title\\x07", "0 of 1 fused"]
+    located = HEAD + TAIL.replace("%last", "%s").replace(
+        f"({SQUARE}, {SQUARE}) -> {SQUARE}\n  return", f'({SQUARE}, {SQUARE}) -> {SQUARE} loc("\\1b[31m":1:1)\n  return'
+    )
+    return [
+        command("a call's name in the report", "fuse", "m.mlir", "-o", "out", codes=SUCCESS, words=shown, files={"m.mlir": hostile}, written=["out"], short=True),
+        command("a call's name explained", "explain", "m.mlir", codes=SUCCESS, words=shown, files={"m.mlir": hostile}),
+        command("a location", "explain", "m.mlir", codes=SUCCESS, words=["\\x1b[31m"], files={"m.mlir": located}),
+        command("a file's name", "fuse", "\x1b[31m\x07.mlir", "-o", "out", words=["\\x1b[31m\\x07"], short=True),
+        command("a word of a problem", "run", "attn h1 s8 d8 \x1b[31m", words=["\\x1b[31m"]),
+        command("an implementation", "run", "attn h1 s8 d8", "--implementation=\u009b31m", words=["\\x9b31m"]),
+    ]  # fmt: skip
+
+
 def attacks() -> list[Attack]:
-    return texts() + many_things() + attentions() + files()
+    return texts() + many_things() + attentions() + files() + names()

@@ -26,6 +26,7 @@ std::string summary(const Problem& p, const Softmax& softmax, bool has_gradient)
 Outcome<LiftedAttention> lift_plane(Plane& plane, const DigitSizes& digits) {
   Forward forward;
   FLASHLIFT_ASSIGN_OR_RETURN(forward.probabilities, read_probabilities(plane, digits));
+  plane.has_probabilities = true;
   FLASHLIFT_ASSIGN_OR_RETURN(forward.operands, place_operands(plane, forward.probabilities));
   FLASHLIFT_ASSIGN_OR_RETURN(forward.match, match_probabilities(plane, forward.probabilities, forward.operands));
   FLASHLIFT_ASSIGN_OR_RETURN(forward.dimensions,

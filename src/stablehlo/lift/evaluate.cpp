@@ -347,6 +347,7 @@ SymId Evaluator::evaluate_reduce(mlir::Value value, const std::vector<Index>& in
                            return shape(how->inputs[0])[static_cast<size_t>(dim)] == 1;
                          });
   if (!depends_on_score_(op) && !(is_logical && opens_reductions_) && !is_of_one) {
+    leaves_reductions_ = leaves_reductions_ || is_logical;
     return leaf(value, indices);  // computed once outside, not once a row inside
   }
   SymId reduced = evaluate_reduce_from_neutral(*kind, how->inputs[0], how->dims.vec(), indices);

@@ -79,6 +79,8 @@ class Evaluator {
     SymId formula = kNoSym;
   };
   const std::vector<Place>& places() const { return places_; }
+  // Whether one with `opens_reductions` would have read something else.
+  bool leaves_reductions() const { return leaves_reductions_; }
   // Scores and probabilities that the module rounds to 16 bits, and formulas do not.
   const std::set<SymId>& unrounded() const { return unrounded_; }
   const std::vector<int64_t>& atom_sizes() const { return atom_sizes_; }
@@ -143,6 +145,7 @@ class Evaluator {
   mlir::Operation* score_product_;
   std::vector<int64_t> atom_sizes_;
   bool opens_reductions_;
+  bool leaves_reductions_ = false;
   std::optional<DType> half_;
   std::function<bool(mlir::Operation*)> depends_on_score_;
   std::vector<mlir::Value> leaves_;

@@ -311,14 +311,16 @@ struct Chain {
 };
 
 // Goes into regions by what they return, so that a product in a branch or a loop is found. No formula goes through
-// one: such a chain is only looked at in order to say why it stays.
+// one: such a chain is only looked at in order to say why it stays. Ends where there are too many products: of the
+// residual stream of a deep model it would be as long as the module, for each of its products.
 Chain chain_behind(mlir::Value value, Work& work) {
   constexpr int64_t kOperationsAStep = 8;
   Chain chain;
   llvm::DenseSet<mlir::Operation*> seen;
   llvm::DenseSet<mlir::Value> barriers;
   std::vector<mlir::Value> stack{value};
-  while (!stack.empty() && seen.size() < kLongestChain) {
+  const auto is_of_too_many = [&] { return chain.has_softmax && chain.products.size() > kMostFirstProducts; };
+  while (!stack.empty() && seen.size() < kLongestChain && !is_of_too_many()) {
     const auto result = llvm::dyn_cast<mlir::OpResult>(stack.back());
     stack.pop_back();
     if (!result) {
@@ -377,32 +379,65 @@ Proof check_pair(mlir::Operation* first, mlir::Operation* second) {
   return {};
 }
 
+// Another of the products behind the probabilities that stands between them and the scores, if it is surely read. The
+// evaluator fails there, so that such a pair is none: of a residual stream most are, and each attempt reads all of it.
+mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabilities, size_t products, Work& work) {
+  if (products < 2) {
+    return nullptr;
+  }
+  DependsOn& depends = work.computed_from.try_emplace(first, first, std::vector<mlir::Operation*>()).first->second;
+  mlir::Operation* found = nullptr;
+  reaches({probabilities.getDefiningOp()}, kLongestChain, [&](mlir::Operation* op, Stack& stack) {
+    if (is_of_products(op)) {
+      found = op != first && depends(op) ? op : nullptr;
+      return found != nullptr;
+    }
+    // Of other operations the evaluator may read a part, or one of several results.
+    const auto how = kind(op) == OpKind::kReduce ? reduction(op) : std::nullopt;
+    const bool is_layout = kind(op) == OpKind::kReshape || kind(op) == OpKind::kTranspose ||
+                           kind(op) == OpKind::kBroadcastInDim || kind(op) == OpKind::kConvert;
+    if (is_layout || is_elementwise(op) || (how && how->inputs.size() == 1)) {
+      push_definitions(op, stack);
+    }
+    return false;
+  });
+  return found;
+}
+
+struct Attempt {
+  Outcome<LiftedAttention> lifted;
+  bool has_read = false;           // the probabilities as a formula
+  bool leaves_reductions = false;  // which `opens_reductions` would have read
+};
+
 // Tries with finer and finer digits until nothing asks for a split.
-Outcome<LiftedAttention> lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side,
-                                   const AttemptOptions& options) {
+Attempt lift_pair(mlir::Operation* first, mlir::Operation* second, unsigned side, const AttemptOptions& options) {
   DigitSizes digits;
   for (const int64_t size : shape(second->getOperand(side))) {
     digits.push_back({size});
   }
+  bool leaves_reductions = false;
   for (int tries = 0; tries < kMostSplits; ++tries) {
     if (options.work->is_spent()) {
-      return refuse<Reason::kTooMuchWork>();
+      return {refuse<Reason::kTooMuchWork>()};
     }
     Plane plane({.first = first, .second = second, .side = side}, options);
     auto lifted = lift_plane(plane, digits);
     options.work->spend(plane.arena.replaced_parts() / kPartsAStep);
+    leaves_reductions = leaves_reductions || (plane.evaluator && plane.evaluator->leaves_reductions());
     if (lifted.ok() || !plane.wanted_split) {
       // An attempt that meets an empty dimension reads no sizes.
       const bool is_of_one_key =
           !lifted.ok() && plane.sizes[kKeyAtom] == 1 && lifted.error().reason != Reason::kEmptyDimension;
-      return is_of_one_key ? refuse<Reason::kOneKey>() : std::move(lifted);
+      return {is_of_one_key ? refuse<Reason::kOneKey>() : std::move(lifted), plane.has_probabilities,
+              leaves_reductions};
     }
     const DigitSplit& split = *plane.wanted_split;
     auto& sizes = digits[split.dim];
     sizes[split.digit] /= split.inner;
     sizes.insert(sizes.begin() + static_cast<std::ptrdiff_t>(split.digit) + 1, split.inner);
   }
-  return refuse<Reason::kTooManySplits>();
+  return {refuse<Reason::kTooManySplits>(), true, true};
 }
 
 // Whether the product sums, of what its operand holds, over other dimensions than all row sums on the way to it do.
@@ -437,11 +472,14 @@ bool sums_over_queries(mlir::Operation* product, unsigned side) {
 // Errors: why the simplest way failed; where only the gradient stands in the way, why that could not be lifted.
 Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation* second, unsigned side, bool gradients,
                                          Work& work) {
-  auto lifted = lift_pair(first, second, side, {.work = &work});
+  const Attempt simplest = lift_pair(first, second, side, {.work = &work});
+  const auto& lifted = simplest.lifted;
   if (lifted.ok()) {
     return lifted;
   }
   std::optional<Refusal> of_gradient;
+  bool has_read[] = {simplest.has_read, simplest.has_read};  // without and with reductions opened
+  bool leaves_reductions = simplest.leaves_reductions;
   constexpr AttemptOptions kOtherWays[] = {
       {.opens_reductions = true},
       {.gradient = GradientUse::kBesideOutput},
@@ -454,14 +492,25 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
     if (way.gradient != GradientUse::kNone && !gradients) {
       continue;
     }
-    auto again = lift_pair(first, second, side, way);
+    // What cannot differ from an earlier attempt fails alike: where there is no reduction to open, and, with the
+    // output's gradient, where already the probabilities are no formula.
+    const bool is_beside_output = way.gradient == GradientUse::kBesideOutput;
+    if ((way.opens_reductions && !leaves_reductions) || (is_beside_output && !has_read[way.opens_reductions])) {
+      continue;
+    }
+    Attempt attempt = lift_pair(first, second, side, way);
+    auto& again = attempt.lifted;
     if (again.ok()) {
       return again;
+    }
+    if (way.opens_reductions) {
+      has_read[1] = has_read[1] || attempt.has_read;
+    } else {
+      leaves_reductions = attempt.leaves_reductions;
     }
     const bool tells_more =
         again.error().reason == Reason::kNotByGradient || again.error().reason == Reason::kInvalidProblem;
     // A product whose result is divided has two uses where its gradient is wanted.
-    const bool is_beside_output = way.gradient == GradientUse::kBesideOutput;
     if (is_beside_output && lifted.error().reason == Reason::kNotDivided && tells_more) {
       of_gradient = of_gradient ? of_gradient : again.error();
     }
@@ -497,7 +546,8 @@ bool is_normalised_by_row(mlir::Operation* product) {
 Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work) {
   const auto lift = [&](bool opens_reductions) {
     return lift_pair(forward.first_product, forward.second_product, forward.side_of_probabilities,
-                     {.opens_reductions = opens_reductions, .gradient = GradientUse::kBesideOutput, .work = &work});
+                     {.opens_reductions = opens_reductions, .gradient = GradientUse::kBesideOutput, .work = &work})
+        .lifted;
   };
   auto found = lift(false);
   return found.ok() ? std::move(found) : lift(true);
@@ -572,7 +622,7 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
       continue;
     }
     if (chain.products.size() > kMostFirstProducts) {
-      too_many = refuse<Reason::kTooManyProducts>(chain.products.size(), kMostFirstProducts);
+      too_many = refuse<Reason::kTooManyProducts>(kMostFirstProducts);
       continue;
     }
     llvm::append_range(work.first_products, chain.products);
@@ -582,6 +632,12 @@ Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gr
     for (mlir::Operation* first : chain.products) {
       if (const Proof status = check_pair(first, second_product); !status.ok()) {
         refusal = refusal ? refusal : status.error();
+        continue;
+      }
+      mlir::Operation* const between =
+          product_between(first, second_product->getOperand(side), chain.products.size(), work);
+      if (between != nullptr) {
+        refusal = refusal ? refusal : refuse<Reason::kProductBetween>(describe(between->getLoc()));
         continue;
       }
       auto lifted = lift_in_any_way(first, second_product, side, gradients, work);

@@ -78,6 +78,7 @@ struct Plane {
   // By atom: the dimension of the probabilities, and its digit; a dimension of -1 for others.
   std::vector<std::pair<int64_t, size_t>> origin = std::vector<std::pair<int64_t, size_t>>(kMaxAtoms, {-1, 0});
   std::optional<Evaluator> evaluator;      // from the first stage on
+  bool has_probabilities = false;          // as a formula: the first stage is done
   std::optional<DigitSplit> wanted_split;  // after a failure: what a new attempt begins with
 };
 

@@ -9,6 +9,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "mlir/IR/Operation.h"
 #include "stablehlo/algebra/reason.h"
+#include "stablehlo/lift/depends_on.h"
 
 namespace flashlift::stablehlo {
 
@@ -22,9 +23,16 @@ class Work {
   bool is_spent() const { return left_ <= 0; }
   void spend(int64_t steps) { left_ -= steps; }
 
-  // Which exponentials are summed, as far as it was asked: candidates share what they are computed from. To be emptied
-  // when the module changes.
+  // Forgets what holds for the module as it was. To be called when it changes.
+  void forget() {
+    summed_exponentials.clear();
+    computed_from.clear();
+  }
+
+  // Candidates share what they are computed from, so what was asked of it is kept. Which exponentials are summed, and
+  // what is computed from a product.
   llvm::DenseMap<mlir::Operation*, bool> summed_exponentials;
+  llvm::DenseMap<mlir::Operation*, DependsOn> computed_from;
   // Operations that are computed from no summed exponential, but through products. Found when it is first asked for;
   // what is made later is not among them, and what is erased must be taken out.
   std::optional<llvm::DenseSet<mlir::Operation*>> without_softmax;

@@ -173,8 +173,11 @@ mlir::Value same_number(mlir::Value result) {
     const unsigned number = llvm::cast<mlir::OpResult>(result).getResultNumber();
     return number < op->getNumOperands() ? op->getOperand(number) : nullptr;
   }
+  if (kind(op) != OpKind::kReducePrecision) {
+    return nullptr;
+  }
   auto type = mlir::dyn_cast<mlir::FloatType>(mlir::getElementTypeOrSelf(result.getType()));
-  const auto exponent = kind(op) == OpKind::kReducePrecision ? integer(op, "exponent_bits") : std::nullopt;
+  const auto exponent = integer(op, "exponent_bits");
   const auto mantissa = integer(op, "mantissa_bits");
   if (!type || !exponent || !mantissa) {
     return nullptr;
