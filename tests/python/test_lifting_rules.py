@@ -259,6 +259,30 @@ def test_probabilities_are_cleaned_of_nan_where_rows_are_empty_alone(after):
     assert_left_alone(divided(OTHER_MAXIMA["none"], after=after), *qkv(), words="guard")
 
 
+@pytest.mark.parametrize(
+    ("divisor", "stays"),
+    [
+        (lambda t: jnp.where(t > 0.5, 1.0, 0.0), True),  # 0 or NaN
+        (lambda t: t, True),  # NaN where it is 0
+        (lambda t: jnp.where(jnp.arange(S)[:, None] < 6, 1.0, 0.0), True),
+        (lambda t: jnp.where(t > 0.5, 1.0, 2.0), False),
+    ],
+)
+def test_what_rows_without_keys_give_is_the_same_for_all_of_them(divisor, stays):
+    def function(q, k, v, t):
+        s = jnp.where(KEEP, products(q, k) / 4, -jnp.inf)
+        m = s.max(-1, keepdims=True)
+        e = jnp.exp(s - jnp.where(jnp.isfinite(m), m, 0.0))
+        z = e.sum(-1, keepdims=True)
+        return weigh(e / jnp.where(z == 0, divisor(t), z), v)
+
+    t = jnp.asarray(np.random.default_rng(3).integers(0, 2, (B, H, S, 1)), jnp.float32)
+    if stays:
+        assert_left_alone(function, *qkv(), t, words="a row without any key")
+    else:
+        assert_fused(function, *qkv(), t)
+
+
 def test_rows_set_to_zero_by_their_sum():
     def zeroed(maximum):
         def function(q, k, v):
@@ -627,3 +651,30 @@ def test_gradients_masked_by_a_part_of_the_mask_stay(join, left_out):
     attend.defvjp(forward, backward)
     candidates, report = fused(attend, *qkv(), *jnp.asarray(parts), gradients=True)
     assert any(each.fused for each in candidates) == (left_out is None), report
+
+
+def test_products_between_that_are_read_or_not():
+    """A product of the scores, beside them on the way to the probabilities, is read or cut away."""
+
+    def beside(cut):
+        def function(q, k, v):
+            s = products(q, k) / 4
+            joined = jnp.concatenate([s, jnp.einsum("bhqk,bhkd->bhqd", s, v)], -1)
+            return weigh(jax.nn.softmax(cut(joined), -1), v)
+
+        return function
+
+    assert_fused(beside(lambda joined: joined[..., :T]), *qkv())
+    assert_left_alone(beside(lambda joined: joined[..., :T] + joined[..., T:].sum(-1, keepdims=True)), *qkv())
+
+
+def test_products_of_a_residual_stream():
+    """Of many products behind the probabilities the last one is the scores: it stands between these and the others."""
+
+    def function(q, k, v):
+        x = jnp.einsum("bhqd,bhkd->bhqk", q, k) / 4
+        for _ in range(3):
+            x = x + jnp.tanh(jnp.einsum("bhqk,bhkl->bhql", x, jnp.einsum("bhkd,bhld->bhkl", k, v)))
+        return weigh(jax.nn.softmax(x, -1), v)
+
+    assert_fused(function, *qkv())

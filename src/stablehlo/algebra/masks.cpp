@@ -8,6 +8,7 @@
 
 #include "score/scalar.h"
 #include "stablehlo/algebra/bounds.h"
+#include "stablehlo/algebra/program.h"
 #include "stablehlo/algebra/softmax.h"
 
 namespace flashlift::stablehlo {
@@ -15,12 +16,28 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// A row's positions and tensors may hold anything: its formula is computed with several numbers, 0 among them.
+constexpr size_t kDraws = 16;
+
+// Of a part of the formula, in one draw.
+uint64_t drawn_bits(int64_t part, size_t draw) {
+  return ((static_cast<uint64_t>(part) + 1) * 0x9e3779b97f4a7c15 ^ (draw + 1) * 0xbf58476d1ce4e5b9) >> 40;
+}
+
 // Numbers for a row all of whose keys are masked.
 class EmptyRowEvaluator {
  public:
-  // masked_scores: the data masks, not a condition.
-  EmptyRowEvaluator(const SymArena& arena, std::map<SymId, score::Scalar<float>> known, bool masked_scores)
-      : arena_(arena), values_(std::move(known)), masked_(masked_scores) {}
+  // sizes: of the atoms. masked_scores: the data masks, not a condition.
+  EmptyRowEvaluator(const SymArena& arena, const std::vector<int64_t>& sizes,
+                    std::map<SymId, score::Scalar<float>> known, bool masked_scores, size_t draw)
+      : arena_(arena), sizes_(sizes), values_(std::move(known)), masked_(masked_scores), draw_(draw) {}
+
+  // With a part of the scores as it is where their conditions hold: otherwise data would not mask.
+  void keep_score(const std::vector<SymId>& loads) {
+    for (const SymId load : loads) {
+      values_.try_emplace(load, score::Scalar<float>{.i = 1, .f = 0.37f});
+    }
+  }
 
   score::Scalar<float> evaluate(SymId id) {
     if (const auto found = values_.find(id); found != values_.end()) {
@@ -34,13 +51,13 @@ class EmptyRowEvaluator {
         value.f = sym.type == Type::kF32 ? arena_.f32_value(id) : 0.0f;
         break;
       case SymKind::kAtom:
-        value.i = 1;
+        value.i = masked_ ? 1 : drawn_index(sym.payload);  // data masks where conditions on positions hold
         break;
       case SymKind::kScore:  // where a term was rewritten and is not found in the formula, this masks it
-        value.f = masked_ ? -kInfinity : 0.5f;
+        value.f = masked_ ? -kInfinity : draw_ % 2 == 0 ? 0.5f : -1.7f;
         break;
       case SymKind::kLoad:
-        value = {.i = 1, .f = 0.37f};
+        value = drawn_element(id, sym.type);
         break;
       case SymKind::kOp: {
         std::vector<score::Scalar<float>> args;
@@ -59,6 +76,19 @@ class EmptyRowEvaluator {
   }
 
  private:
+  int64_t drawn_index(int64_t atom) const {
+    const auto size = static_cast<size_t>(atom) < sizes_.size() ? sizes_[static_cast<size_t>(atom)] : 1;
+    return static_cast<int64_t>(drawn_bits(atom, draw_) % static_cast<uint64_t>(std::max<int64_t>(size, 1)));
+  }
+
+  score::Scalar<float> drawn_element(SymId load, Type type) const {
+    static constexpr float kNumbers[] = {0.37f, 0.0f, -2.6f, 41.0f};
+    static constexpr int64_t kIntegers[] = {1, 0, -3, 70};
+    const uint64_t bits = drawn_bits(load, draw_);
+    return {.i = type == Type::kI1 ? static_cast<int64_t>(bits & 1) : kIntegers[bits % std::size(kIntegers)],
+            .f = kNumbers[bits % std::size(kNumbers)]};
+  }
+
   score::Scalar<float> evaluate_reduce(SymId id) {
     score::Scalar<float> result;
     bool first = true;
@@ -84,16 +114,19 @@ class EmptyRowEvaluator {
 
  private:
   const SymArena& arena_;
+  const std::vector<int64_t>& sizes_;
   std::map<SymId, score::Scalar<float>> values_;
   bool masked_;
+  size_t draw_;
 };
 
 }  // namespace
 
 namespace {
 
-// Of a row that data leaves without keys, or else the conditions.
-float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, bool by_data) {
+// Of a row that data leaves without keys, or else the conditions: a number for each draw.
+std::vector<float> values_in_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
+                                 const Softmax& softmax, bool by_data) {
   std::map<SymId, score::Scalar<float>> known;
   const int64_t holds = by_data ? 1 : 0;
   for (const SymId guard : softmax.guards) {
@@ -110,7 +143,15 @@ float value_in_row(SymArena& arena, SymId formula, const Softmax& softmax, bool 
   for (const SymId sink : softmax.sinks) {  // otherwise it keeps the row from being empty
     known[sink] = {.i = 0, .f = -kInfinity};
   }
-  return EmptyRowEvaluator(arena, std::move(known), by_data).evaluate(formula).f;
+  std::vector<float> values;
+  for (size_t draw = 0; draw < kDraws; ++draw) {
+    EmptyRowEvaluator row(arena, sizes, known, by_data, draw);
+    if (by_data) {
+      row.keep_score(loads_of(arena, softmax.score));
+    }
+    values.push_back(row.evaluate(formula).f);
+  }
+  return values;
 }
 
 std::optional<EmptyRows> empty_rows_of(float value) {
@@ -124,21 +165,39 @@ std::optional<EmptyRows> empty_rows_of(float value) {
   return is_mean ? std::optional(EmptyRows::kUniform) : std::nullopt;
 }
 
-}  // namespace
-
-float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy by) {
-  return value_in_row(arena, formula, softmax, softmax.guards.empty() || (by.data && !by.conditions));
+// None where draws differ.
+std::optional<EmptyRows> empty_rows_of(const std::vector<float>& values) {
+  const auto first = empty_rows_of(values[0]);
+  const bool same = std::ranges::all_of(values, [&](float value) { return empty_rows_of(value) == first; });
+  return same ? first : std::nullopt;
 }
 
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, EmptiedBy by) {
+bool empties_by_data(const Softmax& softmax, EmptiedBy by) {
+  return softmax.guards.empty() || (by.data && !by.conditions);
+}
+
+}  // namespace
+
+std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
+                                        const Softmax& softmax, EmptiedBy by) {
+  const std::vector<float> values = values_in_row(arena, sizes, formula, softmax, empties_by_data(softmax, by));
+  const bool same = std::ranges::all_of(
+      values, [&](float value) { return value == values[0] || (std::isnan(value) && std::isnan(values[0])); });
+  return same ? std::optional(values[0]) : std::nullopt;
+}
+
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
+                                       const Softmax& softmax, EmptiedBy by) {
   if (std::any_of(softmax.sinks.begin(), softmax.sinks.end(), [&](SymId sink) { return arena.is_constant(sink); })) {
     return EmptyRows::kZero;  // no row is ever empty
   }
-  const auto empty_rows = empty_rows_of(value_in_empty_row(arena, probability, softmax, by));
+  const auto empty_rows =
+      empty_rows_of(values_in_row(arena, sizes, probability, softmax, empties_by_data(softmax, by)));
   if (!empty_rows) {
     return refuse<Reason::kRowsWithoutKeys>();
   }
-  if (by.conditions && by.data && empty_rows_of(value_in_row(arena, probability, softmax, true)) != *empty_rows) {
+  if (by.conditions && by.data &&
+      empty_rows_of(values_in_row(arena, sizes, probability, softmax, true)) != *empty_rows) {
     return refuse<Reason::kRowsEmptiedByData>();
   }
   return *empty_rows;
@@ -178,22 +237,19 @@ std::optional<FiniteMask> read_finite_mask(SymArena& arena, SymId select) {
 // Of a score, each condition once, those with the largest constants first.
 std::vector<SymId> conditions_of_masks(SymArena& arena, SymId score) {
   std::vector<FiniteMask> masks;
-  std::set<SymId> seen;
-  std::vector<SymId> stack{score};
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    const Sym sym = arena[id];
-    if (sym.kind != SymKind::kOp || !seen.insert(id).second) {
-      continue;
+  any_part({score}, [&](SymId id, std::vector<SymId>& next) {
+    const Sym& sym = arena[id];
+    if (sym.kind != SymKind::kOp) {
+      return false;
     }
     if (sym.op == Op::k_select && sym.type == Type::kF32 && !arena[sym.args[0]].has_score) {
       if (const auto mask = read_finite_mask(arena, id)) {
         masks.push_back(*mask);
       }
     }
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
-  }
+    arena.push_args(id, next);
+    return false;
+  });
   std::stable_sort(masks.begin(), masks.end(),
                    [](const FiniteMask& x, const FiniteMask& y) { return x.masked < y.masked; });
   std::vector<SymId> conditions;
@@ -266,18 +322,11 @@ std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std
       found.push_back(witness);
     }
   };
-  std::set<SymId> seen;
-  std::vector<SymId> stack = conditions;
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
-    if (!seen.insert(id).second) {
-      continue;
-    }
+  any_part(conditions, [&](SymId id, std::vector<SymId>& next) {
     const Sym& sym = arena[id];
-    stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+    arena.push_args(id, next);
     if (sym.kind != SymKind::kOp || sym.args.size() != 2) {
-      continue;
+      return false;
     }
     const Type type = arena[sym.args[0]].type;
     if (type == Type::kI32 || type == Type::kI64) {
@@ -293,7 +342,8 @@ std::vector<SymId> possible_witnesses(SymArena& arena, Bounds& bounds, const std
         }
       }
     }
-  }
+    return false;
+  });
   return found;
 }
 

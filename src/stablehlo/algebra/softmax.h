@@ -51,17 +51,21 @@ struct EmptiedBy {
   bool data = false;
 };
 
-// What a row gives that has no key left, by computing such a row of the formula of what multiplies the values.
-// kRowsWithoutKeys for a row that gives none of zero, uniform and NaN, kRowsEmptiedByData for two that differ.
-Outcome<EmptyRows> classify_empty_rows(SymArena& arena, SymId probability, const Softmax& softmax, EmptiedBy by);
+// What a row gives that has no key left, by computing such rows of the formula of what multiplies the values, at drawn
+// positions (below `sizes` of the atoms) and with drawn elements of tensors.
+// kRowsWithoutKeys for rows that give none of zero, uniform and NaN, or not the same; kRowsEmptiedByData for two that
+// differ.
+Outcome<EmptyRows> classify_empty_rows(SymArena& arena, const std::vector<int64_t>& sizes, SymId probability,
+                                       const Softmax& softmax, EmptiedBy by);
 
 // The formula of the softmax where each probability is kept, and not multiplied by keep_factor.
 SymId without_dropout(SymArena& arena, SymId probability, const Softmax& softmax);
 
 // What the row maximum is of, for the key at hand: the body of its reduction over the keys. Nothing without one.
 std::optional<SymId> body_of_maximum(const SymArena& arena, const Softmax& softmax);
-// What a formula of rows gives for such a row.
-float value_in_empty_row(SymArena& arena, SymId formula, const Softmax& softmax, EmptiedBy by);
+// What a formula of rows gives for such rows; nothing where they differ.
+std::optional<float> value_in_empty_row(SymArena& arena, const std::vector<int64_t>& sizes, SymId formula,
+                                        const Softmax& softmax, EmptiedBy by);
 
 // Whether a formula is the log-sum-exp of that softmax's scores.
 bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax);

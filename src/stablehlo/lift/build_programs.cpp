@@ -98,17 +98,21 @@ Proof give_empty_rows_their_log_sum_exp(Plane& plane, const std::optional<LogSum
     return {};
   }
   const Softmax& softmax = programs.match.softmax;
-  const float value = value_in_empty_row(plane.arena, log_sum_exp->formula, softmax, what_empties(plane, softmax));
+  const std::optional<float> value =
+      value_in_empty_row(plane.arena, plane.sizes, log_sum_exp->formula, softmax, what_empties(plane, softmax));
+  if (!value) {
+    return refuse<Reason::kLogSumExpWithoutKeys>("no one number");
+  }
   EmptyRows& empty_rows = programs.problem.empty_rows;
-  if (std::isnan(value) ? empty_rows == EmptyRows::kNan : value == -INFINITY && empty_rows != EmptyRows::kNan) {
+  if (std::isnan(*value) ? empty_rows == EmptyRows::kNan : *value == -INFINITY && empty_rows != EmptyRows::kNan) {
     return {};
   }
-  if (value == -INFINITY) {
+  if (*value == -INFINITY) {
     empty_rows = EmptyRows::kZero;
     programs.nan_where_lse_is_minus_infinity = true;
     return {};
   }
-  return refuse<Reason::kLogSumExpWithoutKeys>(value);
+  return refuse<Reason::kLogSumExpWithoutKeys>(*value);
 }
 
 // Whether the score may hold large numbers that are not the product's, such as a mask that a tensor of floats holds.
@@ -126,8 +130,9 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   Match& match = programs.match;
   const SymId unrounded = match.softmax.score;
   FLASHLIFT_ASSIGN_OR_RETURN(match.softmax.score, with_roundings(plane, match.softmax, known_bounds(plane)));
-  FLASHLIFT_ASSIGN_OR_RETURN(programs.problem.empty_rows, classify_empty_rows(arena, match.undropped, match.softmax,
-                                                                              what_empties(plane, match.softmax)));
+  FLASHLIFT_ASSIGN_OR_RETURN(
+      programs.problem.empty_rows,
+      classify_empty_rows(arena, plane.sizes, match.undropped, match.softmax, what_empties(plane, match.softmax)));
   FLASHLIFT_RETURN_IF_ERROR(give_empty_rows_their_log_sum_exp(plane, log_sum_exp, programs));
   // A row of masked scores alone has them in its log-sum-exp.
   Softmax masked = match.softmax;
@@ -160,7 +165,7 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
     }
     leave_out_known_conditions(arena, match);
     const auto empty_rows =
-        classify_empty_rows(arena, match.undropped, match.softmax, what_empties(plane, match.softmax));
+        classify_empty_rows(arena, plane.sizes, match.undropped, match.softmax, what_empties(plane, match.softmax));
     if (!empty_rows.ok() && masks == FiniteMasks::kInAllRows) {
       return empty_rows.error();
     }

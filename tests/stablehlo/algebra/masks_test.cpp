@@ -28,14 +28,31 @@ TEST_F(Masks, RowsWithoutKeys) {
   const SymId probability = softmax_of(masked(causal_, -INFINITY));
   const auto found = match(probability);
   ASSERT_TRUE(found.ok());
-  EXPECT_EQ(*classify_empty_rows(arena_, probability, *found, {.conditions = true}), EmptyRows::kNan);
+  EXPECT_EQ(*classify_empty_rows(arena_, sizes_, probability, *found, {.conditions = true}), EmptyRows::kNan);
   const SymId any = over_keys(ReduceKind::kOr, causal_);
   const SymId cleared = op(Op::k_select, {any, probability, arena_.f32(0)});
-  EXPECT_EQ(*classify_empty_rows(arena_, cleared, *found, {.conditions = true}), EmptyRows::kZero);
-  const auto other =
-      classify_empty_rows(arena_, op(Op::k_select, {any, probability, arena_.f32(0.9F)}), *found, {.conditions = true});
+  EXPECT_EQ(*classify_empty_rows(arena_, sizes_, cleared, *found, {.conditions = true}), EmptyRows::kZero);
+  const auto other = classify_empty_rows(arena_, sizes_, op(Op::k_select, {any, probability, arena_.f32(0.9F)}), *found,
+                                         {.conditions = true});
   ASSERT_FALSE(other.ok());
   EXPECT_EQ(other.error().reason, Reason::kRowsWithoutKeys);
+}
+
+// Zero or NaN, as an element of a tensor or the row's position has it.
+TEST_F(Masks, RowsWithoutKeysThatDiffer) {
+  const SymId probability = softmax_of(masked(causal_, -INFINITY));
+  const auto found = match(probability);
+  ASSERT_TRUE(found.ok());
+  const SymId any = over_keys(ReduceKind::kOr, causal_);
+  const SymId conditions[] = {op(Op::k_lt, {of_row(3), arena_.f32(0.5F)}), of_row(4, Type::kI1),
+                              op(Op::k_eq, {of_row(5), arena_.f32(0)}), op(Op::k_lt, {row_, arena_.i32(2)})};
+  for (const SymId condition : conditions) {
+    const SymId otherwise = op(Op::k_select, {condition, arena_.f32(0), arena_.f32(NAN)});
+    const auto rows = classify_empty_rows(arena_, sizes_, op(Op::k_select, {any, probability, otherwise}), *found,
+                                          {.conditions = true});
+    ASSERT_FALSE(rows.ok());
+    EXPECT_EQ(rows.error().reason, Reason::kRowsWithoutKeys);
+  }
 }
 
 TEST_F(Masks, AFarConstantMasksWhereEachRowKeepsAKey) {
