@@ -4,8 +4,9 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
+
+#include "stablehlo/algebra/program.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -52,21 +53,8 @@ std::vector<Draw> draws_for(std::optional<double> threshold) {
 using Values = std::vector<std::pair<SymId, bool>>;
 
 std::vector<SymId> boolean_tensors(const SymArena& arena, SymId formula) {
-  std::vector<SymId> found;
-  std::set<SymId> seen;
-  std::vector<SymId> pending{formula};
-  while (!pending.empty()) {
-    const SymId id = pending.back();
-    pending.pop_back();
-    if (!seen.insert(id).second) {
-      continue;
-    }
-    const Sym& sym = arena[id];
-    if (sym.kind == SymKind::kLoad && sym.type == Type::kI1) {
-      found.push_back(id);
-    }
-    pending.insert(pending.end(), sym.args.begin(), sym.args.end());
-  }
+  std::vector<SymId> found = loads_of(arena, formula);
+  std::erase_if(found, [&](SymId load) { return arena[load].type != Type::kI1; });
   return found;
 }
 
@@ -173,6 +161,64 @@ Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vec
   return Proof();
 }
 
+// What formulas branch on, and which ways they went in rows that were compared. A condition on one row, one id or one
+// number of a tensor hardly ever holds in draws, and a gradient may be wrong just there.
+class Branches {
+ public:
+  // The derivative of `shifted` branches on its own conditions, which say the same: kShift is 0.
+  Branches(SymArena& arena, std::vector<SymId> formulas, SymId shifted) {
+    for (const SymId condition : conditions_of(arena, formulas)) {
+      conditions_[condition];
+    }
+    const SymId shift = arena.load(kShift, Type::kF32, {});
+    for (const SymId condition : conditions_of(arena, {shifted == kNoSym ? formulas[0] : shifted})) {
+      const SymId plain = arena.replace(condition, shift, arena.f32(0.0F));
+      if (plain != condition && conditions_.contains(plain)) {
+        conditions_[plain].shifted.push_back(condition);
+      }
+    }
+  }
+
+  // A key counts that has a probability.
+  void note(NumericRow& numbers, SymId probability, size_t keys) {
+    constexpr double kLeastProbability = 1e-9;
+    for (auto& [condition, ways] : conditions_) {
+      for (size_t key = 0; key < keys && !(ways.held && ways.failed); ++key) {
+        if (numbers.value(probability, key) > kLeastProbability) {
+          (numbers.holds(condition, key) ? ways.held : ways.failed) = true;
+        }
+      }
+    }
+  }
+
+  // A draw for each way that was not gone.
+  std::vector<Draw> missing() const {
+    std::vector<Draw> draws;
+    for (const auto& [condition, ways] : conditions_) {
+      for (const bool holds : {true, false}) {
+        if (holds ? ways.held : ways.failed) {
+          continue;
+        }
+        Draw draw{.met = {{condition, holds}}};
+        for (const SymId shifted : ways.shifted) {
+          draw.met.emplace_back(shifted, holds);
+        }
+        draws.push_back(std::move(draw));
+      }
+    }
+    return draws;
+  }
+
+ private:
+  struct Ways {
+    bool held = false;
+    bool failed = false;
+    std::vector<SymId> shifted;
+  };
+
+  std::map<SymId, Ways> conditions_;
+};
+
 }  // namespace
 
 SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
@@ -180,7 +226,7 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
   return arena.replace(softmax.score, term, arena.op(Op::k_add, {term, shift}));
 }
 
-Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) {
+Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted) {
   std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
   for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
     if (given != kNoSym) {
@@ -200,7 +246,12 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   int compared = 0;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
+  draws.push_back({.draws_positions = true});
+  draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
+  known.push_back(formula);
+  Branches branches(arena_, known, shifted);
+  bool has_missing = false;
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
@@ -218,6 +269,15 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row) 
         return draw.conditions.empty() ? Proof(is_row.error()) : refuse<Reason::kGradientOfMasked>();
       }
       compared += *is_row && trial < kDraws ? 1 : 0;
+      if (*is_row && draw.conditions.empty()) {
+        branches.note(numbers, parts_.undropped, static_cast<size_t>(sizes_[kKeyAtom]));
+      }
+    }
+    if (trial + 1 == draws.size() && !has_missing) {
+      has_missing = true;
+      for (Draw& missing : branches.missing()) {
+        draws.push_back(std::move(missing));
+      }
     }
   }
   return compared >= static_cast<int>(kDraws) ? Proof() : refuse<Reason::kTooFewRows>();
@@ -270,26 +330,29 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
     return refuse<Reason::kNoProbabilityGradient>();
   }
   const auto keys = static_cast<size_t>(sizes_[kKeyAtom]);
-  return compare_rows(formula, [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
-    const Row row = row_of(numbers, parts_, softmax_, keys);
-    if (!row.has_keys) {
-      return false;
-    }
-    for (size_t key = 0; key < keys; ++key) {
-      const double p = row.p[key];
-      const double slope = p == 0 ? 0 : numbers.derivative(shifted, key);
-      const double expected = p * (row.d_p[key] - row.p_d_p) * slope;
-      const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
-                          std::max(1.0, std::abs(slope));
-      if (std::abs(draw.score_center) > kLargestExponent && !std::isfinite(expected)) {
-        continue;  // an exponential on the way overflows
-      }
-      if (!std::isfinite(size) || !(std::abs(numbers.value(formula, key) - expected) <= kTolerance * size)) {
-        return refuse<Reason::kNotGradientOfScores>();
-      }
-    }
-    return true;
-  });
+  return compare_rows(
+      formula,
+      [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
+        const Row row = row_of(numbers, parts_, softmax_, keys);
+        if (!row.has_keys) {
+          return false;
+        }
+        for (size_t key = 0; key < keys; ++key) {
+          const double p = row.p[key];
+          const double slope = p == 0 ? 0 : numbers.derivative(shifted, key);
+          const double expected = p * (row.d_p[key] - row.p_d_p) * slope;
+          const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
+                              std::max(1.0, std::abs(slope));
+          if (std::abs(draw.score_center) > kLargestExponent && !std::isfinite(expected)) {
+            continue;  // an exponential on the way overflows
+          }
+          if (!std::isfinite(size) || !(std::abs(numbers.value(formula, key) - expected) <= kTolerance * size)) {
+            return refuse<Reason::kNotGradientOfScores>();
+          }
+        }
+        return true;
+      },
+      shifted);
 }
 
 Proof GradientCheck::is_sinks_gradient(SymId formula) {

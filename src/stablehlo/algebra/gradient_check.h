@@ -44,7 +44,8 @@ class GradientCheck {
  private:
   // False for a row that has no keys in this draw, and shows nothing.
   using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
-  Proof compare_rows(SymId formula, const CompareRow& compare_row);
+  // `shifted`: as above, if conditions of it count, too.
+  Proof compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted = kNoSym);
 
   SymArena& arena_;
   const std::vector<int64_t>& sizes_;

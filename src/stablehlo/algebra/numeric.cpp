@@ -42,25 +42,21 @@ bool is_maximum_of_scores(const SymArena& arena, SymId id) {
 
 // Positive, but for a row without keys: a sum of exponentials.
 bool is_positive(const SymArena& arena, SymId formula) {
-  std::set<SymId> seen;  // formulas share parts
-  std::vector<SymId> pending{formula};
-  while (!pending.empty()) {
-    const SymId id = pending.back();
-    pending.pop_back();
+  return !any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
     const Sym& sym = arena[id];
     const bool is_op = sym.kind == SymKind::kOp;
-    if (!seen.insert(id).second || arena.is_op(id, Op::k_exp) || arena.is_op(id, Op::k_exp2) ||
+    if (arena.is_op(id, Op::k_exp) || arena.is_op(id, Op::k_exp2) ||
         (arena.is_constant(id) && sym.type == Type::kF32 && arena.f32_value(id) >= 0)) {
-      continue;
+      return false;
     }
     const bool is_select = arena.is_op(id, Op::k_select);
     if (!is_select && !(sym.kind == SymKind::kReduce && arena.reduce_kind(id) == ReduceKind::kAdd) &&
         !(is_op && (sym.op == Op::k_add || sym.op == Op::k_mul || sym.op == Op::k_div))) {
-      return false;
+      return true;
     }
-    pending.insert(pending.end(), sym.args.begin() + (is_select ? 1 : 0), sym.args.end());
-  }
-  return true;
+    next.insert(next.end(), sym.args.begin() + (is_select ? 1 : 0), sym.args.end());
+    return false;
+  });
 }
 
 std::vector<SymId> children(const SymArena& arena, SymId id) {
@@ -82,6 +78,14 @@ void collect(const SymArena& arena, SymId id, std::set<SymId>& into) {
   }
 }
 
+std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas) {
+  std::set<SymId> parts;
+  for (const SymId id : formulas) {
+    collect(arena, id, parts);
+  }
+  return parts;
+}
+
 // Whether the result follows its operands without a branch or a step of its own. A select does: its condition is looked
 // at by itself.
 bool is_smooth(const Sym& sym) {
@@ -90,6 +94,25 @@ bool is_smooth(const Sym& sym) {
   }
   return sym.type == Type::kI1 ? info(sym.op).rule == TypeRule::kBits
                                : sym.type == Type::kF32 && score::is_smooth(score::operation(sym.op).shape);
+}
+
+// A step, through which no derivative goes, or a number with kinks that is computed from positions and integers alone.
+// Not what is smooth in these, nor a select: dropout's factor must stay what its condition says.
+bool is_of_positions(const SymArena& arena, SymId formula) {
+  const Sym& top = arena[formula];
+  if (top.kind != SymKind::kOp || top.type != Type::kF32 || top.has_score) {
+    return false;
+  }
+  const bool steps = score::is_any(top.op, {Op::k_floor, Op::k_ceil, Op::k_round_even, Op::k_sign, Op::k_to_f32});
+  if (!steps && !score::is_any(top.op, {Op::k_max, Op::k_min, Op::k_abs})) {
+    return false;
+  }
+  std::set<SymId> parts;
+  collect(arena, formula, parts);
+  return std::all_of(parts.begin(), parts.end(), [&](SymId id) {
+    const Sym& sym = arena[id];
+    return sym.kind != SymKind::kReduce && (steps || sym.kind != SymKind::kLoad || sym.type != Type::kF32);
+  });
 }
 
 bool is_comparison(Op op) { return info(op).rule == TypeRule::kCompare || info(op).rule == TypeRule::kCompareAny; }
@@ -112,6 +135,12 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
       column.assign(count, Scalar<double>{.i = holds ? 1 : 0});
       return column;
     }
+  }
+  if (draw_.draws_positions && is_of_positions(arena_, id)) {
+    for (size_t key = 0; key < count; ++key) {
+      column[key] = drawn_position(id, key);
+    }
+    return column;
   }
   switch (sym.kind) {
     case SymKind::kConstant:
@@ -159,7 +188,23 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
     }
     column[key] = score::apply<double>(sym.op, sym.type, operand_type, args);
   }
+  for (const auto& [condition, holds] : draw_.met) {
+    for (size_t key = 0; key < count && id == condition; ++key) {
+      const bool is_met = count == 1 || mixed(draw_.seed, key) % 2 == 0;  // the same for all of them
+      column[key].i = is_met ? static_cast<int64_t>(holds) : column[key].i;
+    }
+  }
   return column;
+}
+
+Scalar<double> NumericRow::drawn_position(SymId id, size_t key) const {
+  uint64_t bits = mixed(draw_.seed, static_cast<uint64_t>(id));
+  for (int atom = 0; atom < kMaxAtoms; ++atom) {
+    if (arena_.depends_on(id, atom)) {
+      bits = mixed(bits, atom == kKeyAtom ? key : static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)]));
+    }
+  }
+  return {.i = 0, .f = draw_.load_center + draw_.load_range * (2 * unit(bits) - 1)};
 }
 
 Scalar<double> NumericRow::load(const Sym& sym, size_t key) {
@@ -347,6 +392,22 @@ bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>
   });
 }
 
+std::vector<SymId> conditions_of(const SymArena& arena, const std::vector<SymId>& formulas) {
+  std::vector<SymId> conditions;
+  for (const SymId id : parts_of(arena, formulas)) {
+    const Sym& sym = arena[id];
+    if (sym.type != Type::kI1 || sym.kind != SymKind::kOp || (!is_comparison(sym.op) && sym.op != Op::k_is_finite)) {
+      continue;
+    }
+    std::set<SymId> within;
+    collect(arena, id, within);
+    if (std::none_of(within.begin(), within.end(), [&](SymId part) { return arena[part].kind == SymKind::kReduce; })) {
+      conditions.push_back(id);
+    }
+  }
+  return conditions;
+}
+
 namespace {
 
 // Whether the operation is no rational function of its operands: where it changes may lie far from any draw.
@@ -463,12 +524,8 @@ bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId
 
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas) {
   constexpr double kInfinite = 1e6;
-  std::set<SymId> parts;
-  for (const SymId id : formulas) {
-    collect(arena, id, parts);
-  }
   std::optional<double> largest;
-  for (const SymId id : parts) {
+  for (const SymId id : parts_of(arena, formulas)) {
     const Sym& sym = arena[id];
     const bool branches = sym.kind == SymKind::kOp &&
                           (is_comparison(sym.op) || sym.op == Op::k_max || sym.op == Op::k_min || sym.op == Op::k_abs);

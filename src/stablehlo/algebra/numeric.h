@@ -29,6 +29,8 @@ struct Draw {
   double load_range = 0.5;                         // other floats lie within +- this of the center
   int64_t integer_range = 4;                       // integers lie in [0, this)
   std::vector<std::pair<SymId, bool>> conditions;  // that hold for all keys, or for none
+  std::vector<std::pair<SymId, bool>> met;  // that hold, or do not, for about half of the keys, whatever they say
+  bool draws_positions = false;             // steps, and maxima of positions and integers, are drawn, not computed
 };
 
 class NumericRow {
@@ -57,6 +59,7 @@ class NumericRow {
   std::vector<score::Scalar<double>> compute(SymId id);
   std::vector<score::Scalar<double>> reduce(SymId id);
   score::Scalar<double> load(const Sym& sym, size_t key);
+  score::Scalar<double> drawn_position(SymId id, size_t key) const;
   score::Scalar<double> at(SymId id, size_t key) {
     const auto& column = values(id);
     return column[column.size() == 1 ? 0 : key];
@@ -74,6 +77,9 @@ class NumericRow {
 // conditions: then the two are smooth on the same pieces. A comparison with the row maximum is allowed, too: each row
 // has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
+
+// The conditions that formulas branch on, but for those on a reduction.
+std::vector<SymId> conditions_of(const SymArena& arena, const std::vector<SymId>& formulas);
 
 // Whether `formula` applies no function (an exponential, a sigmoid, a root) but those that `known` apply, or that their
 // derivatives and the exponentials of a softmax consist of: what applies others may change far from all draws.

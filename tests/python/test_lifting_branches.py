@@ -1,0 +1,115 @@
+"""Gradients written by hand that are wrong at one row, one id or one number of a tensor alone, where the scores branch,
+too: drawn rows hardly ever go there by themselves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_fused_gradients import run_both_ways, with_gradients
+
+R = np.random.default_rng(17)
+S, T, D = 300, 24, 8
+ROW, KEY = jnp.arange(S)[:, None], jnp.arange(T)[None]
+POSITION = jnp.arange(S, dtype=jnp.float32)[:, None]
+IDS = jnp.asarray(R.integers(70, 80, (1, T))).at[0, 3].set(77).at[0, 4].set(79)
+WHOLE = jnp.asarray(R.integers(0, 12, (S, T)), jnp.float32)
+
+
+def tensors():
+    shapes = (1, S, 1, D), (1, T, 1, D), (1, T, 1, D)
+    return [jnp.asarray(R.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def attend(q, k, v, change):
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(change(s), -1), v)
+
+
+def pulled_back(function, cut):
+    """The function, with a derivative that `cut` changes."""
+
+    @jax.custom_vjp
+    def changed(s):
+        return function(s)
+
+    changed.defvjp(
+        lambda s: (function(s), s),
+        lambda s, gradient: (cut(jax.vjp(function, s)[1](gradient)[0], s),),
+    )
+    return changed
+
+
+BRANCHES = {
+    "one row": lambda s, x: ROW == 17,
+    "all rows but one": lambda s, x: ROW != 17,
+    "the last row": lambda s, x: ROW >= S - 1,
+    "one remainder": lambda s, x: (ROW + 1) % S == 0,
+    "one place": lambda s, x: (ROW == 17) & (KEY == 5),
+    "one id": lambda s, x: x[0] == 77,
+    "one scalar": lambda s, x: x[1] == 123456,
+    "zeros of a bias": lambda s, x: x[2] == 0,
+    "a narrow range of a bias": lambda s, x: jnp.abs(x[2] - 5) < 0.01,
+    "a narrow range of scores": lambda s, x: jnp.abs(s - 0.5) < 0.01,
+    "one whole number of scores": lambda s, x: jnp.floor(100 * s) == 77,
+    "far scores": lambda s, x: jnp.floor(s) == 12345,
+}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_gradients_that_are_wrong_where_the_scores_branch_stay(name, is_right):
+    branch = BRANCHES[name]
+
+    def function(q, k, v, *x):
+        change = lambda s: jnp.where(branch(s, x), 1.5 * s + jnp.cos(KEY), s)
+        cut = lambda gradient, s: jnp.where(branch(s, x), 0, gradient)
+        return attend(q, k, v, change if is_right else pulled_back(change, cut))
+
+    report = run_both_ways(with_gradients(function, 3), (*tensors(), IDS, jnp.asarray(123456), WHOLE))
+    assert report.fused_count == is_right, report
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_gradients_by_values_that_leave_out_one_place_stay(is_right):
+    def function(q, k, v):
+        s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2
+        place = (ROW == 17) & (KEY == 5)
+        p = jax.nn.softmax(jnp.where(place, 2 * s, s), -1)
+        weigh = lambda v: jnp.einsum("bhqk,bkhd->bqhd", p, v)
+        changed = jax.custom_vjp(weigh)
+        changed.defvjp(
+            lambda v: (weigh(v), None),
+            lambda _, d_out: (jnp.einsum("bhqk,bqhd->bkhd", jnp.where(place, 0, p), d_out),),
+        )
+        return (weigh if is_right else changed)(v)
+
+    def both(q, k, v, d_out):
+        out, pull_back = jax.vjp(lambda v: function(q, k, v), v)
+        return out, pull_back(d_out)
+
+    report = run_both_ways(both, (*tensors(), jnp.asarray(R.standard_normal((1, S, 1, D)), jnp.float32)))
+    assert report.fused_count == is_right, report
+
+
+# 0 in all rows but the last, for all ids but one, or for small numbers of a bias.
+NUMBERS = {
+    "larger of two positions": lambda x: jnp.maximum(jax.lax.iota(jnp.float32, S)[:, None] - (S - 2), 0),
+    "a position as a whole number": lambda x: jnp.floor(jax.lax.iota(jnp.float32, S)[:, None] / (S - 1)),
+    "larger of two ids": lambda x: jnp.maximum(x[0].astype(jnp.float32) - 78, 0),
+    "larger of two integers": lambda x: jnp.maximum(x[0] - 78, 0).astype(jnp.float32),
+    "quotient of ids": lambda x: (x[0] // 79).astype(jnp.float32),
+    "a bias as a whole number": lambda x: jnp.floor(x[2] / 11),
+    "a bias as an integer": lambda x: (x[2] / 11).astype(jnp.int32).astype(jnp.float32),
+}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_gradients_times_numbers_that_are_0_nearly_everywhere_stay(name, is_right):
+    def function(q, k, v, *x):
+        change = lambda s: s + NUMBERS[name](x) * jnp.cos(KEY)
+        cut = lambda gradient, s: gradient * (1 + NUMBERS[name](x))
+        return attend(q, k, v, change if is_right else pulled_back(change, cut))
+
+    report = run_both_ways(with_gradients(function, 3), (*tensors(), IDS, jnp.asarray(123456), WHOLE))
+    assert report.fused_count == is_right, report
