@@ -176,6 +176,39 @@ Proof settle_masks(Plane& plane, const std::optional<LogSumExp>& log_sum_exp, bo
   return {};
 }
 
+// Whether a constant of the module makes scores +inf or NaN, whatever numbers of ordinary size the tensors hold. Such a
+// row is NaN, and so is its gradient by each score but those that a select replaced: a call multiplies NaN by 0 there.
+bool has_infinite_constant(const Plane& plane, SymId score) {
+  const SymArena& arena = plane.arena;
+  const auto range_of_leaf = [&](int64_t leaf) -> std::optional<score::Interval> {
+    mlir::Value value = plane.evaluator->leaves()[static_cast<size_t>(leaf)];
+    const auto type = dtype(value.getType());
+    const auto of_constant = range_of_constant(value);
+    return of_constant || !type || scalar_type(*type) != Type::kF32 ? of_constant : score::Interval::real(0.5, 1);
+  };
+  const KnownBounds known{.sizes = plane.sizes, .largest_score = 1, .leaf = range_of_leaf};
+  Bounds bounds(arena, known);
+  const score::Interval whole = bounds.of(score);
+  if (!whole.may_be_nan && whole.real_hi < INFINITY) {
+    return false;
+  }
+  std::set<SymId> seen;
+  std::vector<SymId> stack{score};
+  while (!stack.empty()) {
+    const SymId id = stack.back();
+    stack.pop_back();
+    const Sym& sym = arena[id];
+    const bool is_number = sym.kind == SymKind::kConstant || sym.kind == SymKind::kLoad;
+    if (is_number && sym.type == Type::kF32 && !bounds.finite(id)) {
+      return true;
+    }
+    if (seen.insert(id).second) {
+      stack.insert(stack.end(), sym.args.begin(), sym.args.end());
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 bool is_never_empty(Plane& plane, const Softmax& softmax) {
@@ -204,6 +237,9 @@ Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std
     llvm::append_range(programs.match.softmax.apart, gradient->apart);
   }
   FLASHLIFT_RETURN_IF_ERROR(settle_masks(plane, log_sum_exp, gradient != nullptr, programs));
+  if (gradient != nullptr && has_infinite_constant(plane, programs.match.softmax.score)) {
+    return refuse<Reason::kInfiniteScore>();
+  }
   // Conditions on the scores themselves are not mask_mods; as -inf of the score_mod they mean the same.
   Softmax& softmax = programs.match.softmax;
   std::vector<SymId> guards;
