@@ -10,7 +10,10 @@ namespace {
 
 // From sqlite3.h, where these numbers are part of the interface.
 constexpr int kOk = 0;
+constexpr int kReadOnly = 8;
+constexpr int kInputOutput = 10;
 constexpr int kCorrupt = 11;
+constexpr int kFull = 13;
 constexpr int kNoDatabase = 26;
 constexpr int kRow = 100;
 constexpr int kDone = 101;
@@ -107,7 +110,7 @@ Result<Connection> Connection::open(const std::filesystem::path& file, Access ac
   const int flags = access == Access::kRead ? kOpenReadOnly : kOpenReadWrite | kOpenCreate;
   void* database = nullptr;
   const int code = sqlite->open(file.c_str(), &database, flags | kOpenFullMutex | kOpenNoFollow, nullptr);
-  Connection connection(database);  // SQLite gives one even where it fails, which tells why
+  Connection connection(database, file);  // SQLite gives one even where it fails, which tells why
   if (code != kOk) {
     return not_found("{}: {}", file.string(), database == nullptr ? "no memory" : sqlite->message(database));
   }
@@ -117,10 +120,13 @@ Result<Connection> Connection::open(const std::filesystem::path& file, Access ac
   return connection;
 }
 
-Error Connection::failure(int code, const std::string& doing) {
+Error Connection::failure(int code) {
   constexpr int kPrimary = 0xff;  // the rest of a code says more of the same
-  fault_ = (code & kPrimary) == kCorrupt || (code & kPrimary) == kNoDatabase ? Fault::kCorrupt : Fault::kOther;
-  return not_found("SQLite: {} ({})", library().message(database_.get()), doing);
+  code &= kPrimary;
+  fault_ = code == kCorrupt || code == kNoDatabase ? Fault::kCorrupt : Fault::kOther;
+  const bool by_folder = code == kReadOnly || code == kInputOutput || code == kFull;
+  return not_found("{}: {}{}", file_.string(), library().message(database_.get()),
+                   by_folder ? "; make room, or set FLASHLIFT_CACHE_DIR to another folder" : "");
 }
 
 Status Connection::run(const std::string& sql, const std::vector<Value>& values,
@@ -141,14 +147,14 @@ Status Connection::run(const std::string& sql, const std::vector<Value>& values,
     }
   }
   if (code != kOk) {
-    return failure(code, sql);
+    return failure(code);
   }
   while ((code = sqlite.step(statement)) == kRow) {
     if (on_row) {
       on_row(Row(statement));
     }
   }
-  return code == kDone ? Status() : Status(failure(code, sql));
+  return code == kDone ? Status() : Status(failure(code));
 }
 
 }  // namespace flashlift::database

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -51,10 +52,11 @@ class Connection {
     void operator()(void* database) const;
   };
 
-  explicit Connection(void* database) : database_(database) {}
-  Error failure(int code, const std::string& doing);
+  Connection(void* database, std::filesystem::path file) : database_(database), file_(std::move(file)) {}
+  Error failure(int code);
 
   std::unique_ptr<void, Close> database_;
+  std::filesystem::path file_;
   Fault fault_ = Fault::kNone;
 };
 

@@ -46,7 +46,7 @@ Result<std::filesystem::path> cache_folder() {
   }
   const char* home = secure_getenv("HOME");
   if (home == nullptr || *home != '/') {
-    return not_found("HOME is {}; set FLASHLIFT_CACHE_DIR to a folder for them",
+    return not_found("HOME is {}, where the caches lie; set FLASHLIFT_CACHE_DIR to a folder for them",
                      home == nullptr ? "not set" : "no absolute path");
   }
   return std::filesystem::path(home) / ".cache" / "flashlift";
@@ -67,9 +67,11 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
   if (!folder.folder_.is_open() || fstat(folder.folder_.get(), &status) != 0) {
     const std::error_code failed = last_error();
     std::error_code ignored;
-    return not_found("{}: {}", name.string(),
-                     std::filesystem::is_symlink(name, ignored) ? "it is a link; name the folder that it leads to"
-                                                                : failed.message());
+    if (std::filesystem::is_symlink(name, ignored)) {
+      return not_found("{}: it is a link; name the folder that it leads to", name.string());
+    }
+    return not_found("{} cannot be made or opened: {}; set FLASHLIFT_CACHE_DIR to a folder of your own", name.string(),
+                     failed.message());
   }
   if (status.st_uid != geteuid()) {
     return invalid_argument("{} belongs to another user; name a folder of your own", name.string());

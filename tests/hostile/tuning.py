@@ -6,9 +6,10 @@ Whatever is there, compiling works, and each command ends soon with a result or 
 import json
 import os
 import random
+import resource
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attack
@@ -30,13 +31,15 @@ class Machine:
         self.require(["cache", "export", "exported"], SUCCESS)
         self.exported = json.loads((Path(folder) / "exported").read_text())
 
-    def fault(self, arguments: list[str], codes: int | tuple[int, ...], *words: str) -> str | None:
+    def fault(
+        self, arguments: list[str], codes: int | tuple[int, ...], *words: str, limits: Mapping[int, int] | None = None
+    ) -> str | None:
         ended = attack._run(
             [attack.BUILD / "bin" / "flashlift", *arguments],
             self.folder,
             "",
             {"FLASHLIFT_CACHE_DIR": str(self.cache), "FLASHLIFT_TUNING": None},
-            {},
+            limits or {},
             SECONDS,
         )
         codes = (codes,) if isinstance(codes, int) else codes
@@ -236,5 +239,25 @@ def imports() -> list[Attack]:
     ]  # fmt: skip
 
 
+def full() -> list[Attack]:
+    """No room to write into: what was there stays, and the error says where to go."""
+
+    def run() -> str | None:
+        with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
+            machine = Machine(folder)
+            small = {resource.RLIMIT_FSIZE: 4096}  # too small for a journal
+            faults = [
+                machine.fault(["tune", "attn h2 s128 d8", "--seconds=0"], REFUSED, "FLASHLIFT_CACHE_DIR", limits=small),
+                machine.fault(["cache", "clear"], REFUSED, "FLASHLIFT_CACHE_DIR", limits=small),
+                machine.fault(["cache", "import", "exported"], REFUSED, "FLASHLIFT_CACHE_DIR", limits=small),
+                machine.fault(["run", PROBLEM, "--seconds=0"], SUCCESS, limits=small),
+                machine.fault(["cache", "list"], SUCCESS, "forward"),
+                machine.fault(["tune", "attn h2 s128 d8", "--seconds=0"], SUCCESS),
+            ]
+            return next((fault for fault in faults if fault), None)
+
+    return [Attack("a full disk", run, short=True)]
+
+
 def attacks() -> list[Attack]:
-    return databases() + imports()
+    return databases() + imports() + full()
