@@ -12,6 +12,7 @@
 #include "cli/output_file.h"
 #include "cli/problem_options.h"
 #include "cli/progress.h"
+#include "cli/svg.h"
 #include "support/error.h"
 
 namespace flashlift::cli {
@@ -31,6 +32,7 @@ Result<std::optional<OutputFile>> find_plot(const Options& options) {
   if (options.plot.empty()) {
     return std::optional<OutputFile>();
   }
+  FLASHLIFT_RETURN_IF_ERROR(check_picture_name("--plot", options.plot));
   FLASHLIFT_ASSIGN_OR_RETURN(OutputFile file, OutputFile::find("--plot", options.plot));
   if (file.is_standard_output() && options.json) {
     return invalid_argument("--json prints the figures on standard output, where --plot - goes; leave out one");

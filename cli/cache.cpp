@@ -8,12 +8,12 @@
 #include <system_error>
 
 #include "cli/command.h"
+#include "cli/input.h"
 #include "cli/output.h"
 #include "cli/output_file.h"
 #include "database/tuning_database.h"
 #include "support/environment.h"
 #include "support/error.h"
-#include "support/files.h"
 #include "support/private_folder.h"
 #include "support/tuning_policies.h"
 #include "support/version.h"
@@ -84,13 +84,23 @@ Kernels count_kernels(const std::filesystem::path& folder) {
   return kernels;
 }
 
-Outcome run_show() {
+Outcome run_show(bool json) {
   FLASHLIFT_RETURN_IF_ERROR(check_environment());
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path folder, cache_folder());
   FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path file, database::tuning_file());
   const Kernels kernels = count_kernels(folder);
   const Result<std::vector<TunedEntry>> entries = database::all_tuned();
   const auto policy = database::effective(TuningPolicy::kFromEnvironment);
+  if (json) {
+    print_json({{"folder", folder.string()},
+                {"tuning_file", file.string()},
+                {"tuned", entries.ok() ? Json(entries->size()) : Json(nullptr)},
+                {"problem", entries.ok() ? Json(nullptr) : Json(entries.error().message)},
+                {"policy", word_of(policy)},
+                {"kernels", kernels.count},
+                {"kernel_bytes", kernels.bytes}});
+    return kSuccess;
+  }
   fmt::print("folder   {}\n", folder.string());
   fmt::print("tuned    {}\n", entries.ok()
                                   ? fmt::format("{} problems, in {}", entries->size(), file.filename().string())
@@ -109,30 +119,40 @@ Outcome run_export(const std::string& path) {
   return kSuccess;
 }
 
-Outcome run_import(const std::string& path) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(path == "-" ? "/dev/stdin" : path));
+Outcome run_import(const std::string& path, bool json) {
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_input(path));
   Result<std::vector<TunedEntry>> entries = database::from_json(text);
   if (!entries.ok()) {
-    return invalid_argument("{}: {}", path, entries.error().message);
+    return invalid_argument("{}: {}", input_name(path), entries.error().message);
   }
   FLASHLIFT_RETURN_IF_ERROR(database::store_tuned(*entries));
-  fmt::print("{} entries\n", entries->size());
+  if (json) {
+    print_json({{"imported", entries->size()}});
+  } else {
+    fmt::print("{} entries\n", entries->size());
+  }
   return kSuccess;
 }
 
-Outcome run_clear(bool with_kernels) {
+Outcome run_clear(bool with_kernels, bool json) {
   FLASHLIFT_ASSIGN_OR_RETURN(const int64_t count, database::clear_tuned());
-  fmt::print("{} tuned problems removed\n", count);
+  int64_t removed = 0;
   if (with_kernels) {
     FLASHLIFT_ASSIGN_OR_RETURN(const std::filesystem::path path, cache_folder());
     FLASHLIFT_ASSIGN_OR_RETURN(const PrivateFolder folder, PrivateFolder::open(path));
-    int64_t removed = 0;
     for (const PrivateFolder::Entry& entry : folder.entries()) {
       if (entry.name.ends_with(".cubin")) {
         folder.remove(entry.name);
         ++removed;
       }
     }
+  }
+  if (json) {
+    print_json({{"tuned", count}, {"kernels", removed}});
+    return kSuccess;
+  }
+  fmt::print("{} tuned problems removed\n", count);
+  if (with_kernels) {
     fmt::print("{} kernels removed\n", removed);
   }
   return kSuccess;
@@ -153,7 +173,8 @@ void add_cache(CLI::App& app, Outcome& outcome) {
   list->add_flag("--json", options->json, "Print one JSON object");
   list->callback([options, &outcome] { outcome = run_list(options->json); });
   CLI::App* show = command->add_subcommand("show", "Where it lies and how much it is");
-  show->callback([&outcome] { outcome = run_show(); });
+  show->add_flag("--json", options->json, "Print one JSON object");
+  show->callback([options, &outcome] { outcome = run_show(options->json); });
   CLI::App* export_command =
       command->add_subcommand("export", "Write what was tuned as JSON, for machines of the same kind");
   export_command->add_option("FILE", options->path, "Where to; - is standard output")->option_text("FILE [-]");
@@ -161,10 +182,12 @@ void add_cache(CLI::App& app, Outcome& outcome) {
   CLI::App* import_command =
       command->add_subcommand("import", "Take what `export` wrote; entries for the same are replaced");
   import_command->add_option("FILE", options->path, "Where from; - is standard input")->required();
-  import_command->callback([options, &outcome] { outcome = run_import(options->path); });
+  import_command->add_flag("--json", options->json, "Print one JSON object");
+  import_command->callback([options, &outcome] { outcome = run_import(options->path, options->json); });
   CLI::App* clear = command->add_subcommand("clear", "Forget what was tuned");
   clear->add_flag("--kernels", options->kernels, "And remove the kernels");
-  clear->callback([options, &outcome] { outcome = run_clear(options->kernels); });
+  clear->add_flag("--json", options->json, "Print one JSON object");
+  clear->callback([options, &outcome] { outcome = run_clear(options->kernels, options->json); });
 }
 
 }  // namespace flashlift::cli

@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/output_file.h"
 #include "cli/problem_options.h"
+#include "cli/svg.h"
 #include "support/error.h"
 
 namespace flashlift::cli {
@@ -32,6 +33,7 @@ Outcome run_draw(const Options& options) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Problem problem, parse_problem(options.problem));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--batch", options.picture.batch, problem.batch));
   FLASHLIFT_RETURN_IF_ERROR(check_range("--head", options.picture.head, problem.q_heads));
+  FLASHLIFT_RETURN_IF_ERROR(check_picture_name("-o", options.output));
   FLASHLIFT_ASSIGN_OR_RETURN(const OutputFile output, OutputFile::find("-o", options.output));
   if (options.json && output.is_standard_output()) {
     return invalid_argument("--json prints the counts on standard output, where the picture goes; leave out one");

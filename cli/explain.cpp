@@ -134,7 +134,9 @@ Outcome explain_problem(const Options& options) {
 void add_explain(CLI::App& app, Outcome& outcome) {
   CLI::App* command = app.add_subcommand("explain", "Say what is chosen for a problem or found in a module, and why");
   auto options = std::make_shared<Options>();
-  command->add_option("SUBJECT", options->subject, "A problem (see below) or the file name of a StableHLO module")
+  command
+      ->add_option("SUBJECT", options->subject,
+                   "A problem (see below) or the file name of a StableHLO module; - is standard input")
       ->required();
   command->add_flag("--code", options->code, "Of a problem: print the generated code too");
   options->device.add_to(*command);

@@ -1,9 +1,9 @@
 #include "cli/explain_module.h"
 
 #include "cli/fuse_report.h"
+#include "cli/input.h"
 #include "cli/output.h"
 #include "support/error.h"
-#include "support/files.h"
 
 namespace flashlift::cli {
 
@@ -12,9 +12,9 @@ Outcome explain_module(const std::string& file, bool code, bool json) {
     return invalid_argument("--code needs a problem, got the module {}; give it one of the problems found in there",
                             file);
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_file(file));
+  FLASHLIFT_ASSIGN_OR_RETURN(const std::string text, read_input(file));
   FLASHLIFT_ASSIGN_OR_RETURN(const stablehlo::FuseResult fused,
-                             stablehlo::fuse(text, {.as = stablehlo::FuseAs::kCustomCall, .name = file}));
+                             stablehlo::fuse(text, {.as = stablehlo::FuseAs::kCustomCall, .name = input_name(file)}));
   if (json) {
     print_json({{"candidates", Json::parse(stablehlo::report_json(fused))}});
   } else {

@@ -7,11 +7,11 @@
 
 #include "cli/command.h"
 #include "cli/fuse_report.h"
+#include "cli/input.h"
 #include "cli/output.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
 #include "support/error.h"
-#include "support/files.h"
 
 namespace flashlift::cli {
 namespace {
@@ -56,13 +56,14 @@ Outcome run_fuse(const Options& options) {
     return invalid_argument("--gradients and --as composite: gradients are fused as custom calls only; leave out one");
   }
   FLASHLIFT_ASSIGN_OR_RETURN(const Outputs outputs, find_outputs(options));
-  std::optional<Elapsed> elapsed(std::in_place, "fusing " + options.module);
-  FLASHLIFT_ASSIGN_OR_RETURN(std::string text, read_file(options.module));
+  std::optional<Elapsed> elapsed(std::in_place, "fusing " + input_name(options.module));
+  FLASHLIFT_ASSIGN_OR_RETURN(std::string text, read_input(options.module));
   const auto as = options.as == "composite" ? stablehlo::FuseAs::kComposite : stablehlo::FuseAs::kCustomCall;
   FLASHLIFT_ASSIGN_OR_RETURN(
       const stablehlo::FuseResult fused,
       stablehlo::fuse_and_free(
-          std::move(text), {.as = as, .name = options.module, .gradients = options.gradients, .emit = options.emit}));
+          std::move(text),
+          {.as = as, .name = input_name(options.module), .gradients = options.gradients, .emit = options.emit}));
   elapsed.reset();
   const Json candidates = Json::parse(stablehlo::report_json(fused));
   Json report = {{"module", options.module},
@@ -92,7 +93,8 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
   command
       ->add_option(
           "MODULE", options->module,
-          "File name of the module: StableHLO or generic MLIR text, MLIR bytecode, or VHLO (a portable artifact)")
+          "File name of the module: StableHLO or generic MLIR text, MLIR bytecode, or VHLO (a portable artifact); - is "
+          "standard input")
       ->required();
   command->add_option("-o,--output", options->output, "Where the fused module goes; - is standard output")->required();
   command

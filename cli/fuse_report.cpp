@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "support/printable.h"
+
 namespace flashlift::cli {
 
 void print_candidates(const stablehlo::FuseResult& result, std::FILE* stream) {
@@ -10,7 +12,7 @@ void print_candidates(const stablehlo::FuseResult& result, std::FILE* stream) {
     return;
   }
   for (const stablehlo::Candidate& candidate : result.candidates) {
-    fmt::print(stream, "{} in @{}: {}\n", candidate.location, candidate.function,
+    fmt::print(stream, "{} in @{}: {}\n", candidate.location, printable_line(candidate.function),
                candidate.fused ? "fused" : "left as it is");
     fmt::print(stream, "  {}\n", candidate.reason);
     if (candidate.fused) {

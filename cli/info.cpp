@@ -1,9 +1,13 @@
 // flashlift info: what this build is and what it sees of the machine.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/output.h"
@@ -11,6 +15,7 @@
 #include "score/operation.h"
 #include "support/environment.h"
 #include "support/processor.h"
+#include "support/spelling.h"
 #include "support/version.h"
 #ifdef FLASHLIFT_HAS_CPU
 #include "plan/cpu_list.h"
@@ -33,6 +38,24 @@ Json describe_environment() {
                          {"meaning", entry.meaning}});
   }
   return variables;
+}
+
+// Variables that were meant for Flashlift, as by their names, and that nothing reads.
+Json unknown_variables() {
+  constexpr std::string_view kPrefix = "FLASHLIFT_";
+  std::vector<std::string_view> known;
+  for (const EnvironmentEntry& entry : environment_table()) {
+    known.emplace_back(entry.name);
+  }
+  Json unknown = Json::array();
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view name = std::string_view(*one).substr(0, std::string_view(*one).find('='));
+    if (name.starts_with(kPrefix) && std::ranges::find(known, name) == known.end()) {
+      const std::vector<std::string_view> near = similar_words(name, known);
+      unknown.push_back({{"name", name}, {"hint", did_you_mean({near.begin(), near.end()})}});
+    }
+  }
+  return unknown;
 }
 
 #ifdef FLASHLIFT_HAS_CPU
@@ -177,6 +200,11 @@ void print_for_people(const Json& info) {
     variables.add({variable["name"], variable["value"].is_null() ? "(unset)" : variable["value"], variable["meaning"]});
   }
   fmt::print("{}", variables.text());
+  for (const Json& one : info["unknown_environment"]) {
+    const std::string hint = one["hint"];
+    fmt::print("{} is set, and is no variable of Flashlift's{}\n", one["name"].get<std::string>(),
+               hint.empty() ? "" : "; " + hint);
+  }
 }
 
 Outcome run_info(bool as_json) {
@@ -184,6 +212,7 @@ Outcome run_info(bool as_json) {
   info["versions"] = describe_versions();
   info["devices"] = describe_devices();
   info["environment"] = describe_environment();
+  info["unknown_environment"] = unknown_variables();
   if (as_json) {
     print_json(info);
   } else {

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
+#include <iterator>
 #include <new>
 #include <string>
 #include <string_view>
@@ -46,12 +48,16 @@ std::string in_quotes(int argc, char** argv, int first) {
   return text + "\"";
 }
 
-// "`word` is not a KIND; did you mean `b`?"
-std::string unknown(const std::string& word, std::string_view kind, const std::vector<std::string>& known) {
-  const std::vector<std::string_view> similar =
+// The known words that this one may stand for: those near it, or else those that it begins.
+std::string meant_by(const std::string& word, const std::vector<std::string>& known) {
+  const std::vector<std::string_view> near =
       similar_words(word, std::vector<std::string_view>(known.begin(), known.end()));
-  const std::string meant = did_you_mean({similar.begin(), similar.end()});
-  return fmt::format("{} is not {}{}", word, kind, meant.empty() ? "" : "; " + meant);
+  std::vector<std::string> meant(near.begin(), near.end());
+  if (meant.empty() && word.find_first_not_of('-') != std::string::npos) {
+    std::ranges::copy_if(known, std::back_inserter(meant),
+                         [&](const std::string& one) { return one.starts_with(word); });
+  }
+  return did_you_mean(meant);
 }
 
 std::vector<std::string> subcommands_of(const CLI::App& app) {
@@ -62,52 +68,121 @@ std::vector<std::string> subcommands_of(const CLI::App& app) {
   return names;
 }
 
+// kind: "a subcommand" or "a subcommand of NAME"
+std::string unknown_subcommand(const std::string& word, std::string_view kind, const CLI::App& app) {
+  std::vector<std::string> known = subcommands_of(app);
+  const std::string listed = fmt::format("expected one of {}", fmt::join(known, ", "));
+  if (app.get_option_no_throw("--" + word) != nullptr) {
+    return fmt::format("{} is not {}; did you mean `--{}`?", word, kind, word);
+  }
+  known.emplace_back("help");
+  const std::string meant = meant_by(word, known);
+  return fmt::format("{} is not {}; {}", word, kind, meant.empty() ? listed : meant);
+}
+
 // The first argument that looks like an option and is none of this command's, or "".
 std::string unknown_option(const CLI::App& command, int argc, char** argv) {
   for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
     const std::string name = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
-    if (name.starts_with("--") && command.get_option_no_throw(name) == nullptr) {
-      return name;
+    const bool is_option = name.starts_with("--") || (name.starts_with("-") && name.find_first_of("0123456789") != 1);
+    if (is_option && name != "-" && command.get_option_no_throw(name) == nullptr) {
+      // `-oFILE` is the option `-o`, too.
+      if (name.starts_with("--") || command.get_option_no_throw(name.substr(0, 2)) == nullptr) {
+        return name;
+      }
     }
   }
   return "";
 }
 
-// CLI11 says of an unknown subcommand only that one is required, of an unknown option first that something else is
-// missing, and of a problem without quotes that it does not expect its second word.
-std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
-  if (app.get_subcommands().empty()) {
-    return argc > 1 && argv[1][0] != '-' ? unknown(argv[1], "a subcommand", subcommands_of(app)) : error.what();
+std::string unknown_option_text(const std::string& name, const CLI::App& command) {
+  const std::string asked = name.starts_with("--") ? name : "-" + name;  // `-check`, too
+  const std::string meant = meant_by(asked, options_of(command));
+  return fmt::format("{} is not an option of {}{}", name, command.get_name(), meant.empty() ? "" : "; " + meant);
+}
+
+// What the option's help says, within a sentence.
+std::string description_of(const CLI::Option& option) {
+  std::string text = option.get_description();
+  if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0) {
+    text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
   }
-  for (int i = 2; i + 1 < argc; ++i) {
-    if (argv[i] == std::string_view("attn") && argv[i + 1][0] != '-') {
-      return fmt::format("a problem is one argument, in quotes: {}", in_quotes(argc, argv, i));
+  return text;
+}
+
+// CLI11's messages about the options of this command, in words.
+std::string plain(const std::string& message, const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (message == name + " is required") {
+      return fmt::format("{} is missing: {}", name, description_of(*option));
+    }
+    if (message.starts_with(name + ": ") && message.ends_with(" missing")) {
+      return fmt::format("{} needs a value: {}", name, description_of(*option));
+    }
+    if (message.starts_with(name + ": At Most 1 required")) {
+      return fmt::format("{} is given more than once", name);
     }
   }
+  constexpr std::string_view kUnexpected = "The following argument was not expected: ";
+  if (message.starts_with(kUnexpected)) {
+    const std::string word = message.substr(kUnexpected.size());
+    const bool is_option = command.get_option_no_throw("--" + word) != nullptr;
+    return fmt::format("{} takes no `{}`{}", command.get_name(), word,
+                       is_option ? "; did you mean `--" + word + "`?" : "");
+  }
+  return message;
+}
+
+// CLI11 says of an unknown subcommand only that one is required, and of an unknown option first that something else is
+// missing.
+std::string message_of(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  if (app.get_subcommands().empty()) {
+    if (argc > 1 && argv[1][0] != '-') {
+      return unknown_subcommand(argv[1], "a subcommand", app);
+    }
+    const std::string option = unknown_option(app, argc, argv);
+    return option.empty() ? "a subcommand is missing" : unknown_option_text(option, app);
+  }
   const CLI::App& called = *app.get_subcommands().front();
+  if (argv[1][0] == '-') {
+    return fmt::format("{} stands before the subcommand; options stand behind it: {} {} ...", argv[1], app.get_name(),
+                       called.get_name());
+  }
   const std::vector<std::string> inner = subcommands_of(called);
   if (!inner.empty() && called.get_subcommands().empty()) {
-    return argc > 2 && argv[2][0] != '-' ? unknown(argv[2], fmt::format("a subcommand of {}", called.get_name()), inner)
-                                         : fmt::format("{} needs one of {}", called.get_name(), fmt::join(inner, ", "));
+    return argc > 2 && argv[2][0] != '-'
+               ? unknown_subcommand(argv[2], fmt::format("a subcommand of {}", called.get_name()), called)
+               : fmt::format("{} needs one of {}", called.get_name(), fmt::join(inner, ", "));
   }
   const CLI::App& innermost = inner.empty() ? called : *called.get_subcommands().front();
   const std::string option = unknown_option(innermost, argc, argv);
   if (!option.empty()) {
-    return unknown(option, fmt::format("an option of {}", innermost.get_name()), options_of(innermost));
+    return unknown_option_text(option, innermost);
   }
-  std::string message = error.what();
+  const std::string message = error.what();
   for (const auto& [name, what] :
        {std::pair("PROBLEM", "a problem"), std::pair("SUBJECT", "a problem, or a module's file,")}) {
     if (message.starts_with(name)) {
       return fmt::format("{} is missing: one argument, in quotes, such as \"{}\"", what, kProblem);
     }
   }
-  return message;
+  return plain(message, innermost);
+}
+
+// A problem's words as arguments of their own: of a subcommand that takes several problems, CLI11 would say nothing.
+std::string unquoted_problem(int argc, char** argv) {
+  for (int i = 2; i + 1 < argc; ++i) {
+    if (argv[i] == std::string_view("attn") && argv[i + 1][0] != '-') {
+      return fmt::format("a problem is one argument, in quotes: {}", in_quotes(argc, argv, i));
+    }
+  }
+  return "";
 }
 
 int parse_and_run(int argc, char** argv) {
   CLI::App app("Finds attention, compiles it and runs it fused.", "flashlift");
-  app.set_version_flag("--version", version());
+  app.set_version_flag("-V,--version", version());
   app.footer(kFooter);
   app.require_subcommand(1);
 
@@ -131,14 +206,24 @@ int parse_and_run(int argc, char** argv) {
   char help[] = "--help";
   std::vector<char*> arguments(argv, argv + argc);
   if (argv[1] == std::string_view("help")) {
-    arguments = {argv[0], argc > 2 ? argv[2] : help};
-    const std::vector<std::string> known = subcommands_of(app);
-    if (argc > 2 && std::ranges::find(known, argv[2]) != known.end()) {
+    while (arguments.size() > 1 && arguments[1] == std::string_view("help")) {
+      arguments.erase(arguments.begin() + 1);
+    }
+    const CLI::App* asked = &app;
+    for (size_t i = 1; i < arguments.size() && asked != nullptr; ++i) {
+      const auto inner = asked->get_subcommands([&](const CLI::App* one) { return one->get_name() == arguments[i]; });
+      asked = inner.empty() ? nullptr : inner.front();
+    }
+    if (asked != nullptr) {  // a name that is none gets its own message
       arguments.push_back(help);
     }
   }
   argc = static_cast<int>(arguments.size());
   argv = arguments.data();
+  if (const std::string message = unquoted_problem(argc, argv); !message.empty()) {
+    print_error(message);
+    return kBadInput;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

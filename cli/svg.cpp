@@ -2,7 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "support/error.h"
+
 namespace flashlift::cli {
+
+Status check_picture_name(std::string_view option, const std::string& path) {
+  constexpr std::array kOthers = {".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps"};
+  const std::filesystem::path name(path);
+  if (std::ranges::find(kOthers, name.extension().string()) != kOthers.end()) {
+    return invalid_argument("{}: {} names another kind of picture, and an SVG is written: {}", option, path,
+                            std::filesystem::path(name).replace_extension(".svg").string());
+  }
+  return {};
+}
 
 std::string escaped(std::string_view text, size_t most) {
   std::string result;

@@ -4,7 +4,12 @@
 #include <string>
 #include <string_view>
 
+#include "flashlift/result.h"
+
 namespace flashlift::cli {
+
+// Refuses the names of other kinds of pictures: no program would read what is written there.
+Status check_picture_name(std::string_view option, const std::string& path);
 
 // As text of XML: what is not ASCII becomes a space, and of a long text the first `most` characters stay.
 std::string escaped(std::string_view text, size_t most = 150);

@@ -79,6 +79,13 @@ std::string list_as_json(const std::vector<std::string>& list) {
 
 // What may have been meant by a word of a table, with the value that was given.
 std::vector<std::string> suggestions(std::string_view word) {
+  constexpr std::pair<std::string_view, const char*> kOtherNames[] = {
+      {"float32", "f32"}, {"float", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"}, {"half", "f16"}};
+  for (const auto& [other, name] : kOtherNames) {
+    if (word == other) {
+      return {name};
+    }
+  }
   const size_t end = std::min(word.find('='), word.size());
   const size_t digits = std::min(word.find_first_of("0123456789"), word.size());
   std::vector<std::string_view> known(std::begin(kDTypes), std::end(kDTypes));

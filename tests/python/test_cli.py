@@ -40,6 +40,7 @@ def test_version_is_one_line(flashlift):
     done = flashlift("--version")
     assert done.returncode == 0
     assert done.stdout.count("\n") == 1 and done.stdout[0].isdigit()
+    assert flashlift("-V").stdout == done.stdout
 
 
 def test_no_subcommand_is_a_wrong_call_that_lists_them(flashlift):
@@ -49,6 +50,10 @@ def test_no_subcommand_is_a_wrong_call_that_lists_them(flashlift):
 def test_unknown_subcommand_is_a_wrong_call(flashlift):
     assert_bad_input(flashlift("fly"), "fly", "flashlift --help")
     assert_bad_input(flashlift("rnu"), "rnu is not a subcommand; did you mean `run`?")
+    assert_bad_input(flashlift("hlep"), "did you mean `help`?")
+    assert_bad_input(flashlift("version"), "version is not a subcommand; did you mean `--version`?")
+    assert_bad_input(flashlift("fly"), "expected one of run, bench, explain")
+    assert_bad_input(flashlift("cache", "ls"), "ls is not a subcommand of cache; expected one of list, show, export")
     assert_bad_input(flashlift("cache", "lst"), "lst is not a subcommand of cache; did you mean `list`?")
     assert_bad_input(flashlift("cache"), "cache needs one of list, show, export, import, clear")
 
@@ -56,7 +61,10 @@ def test_unknown_subcommand_is_a_wrong_call(flashlift):
 def test_help_of_a_subcommand(flashlift):
     assert flashlift("help").stdout == flashlift("--help").stdout
     assert flashlift("help", "run").stdout == flashlift("run", "--help").stdout
+    assert flashlift("help", "cache", "list").stdout == flashlift("cache", "list", "--help").stdout
+    assert flashlift("help", "help").stdout == flashlift("--help").stdout
     assert_bad_input(flashlift("help", "rnu"), "did you mean `run`?")
+    assert_bad_input(flashlift("help", "cache", "lst"), "did you mean `list`?")
 
 
 def test_no_problem_is_answered_with_one(flashlift):
@@ -66,7 +74,8 @@ def test_no_problem_is_answered_with_one(flashlift):
 
 def test_a_problem_without_quotes_is_answered_with_them(flashlift):
     words = ["attn", "h2", "s8", "d8", "causal", "window=4,0"]
-    assert_bad_input(flashlift("run", *words, "--check"), 'in quotes: "attn h2 s8 d8 causal window=4,0"')
+    for command in ("run", "bench", "explain", "tune", "compile"):
+        assert_bad_input(flashlift(command, *words, "--json"), 'in quotes: "attn h2 s8 d8 causal window=4,0"')
 
 
 def test_shells_complete_subcommands_and_options(flashlift):
@@ -91,6 +100,22 @@ def test_unknown_option_names_the_subcommand_to_ask(flashlift):
     assert_bad_input(flashlift("run", "attn h1 s8 d8", "--chekc"), "not an option of run; did you mean `--check`?")
     assert_bad_input(flashlift("run", "--secnds=3"), "--secnds is not an option of run; did you mean `--seconds`?")
     assert_bad_input(flashlift("cache", "list", "--jsno"), "not an option of list; did you mean `--json`?")
+    assert_bad_input(
+        flashlift("run", "attn h1 s8 d8", "-check"), "-check is not an option of run; did you mean `--check`?"
+    )
+    assert_bad_input(flashlift("compile", "attn h1 s8 d8", "--arch=90"), "did you mean `--architecture`?")
+    assert_bad_input(flashlift("--versoin"), "--versoin is not an option of flashlift; did you mean `--version`?")
+    assert_bad_input(flashlift("--json", "info"), "--json stands before the subcommand", "flashlift info ...")
+
+
+def test_missing_and_unexpected_arguments_in_words(flashlift, tmp_path):
+    problem, module = "attn h1 s8 d8", tmp_path / "in.mlir"
+    assert_bad_input(flashlift("fuse", module), "--output is missing: where the fused module goes; - is standard")
+    assert_bad_input(flashlift("fuse", module, "-o"), "--output needs a value: where the fused module goes")
+    assert_bad_input(flashlift("completion"), "shell is missing: bash, zsh or fish")
+    assert_bad_input(flashlift("run", problem, "--seed=1", "--seed=2"), "--seed is given more than once")
+    assert_bad_input(flashlift("run", problem, "more"), "run takes no `more`")
+    assert_bad_input(flashlift("info", "ops"), "info takes no `ops`; did you mean `--ops`?")
 
 
 def test_full_disk_is_an_error(flashlift):
@@ -123,6 +148,36 @@ def test_info_says_what_a_gpu_lacks(flashlift, tmp_path):
 def test_info_says_what_a_wrong_variable_does(flashlift):
     done = flashlift("info", env={**os.environ, "FLASHLIFT_ISA": "sse"})
     assert done.returncode == 0 and "not usable" in done.stdout and "FLASHLIFT_ISA" in done.stdout
+
+
+def test_info_names_variables_that_nothing_reads(flashlift):
+    environment = {**os.environ, "FLASHLIFT_THREAD": "2"}
+    assert "FLASHLIFT_THREAD is set, and is no variable" in flashlift("info", env=environment).stdout
+    (one,) = [
+        entry
+        for entry in json.loads(flashlift("info", "--json", env=environment).stdout)["unknown_environment"]
+        if entry["name"] == "FLASHLIFT_THREAD"
+    ]
+    assert one["hint"] == "did you mean `FLASHLIFT_THREADS`?"
+
+
+def test_the_cache_speaks_json(flashlift, tmp_path):
+    environment = {**os.environ, "FLASHLIFT_CACHE_DIR": str(tmp_path / "cache"), "FLASHLIFT_TUNING": "write"}
+    ask = lambda *arguments, **more: json.loads(
+        flashlift("cache", *arguments, "--json", env=environment, **more).stdout
+    )
+    assert ask("import", "-", input='{"flashlift_tuned": []}') == {"imported": 0}
+    shown = ask("show")
+    assert shown["folder"] == str(tmp_path / "cache") and shown["tuned"] == 0 and shown["policy"] == "write"
+    assert ask("clear", "--kernels") == {"tuned": 0, "kernels": 0}
+
+
+def test_a_cache_that_cannot_be_made_says_what_to_do(flashlift, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", "/proc/no"):
+        environment = {**os.environ, "FLASHLIFT_CACHE_DIR": str(folder), "FLASHLIFT_TUNING": "write"}
+        done = flashlift("tune", "attn h1 s8 d8", "--seconds=0", env=environment)
+        assert_bad_input(done, str(folder), "cannot be made or opened", "set FLASHLIFT_CACHE_DIR")
 
 
 def test_info_shows_the_environment_table(flashlift):
@@ -353,6 +408,18 @@ def test_fuse_leaves_a_module_without_attention_byte_for_byte(flashlift, tmp_pat
     assert (tmp_path / "out.mlir").read_text() == PLAIN_MODULE
 
 
+def test_modules_come_from_standard_input(flashlift, tmp_path, causal_module):
+    text = causal_module.read_text()
+    fused = flashlift("fuse", "-", "-o", "-", input=text)
+    assert fused.returncode == 0 and fused.stdout == flashlift("fuse", causal_module, "-o", "-").stdout
+    assert "<stdin>:" in fused.stderr and "1 of 1 fused" in fused.stderr
+    (candidate,) = json.loads(flashlift("explain", "-", "--json", input=text).stdout)["candidates"]
+    assert candidate["fused"] and candidate["location"].startswith("<stdin>:")
+    assert_bad_input(flashlift("explain", "-", input="no module"), "<stdin>:1:1")
+    assert_bad_input(flashlift("fuse", "-", "-o", tmp_path / "out.mlir", input=""), "<stdin>: the text is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_fuse_may_replace_its_input(flashlift, tmp_path, causal_module):
     module = tmp_path / "module.mlir"
     module.write_text(causal_module.read_text())
@@ -442,6 +509,13 @@ def test_draw_counts_tiles_as_json(flashlift, tmp_path):
     assert_bad_input(flashlift("draw", "attn h2 s1024 d8", "-o", "-", "--json"), "--json", "leave out one")
 
 
+def test_pictures_of_other_kinds_are_refused(flashlift, tmp_path):
+    problem = "attn h1 s8 d8"
+    for command in (["draw", problem, "-o"], ["bench", problem, "--seconds=0", "--plot"]):
+        assert_bad_input(flashlift(*command, tmp_path / "a.png"), "another kind of picture", "a.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_draw_is_repeatable(flashlift, tmp_path):
     problem = "attn h1 s512 d8 mask_mod(keep: bool[512]) { %0 = load keep[kv]; return %0 }"
     pictures = []
@@ -497,3 +571,5 @@ def test_info_lists_the_words_of_problems(flashlift):
 
 def test_a_slip_is_answered_with_the_word_that_was_meant(flashlift):
     assert_bad_input(flashlift("run", "attn h2 s8 d8 causall"), "unknown word `causall`", "did you mean `causal`?")
+    for other, name in {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}.items():
+        assert_bad_input(flashlift("run", f"attn h2 s8 d8 {other}"), f"did you mean `{name}`?")
