@@ -20,11 +20,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As the client named it: its folder, and what its name says of the platform, are the client's choice.
-fs::path own_path() {
+fs::path find_own_path() {
   Dl_info info = {};
-  return dladdr(&flashlift_pjrt_is_a_wrapper, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+  const bool is_known = dladdr(&flashlift_pjrt_is_a_wrapper, &info) != 0 && info.dli_fname != nullptr;
+  std::error_code error;
+  return is_known ? fs::absolute(info.dli_fname, error) : fs::path();
 }
+
+// As the client named it: its folder, and what its name says of the platform, are the client's choice. Found when this
+// library is loaded: the name may be relative, and what lies in a folder that the client goes to later is not its
+// choice.
+const fs::path& own_path() {
+  static const fs::path path = find_own_path();
+  return path;
+}
+__attribute__((constructor)) void find_on_load() { own_path(); }
 
 // Where the file is that the name above leads to; Flashlift's other libraries lie there.
 fs::path own_folder() {

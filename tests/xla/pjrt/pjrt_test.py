@@ -320,6 +320,23 @@ class BadPlugins(PluginTest):
         cuda.symlink_to(WRAPPER)
         self.assert_says(None, "no PJRT plugin to wrap", wrapper=cuda)
 
+    def test_named_from_its_folder(self):
+        """What lies in a folder that the client goes to afterwards is not loaded."""
+        folder, elsewhere = self.folder(), self.folder()
+        for place in (folder, elsewhere):
+            (place / "pjrt_c_api_flashlift-cpu_plugin.so").symlink_to(WRAPPER)
+            (place / "pjrt_c_api_cpu_plugin.so").symlink_to(FAKE)
+        code = (
+            f"import ctypes, os; os.chdir({str(folder)!r}); "
+            "wrapper = ctypes.CDLL('./pjrt_c_api_flashlift-cpu_plugin.so'); "
+            f"os.chdir({str(elsewhere)!r}); wrapper.GetPjrtApi()"
+        )
+        environment = {**os.environ, "FLASHLIFT_LOG": "info"}
+        environment.pop("FLASHLIFT_PJRT_PLUGIN", None)
+        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+        self.assertIn(f"wraps {folder}/", ran.stderr)
+        self.assertEqual(ran.returncode, 0)
+
     def test_untouched(self):
         """Plugins that cannot be told what to fuse work as they would by themselves; the log says why."""
         for behaviour, why in {
