@@ -171,8 +171,10 @@ class Jax:
 def work(client, library, jobs, results):
     """jobs: a JSON list of [name, program's file, arguments' file]."""
     runner = {"pypjrt": Pypjrt, "jax": Jax}[client](library)
+    report = Path(os.environ["FLASHLIFT_PJRT_REPORT"])
     for i, (name, program, arguments) in enumerate(json.loads(Path(jobs).read_text())):
         found = {}
+        told_before = report.stat().st_size
         try:
             with np.load(arguments) as file:
                 types = [key.split(" ")[1] for key in file.files]
@@ -185,6 +187,8 @@ def work(client, library, jobs, results):
         except Exception:
             found = {"error": np.array(traceback.format_exc().strip().splitlines()[-1])}
         np.savez(Path(results) / f"{i}.npz", **found)
+        # Of the case's own compiles: JAX compiles programs to move its arrays, too.
+        (Path(results) / f"{i}.jsonl").write_bytes(report.read_bytes()[told_before:])
         print(name, flush=True)
 
 
@@ -239,6 +243,7 @@ def as_close(got, own, want):
 
 
 def run_all(client, library, plugin, jobs, folder):
+    """Puts each job's outputs, and the lines that the wrapper reports of its compiles, into the folder."""
     folder.mkdir()
     report = folder / "report.jsonl"
     report.touch()
@@ -248,7 +253,16 @@ def run_all(client, library, plugin, jobs, folder):
     done = ran.stdout.split()
     if ran.returncode != 0:
         print(f"{client} with {library}: exit code {ran.returncode} after {done[-1:]}\n{ran.stderr[-2000:]}")
-    return report
+
+
+def fused_of(path, expected):
+    """How many attentions the report's lines of a job say were fused, and why they are not as many as expected."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    fused = sum(line["fused"] for line in lines)
+    reasons = "; ".join(line["reason"] for line in lines if line["reason"]) or "no reason is given"
+    if not lines:
+        return 0, "the wrapper reports no compile"
+    return fused, "" if fused == expected else f"{fused} fused, flashlift fuse {expected}: {reasons}"
 
 
 def outputs_of(path):
@@ -290,7 +304,7 @@ def compare(case, meta, complete, coarse, unfused, fused):
 
 def check(client, plugin, cases, folder, kept):
     """Problems of all cases with a client and a plugin, and how many programs there were."""
-    newest = newest_of(plugin)
+    newest = newest_of(plugin) if client == "pypjrt" else None
     jobs, wanted, problems = [], [], []
     for case in cases:
         meta = json.loads((case / "meta.json").read_text())
@@ -314,14 +328,8 @@ def check(client, plugin, cases, folder, kept):
             jobs.append((name, str(path), str(arguments)))
             wanted.append((case, meta, complete, program))
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    run_all(client, plugin, plugin, folder / "jobs.json", folder / "unfused")
-    report = run_all(client, wrapper_of(plugin), plugin, folder / "jobs.json", folder / "fused")
-    told = [json.loads(line) for line in report.read_text().splitlines()]
-    if client == "jax":  # it compiles modules of its own beside those of the cases
-        told = None
-    elif len(told) != len(jobs):
-        problems.append(f"{len(told)} lines of report for {len(jobs)} programs")
-        told = None
+    for which, library in (("unfused", plugin), ("fused", wrapper_of(plugin))):
+        run_all(client, library, plugin, folder / "jobs.json", folder / which)
     fused_count = 0
     for i, ((name, _, _), (case, meta, complete, program)) in enumerate(zip(jobs, wanted, strict=True)):
         unfused, fused = (outputs_of(folder / which / f"{i}.npz") for which in ("unfused", "fused"))
@@ -329,16 +337,15 @@ def check(client, plugin, cases, folder, kept):
             problems.append(f"{name}: {problem}")
         elif isinstance(unfused, str):
             problems.append(f"{name}: (the plugin itself refuses it: {unfused[:200]})")
-        if told is None:
-            continue
         try:
-            count = flashlift.stablehlo.fuse(program, gradients=True).fused_count
+            expected = flashlift.stablehlo.fuse(program, gradients=True).fused_count
         except Exception as error:
             problems.append(f"{name}: flashlift fuse: {error}")
             continue
+        count, problem = fused_of(folder / "fused" / f"{i}.jsonl", expected)
         fused_count += count
-        if told[i]["fused"] != count:
-            problems.append(f"{name}: {told[i]['fused']} fused, flashlift fuse {count}: {told[i]['reason']}")
+        if problem:
+            problems.append(f"{name}: {problem}")
     return problems, len(jobs), fused_count
 
 
