@@ -162,10 +162,7 @@ class Attention:
         Returns out [batch, q_heads, q_len, value_dim], or a tuple with lse, row_max and residual after it, as the
         problem asks.
         """
-        for name, array in (("q", q), ("v", v)):
-            if len(getattr(array, "shape", ())) != 4:
-                got = getattr(array, "shape", type(array).__name__)
-                raise InvalidArgumentError(f"{name} is {got}; expected an array of 4 dimensions")
+        _check_dimensions(q=q, v=v)
         out = np.empty((*q.shape[:3], v.shape[3]), numpy_type(self._info.out_dtype))
         lse = np.empty(q.shape[:3], np.float32) if self._info.want_lse else None
         row_max = np.empty(q.shape[:3], np.float32) if self._info.want_row_max else None
@@ -235,6 +232,7 @@ class Attention:
 
         out, lse and residual are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
         """
+        _check_dimensions(q=q, k=k, v=v)
         captures = self._in_order(captures)
         wanted = self._known(wanted)
         by_name = dict(zip(self.captures, captures, strict=True))
@@ -268,6 +266,12 @@ class Attention:
             residual=residual,
         )()
         return gradients
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "an Attention is machine code of this process and cannot be pickled or copied; "
+            "send its `problem` and compile that"
+        )
 
     def prepare_backward(self, wanted: Sequence[str] = ()) -> None:
         """Generates the code that backward() needs, which its first call does otherwise. Takes seconds on a GPU; may
@@ -343,6 +347,13 @@ class Attention:
 
 def _thread_count(threads: int) -> int:
     return whole_number(threads, "threads", 1, 2**31 - 1)
+
+
+def _check_dimensions(**arrays: Any) -> None:
+    for name, array in arrays.items():
+        if len(getattr(array, "shape", ())) != 4:
+            got = getattr(array, "shape", type(array).__name__)
+            raise InvalidArgumentError(f"{name} is {got}; expected an array of 4 dimensions")
 
 
 class BoundAttention:

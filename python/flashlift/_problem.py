@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class Problem:
 
     words: every word that is not a size or the dtype, with its value: True for one without a value, a number, two
     numbers, or a text: {"causal": True, "window": (128, 0), "softcap": 30.0, "out": "f32"}. score_mod, mask_mod:
-    programs as text. What is wrong with them, compiling says.
+    programs as text. What is wrong with them, compiling says; but each of them is one word or one program.
     """
 
     q_heads: int
@@ -45,6 +46,15 @@ class Problem:
     words: Mapping[str, Any] = field(default_factory=dict)
     score_mod: str | None = None
     mask_mod: str | None = None
+
+    def __post_init__(self) -> None:
+        words = [_word(name, value) for name, value in self.words.items()]
+        for word in filter(None, [*self._sizes(), self.dtype, *words]):
+            if not re.fullmatch(r"[^\s(){}]+", word):
+                raise InvalidArgumentError(f"{word!r} is no word of a problem: a word holds no spaces and no brackets")
+        for name, program in {"score_mod": self.score_mod, "mask_mod": self.mask_mod}.items():
+            if program and not re.fullmatch(rf"\s*{name}\s*\([^{{}}]*\)\s*{{[^{{}}]*}}\s*", program):
+                raise InvalidArgumentError(f"{name} is {program!r}; expected one program, `{name}(...) {{ ... }}`")
 
     @classmethod
     def parse(cls, text: str, **fields: Any) -> "Problem":
@@ -63,12 +73,11 @@ class Problem:
         return cls(**given, words=_words(read), score_mod=read["score_mod"], mask_mod=read["mask_mod"])
 
     def __str__(self) -> str:
-        sizes = (
-            f"attn b{self.batch} hq{self.q_heads} hkv{self.kv_heads} sq{self.q_len} skv{self.kv_len} "
-            f"dqk{self.head_dim} dv{self.value_dim} {self.dtype}"
-        )
         words = (_word(name, value) for name, value in self.words.items())
-        return " ".join(filter(None, [sizes, *words, self.score_mod, self.mask_mod]))
+        return " ".join(filter(None, ["attn", *self._sizes(), self.dtype, *words, self.score_mod, self.mask_mod]))
+
+    def _sizes(self) -> list[str]:
+        return [f"{word}{getattr(self, _SIZES[word][0])}" for word in ("b", "hq", "hkv", "sq", "skv", "dqk", "dv")]
 
     def __hash__(self) -> int:
         return hash(str(self))

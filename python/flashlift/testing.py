@@ -67,6 +67,11 @@ def judge(
     share their errors (the last dimension), `samples` how many errors are independent (the rows). A gradient's terms
     may cancel: `magnitudes` are their sums without signs.
     """
+    for key, array in {"got": got, "want": want, "eager": eager}.items():
+        if not hasattr(array, "shape"):
+            raise InvalidArgumentError(
+                f"{key} is a {type(array).__name__}; expected a numpy array or one that speaks DLPack (torch, JAX)"
+            )
     shape = tuple(got.shape)
     arrays = {"got": got, "want": _dense(want, np.float64), "eager": _dense(eager, np.float32)}
     if magnitudes is not None:

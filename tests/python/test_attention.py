@@ -1,5 +1,8 @@
 """flashlift.compile: arrays of every library in, attention out, errors as exceptions."""
 
+import copy
+import pickle
+
 import flashlift
 import flashlift.stablehlo
 import ml_dtypes
@@ -219,6 +222,17 @@ def test_refuses_what_is_no_text(text):
 def test_refuses_devices_that_do_not_exist(device):
     with pytest.raises(flashlift.InvalidArgumentError, match='expected "cpu"'):
         flashlift.compile("attn h1 s8 d8", device=device)
+
+
+def test_machine_code_is_not_copied():
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="compile that"):
+            copied(flashlift.compile(PROBLEM))
+
+
+def test_gradients_of_what_is_no_array_are_refused():
+    with pytest.raises(flashlift.InvalidArgumentError, match="q is NoneType; expected an array"):
+        flashlift.compile(PROBLEM).backward(None, K, V, Q, Q)
 
 
 def test_refuses_to_write_where_it_must_not():

@@ -81,3 +81,5 @@ def test_says_what_does_not_fit():
         judge(got, np.zeros((3, 2)), got)
     with pytest.raises(flashlift.InvalidArgumentError, match="got has element type i32"):
         judge(got.astype(np.int32), got, got)
+    with pytest.raises(flashlift.InvalidArgumentError, match="eager is a NoneType"):
+        judge(got, got, None)

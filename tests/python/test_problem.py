@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import flashlift
+import numpy as np
 import pytest
 from flashlift._library import core
 
@@ -70,3 +71,22 @@ def test_the_canonical_text_of_a_compiled_problem_is_read():
 def test_what_is_wrong_is_said(text, fields, message):
     with pytest.raises(flashlift.InvalidArgumentError, match=message):
         flashlift.Problem.parse(text, **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "f32 lse"},
+        {"q_len": "8 lse"},
+        {"words": {"softcap": "30 lse"}},
+        {"words": {"causal\nlse": True}},
+        {"words": {"window": np.array([128, 0])}},
+        {"words": {"out": "f32 mask_mod() { %0 = le kv, q; return %0 }"}},
+        {"score_mod": "lse"},
+        {"score_mod": "mask_mod() { %0 = le kv, q; return %0 }"},
+        {"score_mod": "score_mod() { return score } mask_mod() { %0 = le kv, q; return %0 }"},
+    ],
+)
+def test_a_field_holds_one_word_or_one_program(fields):
+    with pytest.raises(flashlift.InvalidArgumentError, match="no word of a problem|expected one program"):
+        flashlift.Problem(**{**SIZES, **fields})
