@@ -1,5 +1,8 @@
 """jax.export of attention, of batches and lengths that are not known yet, with gradients."""
 
+import subprocess
+import sys
+
 import flashlift.jax
 import jax
 import jax.numpy as jnp
@@ -85,6 +88,61 @@ def test_cumulative_lengths_of_any_size():
     known = lambda q, k: attend(q, k, jnp.asarray([0, 4, 4, 15], jnp.int32))
     (length,) = export.symbolic_shape("s")
     same_when_exported(known, shapes(3, length)[:2], given[:2])
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import jax, numpy as np
+from jax import export
+{head}
+exported = export.deserialize(open(sys.argv[1], "rb").read())
+given = list(np.load(sys.argv[2]).values())
+loss = lambda *given: jax.numpy.sin(exported.call(*given)).sum()
+np.savez(sys.argv[3], exported.call(*given), *jax.grad(loss, argnums=range(len(given)))(*given))
+"""
+
+
+def plain(q, k, v):
+    scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), jnp.einsum("bqhd,bkhd->bhqk", q, k), -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+@pytest.mark.parametrize("function", [attend, flashlift.jax.fuse(plain)], ids=["attend", "fused"])
+def test_serialized_for_another_process(tmp_path, function):
+    """With its gradient. A process that does not know the call gets XLA's error, no other result."""
+    given = [normal(2, 16, 4, 8) for _ in range(3)]
+    exported = export.export(jax.jit(function), disabled_checks=flashlift.jax.export_checks())(*given)
+    assert "flashlift.attention" in exported.mlir_module()
+    names = [tmp_path / one for one in ("exported", "given.npz", "got.npz")]
+    names[0].write_bytes(exported.serialize(vjp_order=1))
+    np.savez(names[1], *given)
+
+    def run(head):
+        program = IN_ANOTHER_PROCESS.format(head=head)
+        return subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=False)
+
+    without = run("")
+    assert without.returncode != 0 and "flashlift.attention" in without.stderr
+    done = run("import flashlift.jax; flashlift.jax.register()")
+    assert done.returncode == 0, done.stderr
+    gradient = jax.grad(lambda *given: jnp.sin(function(*given)).sum(), argnums=range(3))(*given)
+    for got, expected in zip(np.load(names[2]).values(), [function(*given), *gradient], strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_platforms():
+    """Both that there are handlers for, and no other."""
+    given = [normal(2, 16, heads, 8) for heads in (4, 2, 2)]
+
+    def exported(*platforms):
+        checks = flashlift.jax.export_checks()
+        return export.export(attend, platforms=platforms, disabled_checks=checks)(*given)
+
+    np.testing.assert_allclose(exported("cpu", "cuda").call(*given), attend(*given), atol=1e-6)
+    with pytest.raises(
+        flashlift.UnsupportedError, match="compiled for tpu, and Flashlift's handlers are for cpu and cuda"
+    ):
+        exported("tpu")
 
 
 def test_sizes_that_kernels_are_made_for():

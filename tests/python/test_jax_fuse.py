@@ -1,5 +1,7 @@
 """flashlift.jax.fuse: JAX functions whose attention is found and fused."""
 
+import re
+
 import flashlift
 import flashlift.jax
 import jax
@@ -190,6 +192,22 @@ def test_what_cannot_be_exported_runs_as_it_was():
     assert len(seen) == 1 and fused.report.reason
     with pytest.raises((flashlift.FlashliftError, NotImplementedError, ValueError)):
         flashlift.jax.fuse(function, strict=True)(q)
+
+
+def test_beside_calls_that_are_fused_already():
+    """Of flash_attention, and of fuse itself."""
+    qkv = normal(2, 33, 4, 16), normal(2, 33, 4, 16), normal(2, 33, 4, 16)
+    of_call = lambda q, k, v: flashlift.jax.flash_attention(q, k, v, causal=True)
+    of_fuse = flashlift.jax.fuse(lambda q, k, v: attention(q, k, v, causal=True))
+    expected = attention(attention(*qkv, causal=True), *qkv[1:])
+    gradient = lambda f: jax.grad(lambda *qkv: jnp.sin(f(*qkv)).sum(), argnums=(0, 1, 2))(*qkv)
+    for first in of_call, of_fuse:
+        fused = flashlift.jax.fuse(lambda q, k, v, first=first: attention(first(q, k, v), k, v))
+        assert_same(fused(*qkv), expected)
+        assert fused.report.fused_count == 1
+        assert len(re.findall(r'[@"]flashlift\.attention[("]', fused.report.module)) == 2
+        wanted = gradient(lambda q, k, v: attention(attention(q, k, v, causal=True), k, v))
+        assert_same(gradient(fused), wanted, atol=2e-5)
 
 
 def test_errors_of_the_function_are_its_own():

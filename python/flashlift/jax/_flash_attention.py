@@ -16,7 +16,7 @@ from flashlift.jax._config import check_config
 from flashlift.jax._mask_info import masks_of
 from flashlift.jax._mask_rules import Rule, both, check_rules, keeps_by
 from flashlift.jax._mods import capped_before, counted_from
-from flashlift.jax._sharding import check_specs, first_of_part
+from flashlift.jax._sharding import check_specs, first_of_part, whole
 
 
 def flash_attention(
@@ -182,7 +182,7 @@ def flash_attention(
         dropout_seed=seed,
         implementation=implementation,
         score_mod=score_mod,
-        mask_mod=both(keeps_by(rules), mask_mod),
+        mask_mod=both(keeps_by(jax.tree.map(whole, rules)), mask_mod),
     )
 
 

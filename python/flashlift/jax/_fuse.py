@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
+from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
 from flashlift.jax._varying import vary_together
@@ -203,7 +204,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     try:
         if platform not in ("cpu", "cuda"):
             raise UnsupportedError(f"JAX runs on {platform}, and Flashlift's handler is for the CPU and for CUDA")
-        exported = export.export(jitted)(*shapes)
+        exported = export.export(jitted, disabled_checks=export_checks())(*shapes)
         traced = jitted.trace(*shapes).jaxpr
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")

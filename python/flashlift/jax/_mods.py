@@ -17,11 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift._library import core
-from flashlift.jax._closures import with_arrays
 from flashlift.jax._varying import vary_together
 
 _INPUTS = {"score_mod": ("score", "b", "h", "q", "kv"), "mask_mod": ("b", "h", "q", "kv")}
@@ -150,13 +148,6 @@ def _trace(kind: str, function: Callable[..., Any], sizes: dict[str, Any]) -> Tr
 def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -> Any:
     try:
         return jax.make_jaxpr(function)(*scalars)
-    except Exception as error:
-        if not isinstance(error, _NEEDS_VALUES) and not _is_of_sharding(error):
-            raise
-    # Tables of numpy's have no elements at traced positions, and those that a mesh of explicit axes splits none at any.
-    changed = with_arrays(function, _readable)
-    try:
-        return jax.make_jaxpr(changed)(*scalars)
     except _NEEDS_VALUES as error:
         raise InvalidArgumentError(
             f"{kind} asks for the value of a position or a score, which has none while the function is traced; "
@@ -177,15 +168,6 @@ def _is_of_sharding(error: Exception) -> bool:
     """JAX has no public name for most of these."""
     text = str(error)
     return type(error).__name__ == "ShardingTypeError" or "out_sharding" in text or "Explicit" in text
-
-
-def _readable(array: Any) -> Any:
-    """The array as one that a traced position can index."""
-    if isinstance(array, np.ndarray):
-        return jnp.asarray(array) if array.dtype.kind in "biuf" else array
-    sharding = jax.typeof(array).sharding
-    is_split = any(sharding.spec) and AxisType.Explicit in sharding.mesh.axis_types
-    return jax.reshard(array, NamedSharding(sharding.mesh, PartitionSpec())) if is_split else array
 
 
 def _check_takes(kind: str, function: Callable[..., Any]) -> None:
@@ -279,6 +261,9 @@ class _Tracing:
             inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
             results = self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
             return self._with_own_gradient(equation, operands, results) if name in _CUSTOM else results
+        if name == "call_hi_primitive":  # searchsorted, since JAX 0.12
+            inner = jax.make_jaxpr(params["_prim"].expand)(*(one.aval for one in equation.invars))
+            return self.run(inner.jaxpr, inner.consts, operands)
         if name == "cond":
             return self._branches(params["branches"], operands[0], operands[1:])
         if name == "scan":
@@ -351,7 +336,10 @@ class _Tracing:
 
     def _loop(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
         """fori_loop and scan of scalars, unrolled."""
-        consts, carried = params["num_consts"], params["num_carry"]
+        if "ft_in" in params:  # since JAX 0.12
+            consts, carried, _ = (len(list(one)) for one in params["ft_in"].unpack())
+        else:
+            consts, carried = params["num_consts"], params["num_carry"]
         fixed, carry, rows = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
         if rows or len(params["jaxpr"].jaxpr.outvars) != carried or params["length"] > _MAX_STEPS:
             raise UnsupportedError(

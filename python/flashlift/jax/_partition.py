@@ -183,8 +183,13 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
         # What several devices read, each of them has a share of the gradient of.
         return tuple(_summed(one, names, plan) for one, names in zip(results, letters.results, strict=True))
 
+    def run_alone(*parts: jax.Array) -> tuple[jax.Array, ...]:
+        # Operations would get types of the caller's mesh, with shardings that no part has.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return run(*parts)
+
     results = tuple(_sharding(mesh, names, plan) for names in letters.results)
-    return mesh, run, results, tuple(_sharding(mesh, names, plan) for names in letters.operands)
+    return mesh, run_alone, results, tuple(_sharding(mesh, names, plan) for names in letters.operands)
 
 
 def _of_part(

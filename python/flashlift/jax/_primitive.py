@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from flashlift._errors import UnsupportedError
 from flashlift.jax._batch import fold, unfold
 from flashlift.jax._call import Call
 from flashlift.jax._partition import Backward, Forward, Kind, is_split, needs_devices, run_partitioned
@@ -190,6 +191,12 @@ def _fold_result(array: Any, dim: int | None, at: int, size: int) -> Any:
 
 def _lower(kind_of: Callable[..., Kind]) -> Callable[..., Any]:
     def rule(context: Any, *values: Any, **params: Any) -> Any:
+        platforms = set(context.platforms or context.module_context.platforms)
+        if not platforms <= {"cpu", "cuda"}:
+            raise UnsupportedError(
+                f"attention is compiled for {', '.join(sorted(platforms))}, and Flashlift's handlers are for cpu and "
+                "cuda; expected one of these, or both"
+            )
         kind = kind_of(**params)
         run = functools.partial(run_partitioned, kind) if is_split(context) else kind.run
         return mlir.lower_fun(run, multiple_results=True)(context, *values)

@@ -47,6 +47,13 @@ def _explicit_mesh(array: jax.Array) -> Any:
     return mesh if isinstance(array, jax.core.Tracer) else getattr(array.sharding, "mesh", mesh)
 
 
+def whole(array: jax.Array) -> jax.Array:
+    """The array as one that a traced position can index: those that a mesh of explicit axes splits have none."""
+    sharding = jax.typeof(array).sharding
+    is_split = any(sharding.spec) and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.reshard(array, NamedSharding(sharding.mesh, PartitionSpec())) if is_split else array
+
+
 def first_of_part(axes: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Any, Any]:
     """Within a mesh: where this device's batches and heads begin, by "b" and "h" the axes that split them, and the
     part's sizes; None where nothing does."""
