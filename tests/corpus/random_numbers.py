@@ -27,13 +27,18 @@ def both(operation):
     return lambda x, y: operation(*jnp.broadcast_arrays(x, y))
 
 
+def quotient(x, y):
+    """All ones where a number is divided by 0; not of 0 itself, since XLA takes x / x for 1 from jax 0.11 on."""
+    return both(jax.lax.div)(x, jnp.where((x == 0) & (y == 0), jnp.ones_like(y), y))
+
+
 INTEGER_OPERATIONS = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "max": jnp.maximum,
     "min": jnp.minimum,
-    "div": both(jax.lax.div),
+    "div": quotient,
     "rem": both(jax.lax.rem),
     "and": lambda x, y: x & y,
     "or": lambda x, y: x | y,
