@@ -137,7 +137,7 @@ KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& k
                                             : "cuda/kernels/sm90/backward_queries.cu";
   Headers generated = {{"program.cuh", emit_programs(problem)},
                        {"gradient.cuh", emit_gradient(problem, {})},
-                       {"wgmma.cuh", emit_backward_wgmma(kernel.config)}};
+                       {"wgmma.cuh", emit_backward_wgmma(kernel)}};
   KernelSource source = source_of(name, std::move(generated), definitions(kernel), kernel.config.architecture);
   source.architecture_specific = true;
   return source;

@@ -13,84 +13,139 @@ std::string repeated(int count, const char* format) {
   return list;
 }
 
-std::string instruction(int n, const char* type) {
-  return fmt::format("wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{}", n, type, type);
+// All steps of a product, as one statement: NVRTC takes time for each register that a statement names.
+class Product {
+ public:
+  // Sums of n columns: n / 2 registers of a thread, d. `rest`: what an instruction says of its operands.
+  Product(int n, const char* type, const char* rest)
+      : registers_(n / 2),
+        instruction_(fmt::format("wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{}", n, type, type)),
+        rest_(rest) {}
+
+  int registers() const { return registers_; }
+
+  // An input of the statement.
+  std::string input(const char* constraint, const std::string& expression) {
+    inputs_ += fmt::format("{}\"{}\"({})", inputs_.empty() ? "" : ", ", constraint, expression);
+    return fmt::format("%{}", registers_ + inputs_count_++);
+  }
+
+  // A descriptor so much behind another one. `name`: "x" or "y", until the next of that name.
+  std::string behind(const char* name, const std::string& descriptor, const std::string& offset) {
+    line(fmt::format("add.s64 {}, {}, {};", name, descriptor, offset));
+    return name;
+  }
+
+  // `adds`: a predicate; "p" and "t" are those of body().
+  void step(const std::string& left, const std::string& right, const char* adds) {
+    line(
+        fmt::format("{} {{{}}}, {}, {}, {}, {};", instruction_, repeated(registers_, "%{}"), left, right, adds, rest_));
+  }
+
+  // p says whether `adds` is not 0, t is true. reads: the registers hold something. (What may accumulate reads its
+  // registers even if it is told not to, and so keeps their old values alive.)
+  std::string body(const std::string& adds, bool reads) const {
+    return fmt::format(
+        "  asm volatile(\"{{\\n.reg .pred p, t;\\n.reg .b64 x, y;\\nsetp.ne.b32 p, {}, 0;\\nsetp.eq.b32 t, 0, 0;\\n\"\n"
+        "{}               \"}}\\n\"\n               : {}\n               : {});\n",
+        adds, text_, repeated(registers_, reads ? "\"+f\"(d[{}])" : "\"=f\"(d[{}])"), inputs_);
+  }
+
+ private:
+  void line(const std::string& instruction) { text_ += "               \"" + instruction + "\\n\"\n"; }
+
+  int registers_;
+  int inputs_count_ = 0;
+  std::string instruction_;
+  std::string rest_;
+  std::string inputs_;
+  std::string text_;
+};
+
+constexpr const char* kFunction = "__device__ __forceinline__ void";
+constexpr int kBoxSteps = 4;      // of 16 elements, in a row of 128 bytes
+constexpr int kRowsOfStep = 128;  // 16 rows of 128 bytes, in a descriptor's unit
+
+// Scores: both operands in shared memory, along the sums. 16 elements are 32 bytes of a row; after a row comes the next
+// box. Overwrites d.
+std::string emit_scores(const char* name, int n, int dim, const char* type, bool reads) {
+  Product product(n, type, "1, 1, 0, 0");
+  const std::string a = product.input("l", "a");
+  const std::string b = product.input("l", "b");
+  product.step(a, b, "p");
+  for (int i = 1; i < dim / 16; ++i) {
+    const auto offset = [&](const char* box) {
+      return product.input("n", fmt::format("{} * {} + {}", i / kBoxSteps, box, i % kBoxSteps * 2));
+    };
+    const std::string left = product.behind("x", a, offset("kLeftBox"));
+    product.step(left, product.behind("y", b, offset("kRightBox")), "t");
+  }
+  return fmt::format("template <int kLeftBox, int kRightBox>\n{} {}(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n",
+                     kFunction, name, product.registers(), product.body("0", reads));
 }
 
-// Both operands in shared memory: K-major, or along their rows if transposed.
-std::string emit_shared(const char* name, int n, bool transposed, const char* type) {
-  const int registers = n / 2;
-  return fmt::format(
-      "__device__ __forceinline__ void {6}(float (&d)[{0}], u64 a, u64 b, int accumulate) {{\n"
-      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{1}, 0;\\n\"\n"
-      "               \"{2} {{{3}}}, %{0}, %{4}, p, 1, 1, {7:d}, {7:d};\\n}}\\n\"\n"
-      "               : {5}\n"
-      "               : \"l\"(a), \"l\"(b), \"r\"(accumulate));\n"
-      "}}\n",
-      registers, registers + 2, instruction(n, type), repeated(registers, "%{}"), registers + 1,
-      repeated(registers, "\"+f\"(d[{}])"), name, transposed);
+// Output, or another sum: factors in registers, the other operand in shared memory along its rows.
+std::string emit_sum(int n, int rows, const char* type) {
+  Product product(n, type, "1, 1, 1");
+  const std::string b = product.input("l", "b");
+  const std::string adds = product.input("r", "adds");
+  for (int i = 0; i < rows / 16; ++i) {
+    std::string factors;
+    for (int j = 0; j < 4; ++j) {
+      factors += (j > 0 ? ", " : "") + product.input("r", fmt::format("factors[{}]", 4 * i + j));
+    }
+    product.step("{" + factors + "}", i == 0 ? b : product.behind("y", b, fmt::format("{}", i * kRowsOfStep)),
+                 i == 0 ? "p" : "t");
+  }
+  return fmt::format("{} wgmma_pv(float (&d)[{}], const u32 (&factors)[{}], u64 b, int adds) {{\n{}}}\n\n", kFunction,
+                     product.registers(), rows / 4, product.body(adds, true));
 }
 
-// The same into registers that hold nothing yet. (What accumulates reads its registers even if it is told not to, and
-// so keeps their old values alive.)
-std::string emit_first(const char* name, int n, bool transposed, const char* type) {
-  const int registers = n / 2;
-  return fmt::format(
-      "__device__ __forceinline__ void {4}_first(float (&d)[{0}], u64 a, u64 b) {{\n"
-      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, 0, 0;\\n\"\n"
-      "               \"{1} {{{2}}}, %{0}, %{6}, p, 1, 1, {5:d}, {5:d};\\n}}\\n\"\n"
-      "               : {3}\n"
-      "               : \"l\"(a), \"l\"(b));\n"
-      "}}\n",
-      registers, instruction(n, type), repeated(registers, "%{}"), repeated(registers, "\"=f\"(d[{}])"), name,
-      transposed, registers + 1);
-}
-
-// Scores.
-std::string emit_qk(int n, const char* type) { return emit_shared("wgmma_qk", n, false, type); }
-
-// A part of d_q, of d_s and K.
-std::string emit_dq(int columns, const char* type) {
-  return emit_shared("wgmma_dq", columns, true, type) + "\n" + emit_first("wgmma_dq", columns, true, type);
-}
-
-// Output: probabilities in registers, V in shared memory along N.
-std::string emit_pv(int n, const char* type) {
-  const int registers = n / 2;
-  return fmt::format(
-      "__device__ __forceinline__ void wgmma_pv(float (&d)[{0}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int "
-      "accumulate) {{\n"
-      "  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{8}, 0;\\n\"\n"
-      "               \"{1} {{{2}}}, {{%{0}, %{3}, %{4}, %{5}}}, %{6}, p, 1, 1, 1;\\n}}\\n\"\n"
-      "               : {7}\n"
-      "               : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b), \"r\"(accumulate));\n"
-      "}}\n",
-      registers, instruction(n, type), repeated(registers, "%{}"), registers + 1, registers + 2, registers + 3,
-      registers + 4, repeated(registers, "\"+f\"(d[{}])"), registers + 5);
+// A part of d_q, of d_s and K, both along their rows, which are keys. Overwrites d.
+std::string emit_dq(int columns, int keys, const char* type) {
+  Product product(columns, type, "1, 1, 1, 1");
+  const std::string a = product.input("l", "a");
+  const std::string b = product.input("l", "b");
+  product.step(a, b, "p");
+  for (int i = 1; i < keys / 16; ++i) {
+    const std::string offset =
+        product.input("n", fmt::format("{} * kBox + {}", i / kBoxSteps, i % kBoxSteps * kRowsOfStep));
+    const std::string left = product.behind("x", a, fmt::format("{}", i * kRowsOfStep));
+    product.step(left, product.behind("y", b, offset), "t");
+  }
+  return fmt::format("template <int kBox>\n{} wgmma_dq(float (&d)[{}], u64 a, u64 b) {{\n{}}}\n\n", kFunction,
+                     product.registers(), product.body("0", false));
 }
 
 const char* type_name(const ForwardConfig& config) { return config.dtype == DType::kBF16 ? "bf16" : "f16"; }
 
 std::string header(const std::string& text) {
   return "#pragma once\n#include \"cuda/kernels/common/ptx.cuh\"\n\nnamespace flashlift::cuda {\n\n" + text +
-         "\n}  // namespace flashlift::cuda\n";
+         "}  // namespace flashlift::cuda\n";
 }
 
 }  // namespace
 
 std::string emit_wgmma(const ForwardConfig& config) {
   const char* type = type_name(config);
-  return header(emit_qk(config.kv_tile, type) + "\n" + emit_pv(config.value_dim_padded, type));
+  return header(emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, true) +
+                emit_sum(config.value_dim_padded, config.kv_tile, type));
 }
 
-std::string emit_backward_wgmma(const ForwardConfig& config) {
+std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel) {
+  const ForwardConfig& config = kernel.config;
   const char* type = type_name(config);
-  std::string text = emit_qk(config.kv_tile, type) + "\n" + emit_first("wgmma_qk", config.kv_tile, false, type) + "\n" +
-                     emit_pv(config.head_dim_padded, type);
+  const int rows = config.kv_tile;  // of a sum
+  std::string text = emit_scores("wgmma_qk", config.kv_tile, config.head_dim_padded, type, !kernel.fused) +
+                     emit_scores("wgmma_dp", config.kv_tile, config.value_dim_padded, type, !kernel.fused) +
+                     emit_sum(config.head_dim_padded, rows, type);
   if (config.value_dim_padded != config.head_dim_padded) {
-    text += "\n" + emit_pv(config.value_dim_padded, type);
+    text += emit_sum(config.value_dim_padded, rows, type);
   }
-  return header(text + "\n" + emit_dq(32, type) + "\n" + emit_dq(64, type));
+  if (kernel.fused) {
+    text += emit_dq(32, config.q_tile, type) + emit_dq(64, config.q_tile, type);
+  }
+  return header(text);
 }
 
 }  // namespace flashlift::cuda

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/emit/forward_config.h"
+#include "cuda/emit/backward_config.h"
 
 namespace flashlift::cuda {
 
@@ -11,8 +11,8 @@ namespace flashlift::cuda {
 // names up to 128 registers and its shape is part of its name: as templates it would be a page for each of 32 shapes.
 std::string emit_wgmma(const ForwardConfig& config);
 
-// The same for a backward kernel: wgmma_qk for both products of scores, and wgmma_pv for sums of head_dim and of
-// value_dim columns, and wgmma_dq for 64 rows and 32 or 64 columns of d_q.
-std::string emit_backward_wgmma(const ForwardConfig& config);
+// The same for a backward kernel: wgmma_qk and wgmma_dp for the products of scores, wgmma_pv for sums of head_dim and
+// of value_dim columns, and for the fused one wgmma_dq for 64 rows and 32 or 64 columns of d_q.
+std::string emit_backward_wgmma(const Sm90BackwardKernel& kernel);
 
 }  // namespace flashlift::cuda

@@ -158,18 +158,11 @@ struct Consumer {
 
   template <int kDim>
   __device__ __forceinline__ void issue_scores(float (&scores)[kScores], u64 rows, u64 columns) {
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
-      const int within = step % 4 * 2;
-      const int box = step / 4;
-      const u64 left = rows + within + box * (kRowBoxBytes / 16);
-      const u64 right = columns + within + box * (kColumnBoxBytes / 16);
-      if (FL_FUSED && step == 0) {
-        wgmma_qk_first(scores, left, right);
-      } else {
-        wgmma_qk(scores, left, right, step > 0);
-      }
+    // Descriptors count 16 bytes.
+    if constexpr (kDim == FL_QK_DIM) {
+      wgmma_qk<kRowBoxBytes / 16, kColumnBoxBytes / 16>(scores, rows, columns);
+    } else {
+      wgmma_dp<kRowBoxBytes / 16, kColumnBoxBytes / 16>(scores, rows, columns);
     }
     wgmma_commit();
   }
@@ -177,12 +170,7 @@ struct Consumer {
   template <int kCount>
   __device__ __forceinline__ void issue_sum(float (&sum)[kCount], const u32 (&factors)[kScores / 2], u64 columns,
                                             bool accumulate = true) {
-#pragma unroll
-    for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
-      // 16 columns are 16 rows of 128 bytes.
-      wgmma_pv(sum, factors[4 * step], factors[4 * step + 1], factors[4 * step + 2], factors[4 * step + 3],
-               columns + step * 128, step > 0 || accumulate);
-    }
+    wgmma_pv(sum, factors, columns, accumulate);
     wgmma_commit();
   }
 

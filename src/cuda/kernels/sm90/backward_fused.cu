@@ -25,7 +25,7 @@ namespace {
 constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
 
 // s and d_p have an accumulator each, so that d_p is multiplied under the exponentials, and d_s is made of
-// probabilities that were never rounded. That takes all registers there are: see wgmma_qk_first
+// probabilities that were never rounded. That takes all registers there are: see Product::body()
 // (emit/wgmma_emitter.cpp), and what waits for d_k before d_p begins.
 struct FusedConsumer : Consumer {
   u32 round = 0;  // how many column tiles there were
@@ -277,12 +277,7 @@ struct FusedConsumer : Consumer {
     const u64 d_s = descriptor_n_major(shared.gradients + stage * kGradientBytes + queries, 0);
     const u64 keys = descriptor_n_major(shared.rows_qk + columns, 0);
     wgmma_fence();
-    wgmma_dq_first(part, d_s, keys);
-#pragma unroll
-    for (int step = 1; step < 4 * kConsumers; ++step) {
-      // 16 keys are 16 rows of 128 bytes.
-      wgmma_dq(part, d_s + step * 128, keys + step / 4 * (kRowQkBytes / 16) + step % 4 * 128, true);
-    }
+    wgmma_dq<kRowQkBytes / 16>(part, d_s, keys);
     wgmma_commit();
   }
 

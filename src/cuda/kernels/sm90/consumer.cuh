@@ -69,24 +69,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_scores(u64 q, u64 k) {
-#pragma unroll
-    for (int step = 0; step < FL_QK_DIM / 16; ++step) {
-      // 16 elements are 32 bytes of a 128-byte row; after four steps comes the next box. Descriptors count 16 bytes.
-      const int within = step % 4 * 2;
-      const int box = step / 4;
-      wgmma_qk(scores, q + within + box * (kQBoxBytes / 16), k + within + box * (kKvBoxBytes / 16), step > 0);
-    }
+    wgmma_qk<kQBoxBytes / 16, kKvBoxBytes / 16>(scores, q, k);
     wgmma_commit();
   }
 
   // `adds`: to what the accumulator holds, which it overwrites otherwise.
   __device__ __forceinline__ void issue_output(u64 v, bool adds) {
-#pragma unroll
-    for (int step = 0; step < FL_BLOCK_N / 16; ++step) {
-      // 16 keys are 16 rows of 128 bytes.
-      wgmma_pv(output, probabilities[4 * step], probabilities[4 * step + 1], probabilities[4 * step + 2],
-               probabilities[4 * step + 3], v + step * 128, step > 0 || adds);
-    }
+    wgmma_pv(output, probabilities, v, adds);
     wgmma_commit();
   }
 

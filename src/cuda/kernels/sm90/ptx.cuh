@@ -120,7 +120,7 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    asm volatile("" : "+f"(values[i])::"memory");
+    asm volatile("" : "+f"(values[i]));
   }
 }
 
@@ -128,7 +128,7 @@ template <int kCount>
 __device__ __forceinline__ void pin(u32 (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    asm volatile("" : "+r"(values[i])::"memory");
+    asm volatile("" : "+r"(values[i]));
   }
 }
 
