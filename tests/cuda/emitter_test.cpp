@@ -185,6 +185,7 @@ TEST(Emitter, MasksArePlainWhereTheirLoadsHold) {
   const std::string plain = documents.substr(documents.find("bool plain_mask_mod("));
   EXPECT_FALSE(has(plain, "captures["));
   EXPECT_TRUE(has(plain, "op_le("));
+  EXPECT_TRUE(has(plain, "int plain_mask_interval("));
   // Both of them, not one.
   const size_t holds = documents.find("kLoadsHold");
   ASSERT_NE(holds, std::string::npos);

@@ -361,7 +361,10 @@ std::string emit_programs(const Problem& problem) {
   const bool has_plain_mask = problem.mask_mod && !loading_conditions(*problem.mask_mod).empty();
   text += fmt::format("#define FL_HAS_PLAIN_MASK {:d}\n\n", has_plain_mask);
   if (has_plain_mask) {
-    text += emit_program(problem, without_loading_conditions(*problem.mask_mod), kPlainMaskNames);
+    const Program plain = without_loading_conditions(*problem.mask_mod);
+    text += emit_program(problem, plain, kPlainMaskNames);
+    text += fmt::format("{} int plain_mask_interval({}) {{\n", kFunction, tile_parameters);
+    text += Emitter(problem, plain, Part::kInterval).body() + "}\n\n";
   }
   return text + "}  // namespace flashlift::cuda\n";
 }

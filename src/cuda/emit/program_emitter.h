@@ -27,7 +27,8 @@ namespace flashlift::cuda {
 //   mask_interval(b, h_first, h_last, q_first, q_last, kv_first, kv_last, params): what mask_mod can give in a tile, as
 //   kMayBeFalse | kMayBeTrue; and kLoadsHold where plain_mask_mod is mask_mod,
 //   FL_HAS_PLAIN_MASK: is mask_mod a conjunction of conditions that read captured tensors and others that do not. Then
-//   plain_mask_mod, with all that mask_mod has (PlainMaskTile, FL_PLAIN_MASK_... likewise), is the others alone,
+//   plain_mask_mod, with all that mask_mod has (PlainMaskTile, FL_PLAIN_MASK_..., plain_mask_interval likewise), is the
+//   others alone,
 //   FL_SCORE_LOADS: does score_mod load anything at a position that moves with the keys,
 //   score_tile(the same), where FL_SCORE_MASKS: does score_mod surely give -inf in all of a tile, or are all masks that
 //   it adds surely 0 there.

@@ -37,6 +37,13 @@ __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params,
   }
 #endif
 #if FL_HAS_MASK_MOD
+#if FL_HAS_PLAIN_MASK
+  // First what reads no memory: before a causal mask's diagonal no lane has anything else to ask, and no load is waited
+  // for.
+  if ((plain_mask_interval(b, h, h, q_first, q_last, kv_first, kv_last, params) & kMayBeTrue) == 0) {
+    return kTileSkipped;
+  }
+#endif
   const int possible = mask_interval(b, h, h, q_first, q_last, kv_first, kv_last, params);
   if ((possible & kMayBeTrue) == 0) {
     return kTileSkipped;
