@@ -93,8 +93,9 @@ struct Piece {
   };
 };
 
-// Of one row of out, of its residual or of d_out; `vector`: its pieces are aligned as vectors are.
-template <typename Bits>
+// Of one row of out, of its residual or of d_out; `vector`: its pieces are aligned as vectors are. kOnce: nothing reads
+// them later, so that the L2 cache may keep d_out, which the products read.
+template <bool kOnce, typename Bits>
 __device__ __forceinline__ Piece<Bits> load_piece(const Bits* row, long long stride, int column, bool vector) {
   using Vector = typename Piece<Bits>::Vector;
   Piece<Bits> piece;
@@ -105,7 +106,8 @@ __device__ __forceinline__ Piece<Bits> load_piece(const Bits* row, long long str
   if (vector) {
 #pragma unroll
     for (int i = 0; i < Piece<Bits>::kVectors; ++i) {
-      piece.vectors[i] = __ldg(reinterpret_cast<const Vector*>(row + column) + i);
+      const Vector* const from = reinterpret_cast<const Vector*>(row + column) + i;
+      piece.vectors[i] = kOnce ? __ldcs(from) : __ldg(from);
     }
   } else {
 #pragma unroll
@@ -154,11 +156,12 @@ __device__ __forceinline__ float row_product(const ForwardParams& params, const 
 #pragma unroll
   for (int column = static_cast<int>(threadIdx.x) % FL_ROW_THREADS * kPiece; column < FL_VALUE_DIM;
        column += FL_ROW_THREADS * kPiece) {
-    const Piece<OutElement::Bits> x = load_piece(out, params.out_strides.column, column, tiles.vector_out);
-    const Piece<DOutElement::Bits> y = load_piece(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
+    const Piece<OutElement::Bits> x = load_piece<true>(out, params.out_strides.column, column, tiles.vector_out);
+    const Piece<DOutElement::Bits> y =
+        load_piece<false>(d_out, backward.given_d_out_strides.column, column, tiles.vector_out);
     Piece<OutElement::Bits> rest;  // all loads come before the first sum
     if (tiles.out_residual != nullptr) {
-      rest = load_piece(residual, params.out_strides.column, column, tiles.vector_out);
+      rest = load_piece<true>(residual, params.out_strides.column, column, tiles.vector_out);
     }
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {

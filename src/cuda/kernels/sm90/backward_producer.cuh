@@ -162,30 +162,32 @@ struct Producer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % 32 == 0; }
 
-  template <int kBoxes>
+  // `policy`: none, or how long the L2 cache should keep them.
+  template <int kBoxes, typename... Policy>
   __device__ __forceinline__ void load_row_boxes(u32 destination, const TensorMap& map, u32 barrier, int first,
-                                                 int head) const {
+                                                 int head, Policy... policy) const {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kConsumers; ++warpgroup) {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         load_box(destination + (warpgroup * kBoxes + box) * kRowBoxBytes, map, barrier, box * 64,
-                 first + 64 * warpgroup, head, b);
+                 first + 64 * warpgroup, head, b, policy...);
       }
     }
   }
 
 #if FL_FUSED
-  // The block's own keys, and their values, which count towards the first tile's d_out.
+  // The block's own keys, and their values, which count towards the first tile's d_out. No other block reads them.
   __device__ __forceinline__ void load_keys(int first) const {
     if (leads()) {
       barrier_arrive_expect(shared.rows_full, kConsumers * kRowQkBytes);
-      load_row_boxes<kQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head);
+      load_row_boxes<kQkBoxes>(shared.rows_qk, params.k_map, shared.rows_full, first, kv_head, evict_first_policy());
     }
   }
   __device__ __forceinline__ void load_values(int first, u32 stage) const {
     if (leads()) {
-      load_row_boxes<kVBoxes>(shared.rows_v, params.v_map, shared.v_full + 8 * stage, first, kv_head);
+      load_row_boxes<kVBoxes>(shared.rows_v, params.v_map, shared.v_full + 8 * stage, first, kv_head,
+                              evict_first_policy());
     }
   }
 
