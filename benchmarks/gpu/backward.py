@@ -1,7 +1,7 @@
 """Flashlift's backward pass on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
-        [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
+        [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
 gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
@@ -18,7 +18,18 @@ import flashlift
 import forward
 import torch
 import torch.nn.functional as F
-from forward import BLOCK, first_result, golden, inputs, mod_cases, record, recorded, report
+from forward import (
+    BLOCK,
+    first_result,
+    golden,
+    inputs,
+    mod_cases,
+    plain_name,
+    record,
+    recorded,
+    report,
+    wanted,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -79,8 +90,7 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
     attention = golden.Attention(q, k, v, mask_mod=mask_mod)
     kernels, wrong = compare(gradients, run, peers, attention, d_out)
     flops = b * heads * s * s * (6 * d + 4 * dv) * (0.5 if causal else 1)
-    name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
-    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, wrong
+    return plain_name(s, d, dv, causal, heads, kv_heads), kernels, flops, wrong
 
 
 def mod_case(case):
@@ -112,10 +122,10 @@ def main():
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
-    forward.add_implementation(parser)
+    forward.add_choices(parser)
     recorded.add_options(parser)
     arguments = parser.parse_args()
-    forward.choose_implementation(arguments)
+    forward.take_choices(arguments)
     rounds = 5 if arguments.quick else 15
     rows, verdict = [], golden.Verdict()
     torch.manual_seed(0)
@@ -130,10 +140,15 @@ def main():
         ):
             for s in (4096,) if arguments.quick else (1024, 4096, 16384):
                 for causal in (False, True):
-                    report(rows, verdict, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+                    case = (s, d, dv, causal, heads, kv_heads)
+                    if wanted(plain_name(*case)):
+                        report(rows, verdict, *plain_case(*case), rounds)
     if arguments.suite in ("mods", "all"):
         for case in mod_cases(8192):
-            report(rows, verdict, *mod_case(case), rounds)
+            if wanted(case[0]):
+                report(rows, verdict, *mod_case(case), rounds)
+    if not rows:
+        sys.exit(f"no case of suite {arguments.suite} is named by --cases {arguments.cases}")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -1,15 +1,16 @@
 """Flashlift's forward kernel on a GPU beside its peers, in one process.
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
-        [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
+        [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
---implementation cuda_sm80 measures the portable kernels, which every GPU but Hopper runs, beside FlashAttention-2,
-which is made of the same instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and
-FlexAttention's FLASH backend where flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's
-output is judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all
-kernels in turn, so that a GPU that clocks down slows all of them; a figure is the median. Inputs are random: zeros draw
-less power and run faster. TFLOP/s count the products of the score plane (half of it for causal); for other masks, those
-of the 128 x 128 blocks that hold a kept score, as FlexAttention's block mask has them.
+--cases measures those alone whose names hold one of these, such as `D64,S1024 causal`. --implementation cuda_sm80
+measures the portable kernels, which every GPU but Hopper runs, beside FlashAttention-2, which is made of the same
+instructions. Peers: cuDNN and FlashAttention-2 through torch, FlashAttention-4 and FlexAttention's FLASH backend where
+flash-attn-4 is installed, FlexAttention with its Triton backend. Every kernel's output is judged first
+(benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through all kernels in turn, so
+that a GPU that clocks down slows all of them; a figure is the median. Inputs are random: zeros draw less power and run
+faster. TFLOP/s count the products of the score plane (half of it for causal); for other masks, those of the 128 x 128
+blocks that hold a kept score, as FlexAttention's block mask has them.
 """
 
 import argparse
@@ -40,6 +41,7 @@ except ImportError:
 
 BLOCK = 128
 IMPLEMENTATION = None  # Flashlift's own choice, or a name
+CASES = ()  # all, or parts of the names of those to measure
 UNITS = {"tflops": "TFLOP/s", "gbytes": "GB/s of keys and values"}
 
 
@@ -83,6 +85,11 @@ def first_result(name, call):
         return None
 
 
+def plain_name(s, d, dv, causal, heads, kv_heads):
+    name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
+    return f"{name} S{s} {'causal' if causal else 'full'}"
+
+
 def plain_case(s, d, dv, causal, heads, kv_heads):
     b = max(1, 16384 // s)
     q, k, v = inputs(b, heads, kv_heads, s, s, d, dv)
@@ -113,8 +120,7 @@ def plain_case(s, d, dv, causal, heads, kv_heads):
     mask_mod = (lambda b, h, q, kv: q >= kv) if causal else None
     wrong = complaints(results, golden.Attention(q, k, v, mask_mod=mask_mod, scale=scale))
     flops = 2 * b * heads * s * s * (d + dv) * (0.5 if causal else 1)
-    name = f"D{d}" + (f"/{dv}" if dv != d else "") + (f" GQA{heads}/{kv_heads}" if heads != kv_heads else "")
-    return f"{name} S{s} {'causal' if causal else 'full'}", kernels, flops, wrong
+    return plain_name(s, d, dv, causal, heads, kv_heads), kernels, flops, wrong
 
 
 def complaints(results, attention):
@@ -210,6 +216,10 @@ def report(rows, verdict, name, kernels, flops, wrong, rounds):
     verdict.add(wrong)
 
 
+def decode_name(b, kv, page):
+    return f"decode B{b} KV{kv}" + (f" pages of {page}" if page else "")
+
+
 def decode_case(rows, verdict, b, kv, page, rounds):
     """One new token a sequence: what counts is how fast K and V are read."""
     hq, hkv, d = 32, 8, 128
@@ -261,7 +271,7 @@ def decode_case(rows, verdict, b, kv, page, rounds):
         pass
     wrong = complaints(results, golden.Attention(*tensors, scale=scale))
     times = median_ms(kernels, rounds)
-    name = f"decode B{b} KV{kv}" + (f" pages of {page}" if page else "")
+    name = decode_name(b, kv, page)
     rates = {kernel: kv_bytes * sets / ms / 1e6 for kernel, ms in times.items()}
     rows.append({"case": name, "wrong": wrong, "ms": {k: t / sets for k, t in times.items()}, "gbytes": rates})
     figures = " ".join(f"{k} {t / sets * 1e3:.1f} us {rates[k]:.0f} GB/s" for k, t in times.items())
@@ -325,13 +335,19 @@ def first_calls():
     print(json.dumps(times))
 
 
-def add_implementation(parser):
+def add_choices(parser):
     parser.add_argument("--implementation", help="ask for this one by name: cuda_sm80 for the portable kernels")
+    parser.add_argument("--cases", metavar="NAME,...", help="only cases whose names hold one of these")
 
 
-def choose_implementation(arguments):
-    global IMPLEMENTATION
+def take_choices(arguments):
+    global IMPLEMENTATION, CASES
     IMPLEMENTATION = arguments.implementation
+    CASES = arguments.cases.split(",") if arguments.cases else ()
+
+
+def wanted(name):
+    return not CASES or any(part in name for part in CASES)
 
 
 def main():
@@ -339,10 +355,10 @@ def main():
     parser.add_argument("--suite", default="all", choices=["plain", "mods", "decode", "overhead", "first-calls", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
-    add_implementation(parser)
+    add_choices(parser)
     recorded.add_options(parser)
     arguments = parser.parse_args()
-    choose_implementation(arguments)
+    take_choices(arguments)
     if arguments.suite == "first-calls":
         first_calls()
         return 0
@@ -356,17 +372,23 @@ def main():
         for d, dv, heads, kv_heads in dims:
             for causal in (False, True):
                 for s in (1024, 4096, 16384):
-                    report(rows, verdict, *plain_case(s, d, dv, causal, heads, kv_heads), rounds)
+                    case = (s, d, dv, causal, heads, kv_heads)
+                    if wanted(plain_name(*case)):
+                        report(rows, verdict, *plain_case(*case), rounds)
     if arguments.suite in ("mods", "all"):
         s = 8192
         for case in mod_cases(s):
-            report(rows, verdict, *mod_case(case, s), rounds)
+            if wanted(case[0]):
+                report(rows, verdict, *mod_case(case, s), rounds)
     if arguments.suite in ("decode", "all"):
         for b, kv in ((1, 8192), (16, 8192), (1, 131072), (16, 32768), (64, 4096)):
             for page in (0, 16):
-                decode_case(rows, verdict, b, kv, page, rounds)
+                if wanted(decode_name(b, kv, page)):
+                    decode_case(rows, verdict, b, kv, page, rounds)
     if arguments.suite in ("overhead", "all"):
         overhead(rows)
+    if not rows:
+        sys.exit(f"no case of suite {arguments.suite} is named by --cases {arguments.cases}")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(
