@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 
 #include "support/error.h"
@@ -58,8 +59,14 @@ Result<TensorView> to_view(const DLTensor* tensor, std::string_view name, DLDevi
     return invalid_argument("{} has {} dimensions{}; expected 0 to {}", name, tensor->ndim,
                             tensor->shape == nullptr ? " and no shape" : "", kMaxRank);
   }
+  uintptr_t address = 0;  // NULL stays NULL, whatever the offset: such a tensor may have no elements
+  if (tensor->data != nullptr &&
+      __builtin_add_overflow(reinterpret_cast<uintptr_t>(tensor->data), tensor->byte_offset, &address)) {
+    return invalid_argument("{} has a byte_offset of {}, which no memory behind its data pointer has", name,
+                            tensor->byte_offset);
+  }
   const std::span<const int64_t> shape(tensor->shape, static_cast<size_t>(tensor->ndim));
-  TensorView view = dense_view(static_cast<char*>(tensor->data) + tensor->byte_offset, *dtype, shape);
+  TensorView view = dense_view(reinterpret_cast<void*>(address), *dtype, shape);
   if (tensor->strides != nullptr) {
     std::copy_n(tensor->strides, tensor->ndim, view.strides.begin());
   }

@@ -356,6 +356,8 @@ def tensor_faults(rank: int) -> list[tuple[str, Callable[[Tensor], None]]]:
 
     faults = [
         ("no data", put(data=None)),
+        ("no data, with an offset", put(data=None, byte_offset=64)),
+        ("an offset beyond the address space", put(byte_offset=2**64 - 4096)),
         *[(f"{n} dimensions", put(ndim=n)) for n in (-(2**31), -1, rank - 1, rank + 1, 9, 64, 2**31 - 1) if n != rank],
         ("no shape", put(shape=None)),
         *[(f"device {d}", put(device=Device(*d))) for d in ((0, 0), (2, 0), (1, 1), (1, -1), (-1, 0), (2**31 - 1, 0), (13, 0))],
