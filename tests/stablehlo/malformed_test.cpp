@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "stablehlo/read.h"
+#include "stablehlo/reader/normalize.h"
 
 namespace flashlift::stablehlo {
 namespace {
@@ -177,7 +178,32 @@ TEST(Malformed, FunctionsWithoutATerminator) {
     const Result<Module> module =
         Module::parse(fmt::format("func.func @main(%x: tensor<2xf32>) {{\n  {}\n}}\n", last), "bad.mlir");
     ASSERT_FALSE(module.ok()) << last;
-    EXPECT_EQ(module.error().message, "bad.mlir:1:1: expected the function 'main' to end in `return`");
+    EXPECT_EQ(module.error().message, "bad.mlir:1:1: expected the function 'main' to end in `return` of its results");
+  }
+}
+
+// As JAX writes the comparators of lax.approx_max_k.
+TEST(Malformed, FunctionsMayEndAsRegionsDo) {
+  const std::string text = R"(
+    func.func @gt(%a: tensor<f32>, %b: tensor<f32>) -> tensor<i1> {
+      %0 = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return END
+    }
+    func.func @main(%x: tensor<f32>) -> tensor<i1> {
+      %0 = call @gt(%x, %x) : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      return %0 : tensor<i1>
+    })";
+  const auto ending = [&](const std::string& end) {
+    std::string ended = text;
+    return Module::parse(ended.replace(ended.find("END"), 3, end), "bad.mlir");
+  };
+  Result<Module> right = ending("%0 : tensor<i1>");
+  ASSERT_TRUE(right.ok()) << right.error().message;
+  EXPECT_TRUE(inline_calls(*right).ok());
+  for (const char* wrong : {"", "%a : tensor<f32>", "%0, %0 : tensor<i1>, tensor<i1>"}) {
+    const Result<Module> module = ending(wrong);
+    ASSERT_FALSE(module.ok()) << wrong;
+    EXPECT_EQ(module.error().message, "bad.mlir:2:5: expected the function 'gt' to end in `return` of its results");
   }
 }
 
