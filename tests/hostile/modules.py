@@ -70,7 +70,7 @@ def texts() -> list[Attack]:
         module("no end", "func.func @f() {\n" + "  %0 = " * 100_000),
         module("a long name", function("").replace("main", "m" * 5_000_000), SUCCESS),
         module("nothing", "", words=["empty"], short=True),
-        module("a zero byte", function("").encode() + b"\0", words=["zero"], short=True),
+        module("a zero byte", function("").encode() + b"\0\n", words=["zero"], short=True),
         module("no text", bytes(range(256)) * 1000),
         module("bytecode", b"ML\xefR" + bytes(1000), words=["bytecode"], short=True),
         module("no return", "func.func @f(%x: tensor<2xf32>) {\n  %0 = stablehlo.add %x, %x : tensor<2xf32>\n}\n", words=["end in `return`"], short=True),

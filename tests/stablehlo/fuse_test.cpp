@@ -90,6 +90,17 @@ TEST(Fuse, NothingFusedIsByteForByte) {
   EXPECT_TRUE(result.candidates[0].problem.empty());
 }
 
+TEST(Fuse, TakesTheZeroThatEndsCStrings) {
+  std::string text = function("@main", kAttention, "tensor<8x16xf32>", "%o : tensor<8x16xf32>");
+  const std::string of_text = fused(text).module;
+  text.push_back('\0');
+  EXPECT_EQ(fused(text).module, of_text);
+  text.push_back('\0');
+  const Result<FuseResult> two = fuse(text, {.name = "two.mlir"});
+  ASSERT_FALSE(two.ok());
+  EXPECT_NE(two.error().message.find("is zero, so this is no text"), std::string::npos) << two.error().message;
+}
+
 TEST(Fuse, LooksIntoCallsAndLoops) {
   const std::string text = R"(
 func.func public @main(%q: tensor<8x16xf32>, %k: tensor<8x16xf32>, %v: tensor<8x16xf32>) -> tensor<8x16xf32> {

@@ -58,6 +58,9 @@ Module& Module::operator=(Module&& other) noexcept {
 Module::~Module() = default;
 
 Result<Module> Module::parse(std::string_view text, std::string_view name) {
+  if (text.ends_with('\0')) {  // of a C string, counted by `sizeof`; MLIR's own parser ends there, too
+    text.remove_suffix(1);
+  }
   FLASHLIFT_RETURN_IF_ERROR(check_module_text(text, name));
   std::string storage;
   if (!pack_bool_constants(text, storage)) {
