@@ -21,6 +21,7 @@ class CompiledOnce {
     const UncutByFork uncut;
     const std::lock_guard lock(mutex_);
     if (!kernel_) {
+      FLASHLIFT_RETURN_IF_ERROR(uncut.status());
       kernel_.emplace(compile());
     }
     if (!kernel_->ok()) {

@@ -31,6 +31,7 @@ class KernelCache {
     const std::shared_ptr<Entry> entry = find_or_add(key);
     const std::lock_guard lock(entry->mutex);
     if (!entry->result) {
+      FLASHLIFT_RETURN_IF_ERROR(uncut.status());
       entry->result.emplace(compile());
       if (!entry->result->ok()) {
         remove(key, entry);

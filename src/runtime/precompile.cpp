@@ -206,6 +206,7 @@ Result<std::vector<PrecompiledKernel>> store(std::vector<Wanted> wanted) {
 Result<std::vector<PrecompiledKernel>> precompile(const std::vector<Problem>& problems,
                                                   const PrecompileOptions& options) {
   const UncutByFork uncut;
+  FLASHLIFT_RETURN_IF_ERROR(uncut.status());
   try {
     FLASHLIFT_RETURN_IF_ERROR(check_environment());
     FLASHLIFT_ASSIGN_OR_RETURN(std::vector<Wanted> wanted, find_sources(problems, options));

@@ -472,6 +472,7 @@ Result<FuseResult> fuse_on_this_stack(Source& source, const FuseOptions& options
 Result<FuseResult> fuse_source(Source& source, const FuseOptions& options) {
   FLASHLIFT_RETURN_IF_ERROR(check_environment());
   const UncutByFork uncut;
+  FLASHLIFT_RETURN_IF_ERROR(uncut.status());
   std::optional<Result<FuseResult>> result;
   FLASHLIFT_RETURN_IF_ERROR(run_on_own_stack([&] { result.emplace(fuse_on_this_stack(source, options)); }));
   if (result->ok()) {

@@ -1,0 +1,96 @@
+// exit() while other threads compile, as a server ends that compiles in the background.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "flashlift/attention.h"
+
+namespace flashlift {
+namespace {
+
+constexpr unsigned kSeconds = 60;  // after which a child has hung
+
+// Each number is another program, so that each is compiled.
+Result<Attention> compile(int number) {
+  return Attention::compile(
+      *parse_problem("attn h1 s8 d8 score_mod() { %0 = mul score, " + std::to_string(number) + ".5; return %0 }"));
+}
+
+// What a child's exit code is, or less its signal, where `body` calls exit().
+int ending_of(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(kSeconds);
+    body();
+    _exit(100);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+void sleep_for_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+TEST(Exit, WaitsForThreadsThatCompile) {
+  for (int i = 0; i < 25; ++i) {
+    EXPECT_EQ(ending_of([&] {
+                for (int thread = 0; thread < 2; ++thread) {
+                  std::thread([thread] {
+                    for (int number = 0;; ++number) {
+                      static_cast<void>(compile(100000 * thread + number));
+                    }
+                  }).detach();
+                }
+                sleep_for_ms(5 + 3 * i);
+                std::exit(7);
+              }),
+              7)
+        << i;
+  }
+}
+
+// A pool that is joined when static objects are destroyed, and compiles until it is told that it cannot.
+struct Pool {
+  std::thread thread;
+  ~Pool() { thread.join(); }
+};
+
+TEST(Exit, LetsThreadsEndThatAreJoinedLater) {
+  EXPECT_EQ(ending_of([] {
+              static Pool pool;
+              pool.thread = std::thread([] {
+                for (int number = 0; compile(number).ok(); ++number) {
+                }
+              });
+              sleep_for_ms(50);
+              std::exit(7);
+            }),
+            7);
+}
+
+// LLVM's own static objects may be gone by then. What is compiled still runs.
+TEST(Exit, CompilesNothingAfterwards) {
+  EXPECT_EQ(ending_of([] {
+              std::atexit([] {
+                const Result<Attention> attention = compile(1);
+                const bool is_refused =
+                    !attention.ok() && attention.error().message.find("exit()") != std::string::npos;
+                if (!is_refused || !compile(0).ok()) {
+                  _exit(1);
+                }
+              });
+              static const Result<Attention> kept = compile(0);
+              std::exit(7);
+            }),
+            7);
+}
+
+}  // namespace
+}  // namespace flashlift
