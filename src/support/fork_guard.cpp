@@ -21,7 +21,7 @@ std::atomic<bool> is_forking{false};
 std::atomic<int> generation{0};
 std::atomic<bool> was_cut{false};
 std::atomic<bool> is_ending{false};  // by exit()
-thread_local int depth = 0;  // of this thread's sections
+thread_local int depth = 0;          // of this thread's sections
 
 void wait_a_little() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
@@ -55,8 +55,8 @@ void before_exit() {
 }
 
 // exit() runs first what was registered last, so that static objects which a section has made since this library was
-// loaded would go before the section ends. Only the objects of the thread that calls exit() go earlier still. That thread
-// is the main one as a rule; others register nothing at their end, of which there may be any number.
+// loaded would go before the section ends. Only the objects of the thread that calls exit() go earlier still. That
+// thread is the main one as a rule; others register nothing at their end, of which there may be any number.
 struct RegistersOnceMore {
   ~RegistersOnceMore() {
     if (gettid() == getpid()) {
@@ -92,8 +92,7 @@ UncutByFork::UncutByFork() {
 }
 
 Status UncutByFork::status() const {
-  return is_too_late_ ? internal_error("the process ends: nothing is compiled once exit() has been called")
-                      : Status();
+  return is_too_late_ ? internal_error("the process ends: nothing is compiled once exit() has been called") : Status();
 }
 
 UncutByFork::~UncutByFork() {

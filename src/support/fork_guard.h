@@ -1,6 +1,6 @@
 // What fork() and exit() must not cut in two. A child has one thread, the one that forked: what another thread of the
-// parent had locked stays locked in it for ever. exit() destroys static objects, LLVM's and MLIR's among them, while other
-// threads go on.
+// parent had locked stays locked in it for ever. exit() destroys static objects, LLVM's and MLIR's among them, while
+// other threads go on.
 #pragma once
 
 #include "flashlift/result.h"

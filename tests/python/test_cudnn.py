@@ -145,7 +145,8 @@ STAYS = {
     ('"dropout_rate": 0.0', '"dropout_rate": "0.5"'): "its dropout leaves out other keys than Flashlift's would",
     ('"dropout_rate": 0.0', '"dropout_rate": [0.5]'): "a dropout_rate that is not a number",
     ('"dropout_rate"', '"dropoutRate"'): "a field dropoutRate: only names in lower case are read",
-    ('"fmha_scale"', '"scale"'): "lacks fmha_scale",
+    ('"fmha_scale"', '"scale"'): "has a field scale, which is not known",
+    (f'"fmha_scale": {1 / DEPTH**0.5}, ', ""): "lacks fmha_scale",
     ('"mask_type": "CAUSAL"', '"mask_type": 2'): "a mask_type that is not a text",
     ('"mask_type": "CAUSAL"', '"mask_type": "ALIBI"'): "its mask_type is ALIBI",
     ('"is_paged_attention": false', '"is_paged_attention": 1'): "an is_paged_attention that is not true or false",
@@ -154,6 +155,19 @@ STAYS = {
         '"sliding_window_length": 1.5',
     ): "a sliding_window_length that is not a whole number",
     ('"sliding_window_length": 0', '"sliding_window_length": 18446744073709551615'): "that is not a whole number",
+    ('"seed": 42', '"soft_cap": 30'): "has a field soft_cap, which is not known",
+    (
+        '"mask_type": "CAUSAL"',
+        '"is_causal_mask": true, "mask_type": "NO_MASK"',
+    ): "its is_causal_mask and its mask_type NO_MASK contradict each other",
+    (
+        '"lhs_contracting_dimensions": ["3"], "rhs_contracting_dimensions": ["1"]',
+        '"lhs_contracting_dimensions": ["3"], "rhs_contracting_dimensions": ["2"]',
+    ): "by its bmm2_dot_dimension_numbers, its operands are neither",
+    (
+        '"lhs_batch_dimensions": ["0", "1"], "rhs_batch_dimensions": ["0", "2"]',
+        '"lhs_batch_dimensions": ["0", "1"], "rhs_batch_dimensions": ["0", "1"]',
+    ): "by its bmm2_dot_dimension_numbers, its operands are neither",
 }
 
 

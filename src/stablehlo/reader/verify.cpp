@@ -65,12 +65,13 @@ class OrderCheck {
       return {};
     }
     mlir::Block& body = function.getBody().front();
-    const bool is_ended = !body.empty() && (mlir::isa<mlir::func::ReturnOp>(body.back()) ||
-                                            (kind(&body.back()) == OpKind::kReturn &&
-                                             body.back().getOperandTypes() == function.getResultTypes()));
+    const bool is_ended =
+        !body.empty() &&
+        (mlir::isa<mlir::func::ReturnOp>(body.back()) ||
+         (kind(&body.back()) == OpKind::kReturn && body.back().getOperandTypes() == function.getResultTypes()));
     if (!is_ended) {
-      return invalid_argument("{}: expected the function '{}' to end in `return` of its results",
-                              describe(op.getLoc()), function.getName().str());
+      return invalid_argument("{}: expected the function '{}' to end in `return` of its results", describe(op.getLoc()),
+                              function.getName().str());
     }
     return {};
   }

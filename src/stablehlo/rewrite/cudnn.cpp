@@ -29,6 +29,7 @@ struct Config {
   int64_t window = 0;  // keys that a query sees, itself included; 0: all
   int64_t segments = 1;
   bool is_paged = false;
+  bool is_causal = false;    // older versions' word for a causal mask_type
   bool heads_first = false;  // q, k and v are [batch, heads, length, depth] instead of [batch, length, heads, depth]
 };
 
@@ -128,6 +129,67 @@ Status check_spelling(const Json& object) {
   return {};
 }
 
+// A product's dimensions follow from the layout of q, k and v. Scores are [batch, heads, queries, keys] in either.
+struct Product {
+  const char* name;
+  bool is_of_gradient;
+  int64_t of_scores;  // which dimension of scores it contracts; 0: it gives scores, of two tensors along their depths
+};
+constexpr Product kProducts[] = {
+    {"bmm1_dot_dimension_numbers", false, 0},           {"bmm2_dot_dimension_numbers", false, 3},
+    {"bmm1_grad_gemm1_dot_dimension_numbers", true, 2}, {"bmm1_grad_gemm2_dot_dimension_numbers", true, 3},
+    {"bmm2_grad_gemm1_dot_dimension_numbers", true, 2}, {"bmm2_grad_gemm2_dot_dimension_numbers", true, 0}};
+
+// What else a configuration may say. What a field of another name means is not known, so that such a call stays.
+constexpr std::string_view kOtherFields[] = {
+    "algorithm",         "dropout_rate",       "fmha_scale", "force_deterministic",
+    "is_causal_mask",    "is_flash_attention", "mask_type",  "intermediate_tensor_shape",
+    "max_seg_per_batch", "is_paged_attention", "seed",       "sliding_window_length"};
+
+Status check_names(const Json& json) {
+  FLASHLIFT_RETURN_IF_ERROR(check_spelling(json));
+  for (const auto& [name, value] : json.items()) {
+    if (std::ranges::find(kOtherFields, name) == std::end(kOtherFields) &&
+        std::ranges::none_of(kProducts, [&](const Product& product) { return name == product.name; })) {
+      return unsupported("its backend_config has a field {}, which is not known", name);
+    }
+  }
+  return {};
+}
+
+// Whether q, k and v are [batch, heads, length, depth], or else [batch, length, heads, depth].
+Result<bool> read_layout(const Json& json, bool is_backward) {
+  using Dims = std::vector<int64_t>;
+  std::optional<bool> heads_first;
+  for (const Product& product : kProducts) {
+    if (product.is_of_gradient != is_backward) {
+      continue;
+    }
+    const auto found = json.find(product.name);
+    if (found == json.end() || !found->is_object()) {
+      return unsupported("its backend_config lacks {}", product.name);
+    }
+    FLASHLIFT_RETURN_IF_ERROR(check_spelling(*found));
+    Fields fields(*found);
+    const Dims rhs_batch = fields.whole_numbers("rhs_batch_dimensions");
+    heads_first = heads_first.value_or(rhs_batch == Dims{0, 1});
+    const Dims batch = *heads_first ? Dims{0, 1} : Dims{0, 2};
+    const Dims length = {*heads_first ? 2 : 1}, depth = {3};
+    const bool gives_scores = product.of_scores == 0;
+    const bool fits =
+        fields.whole_numbers("lhs_batch_dimensions") == (gives_scores ? batch : Dims{0, 1}) &&
+        fields.whole_numbers("lhs_contracting_dimensions") == (gives_scores ? depth : Dims{product.of_scores}) &&
+        rhs_batch == batch && fields.whole_numbers("rhs_contracting_dimensions") == (gives_scores ? depth : length);
+    FLASHLIFT_RETURN_IF_ERROR(fields.status());
+    if (!fits) {
+      return unsupported(
+          "by its {}, its operands are neither [batch, length, heads, depth] nor [batch, heads, length, depth]",
+          product.name);
+    }
+  }
+  return *heads_first;
+}
+
 Result<Config> read_config(std::string_view text, bool is_backward) {
   const Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto found = whole.is_object() ? whole.find("cudnn_fmha_backend_config") : whole.end();
@@ -135,7 +197,7 @@ Result<Config> read_config(std::string_view text, bool is_backward) {
     return unsupported("its backend_config is no JSON text with a cudnn_fmha_backend_config");
   }
   const Json& json = *found;
-  FLASHLIFT_RETURN_IF_ERROR(check_spelling(json));
+  FLASHLIFT_RETURN_IF_ERROR(check_names(json));
   if (!json.contains("fmha_scale")) {  // which XLA takes for 0
     return unsupported("its backend_config lacks fmha_scale");
   }
@@ -146,24 +208,10 @@ Result<Config> read_config(std::string_view text, bool is_backward) {
   config.window = fields.whole_number("sliding_window_length", config.window);
   config.segments = fields.whole_number("max_seg_per_batch", config.segments);
   config.is_paged = fields.flag("is_paged_attention");
+  config.is_causal = fields.flag("is_causal_mask");
   config.mask = fields.text("mask_type", config.mask.c_str());
   FLASHLIFT_RETURN_IF_ERROR(fields.status());
-  // k of the first product, or q of the first product's gradient
-  const char* product = is_backward ? "bmm1_grad_gemm1_dot_dimension_numbers" : "bmm1_dot_dimension_numbers";
-  if (!json.contains(product) || !json[product].is_object()) {
-    return unsupported("its backend_config lacks {}", product);
-  }
-  FLASHLIFT_RETURN_IF_ERROR(check_spelling(json[product]));
-  Fields dims(json[product]);
-  const std::vector<int64_t> batch = dims.whole_numbers("rhs_batch_dimensions");
-  const std::vector<int64_t> contracting = dims.whole_numbers("rhs_contracting_dimensions");
-  FLASHLIFT_RETURN_IF_ERROR(dims.status());
-  config.heads_first = batch == std::vector<int64_t>{0, 1};
-  const int64_t length = config.heads_first ? 2 : 1;
-  if ((!config.heads_first && batch != std::vector<int64_t>{0, 2}) ||
-      contracting != std::vector<int64_t>{is_backward ? length : 3}) {
-    return unsupported("its operands are neither [batch, length, heads, depth] nor [batch, heads, length, depth]");
-  }
+  FLASHLIFT_ASSIGN_OR_RETURN(config.heads_first, read_layout(json, is_backward));
   return config;
 }
 
@@ -224,6 +272,9 @@ class Replacement {
     if (config_.mask != "NO_MASK" && config_.mask != "CAUSAL" && config_.mask != "PADDING" &&
         config_.mask != "PADDING_CAUSAL") {
       return unsupported("its mask_type is {}", config_.mask);
+    }
+    if (config_.is_causal && !is_causal()) {
+      return unsupported("its is_causal_mask and its mask_type {} contradict each other", config_.mask);
     }
     if (config_.window < 0 || (config_.window > 0 && !is_causal())) {
       return unsupported("its sliding window has no causal mask");
