@@ -1,5 +1,6 @@
 """Where mods keep the numbers and functions that they read: a trace must not outlive a change of them."""
 
+import array
 import collections
 import contextvars
 import dataclasses
@@ -219,6 +220,90 @@ def test_state_that_changes(name, monkeypatch):
         monkeypatch.setattr(STATE, "function", lambda score, factor=number: score * factor)
         CONTEXT.set(number)
         assert_right(READERS[name])
+
+
+class Settings:
+    def __init__(self):
+        self._content = {"a": 0.5}
+
+    def __getitem__(self, key):
+        return self._content[key]
+
+    def __len__(self):
+        return round(4 * self._content["a"] + 8)
+
+    def __rmul__(self, other):
+        return other * self._content["a"]
+
+    __mul__ = __rmul__
+
+
+class Kept:
+    __slots__ = ("a", "__private")
+
+    def __init__(self):
+        self.a = self.__private = 0.5
+
+    def set(self, number):
+        self.a = self.__private = number
+
+    def __call__(self, score, b, h, q, kv):
+        return score * self.a * self.__private
+
+
+class Hidden(Kept):
+    by_class = {"a": 0.5}
+
+    def __call__(self, score, b, h, q, kv):
+        return super().__call__(score, b, h, q, kv) * self.by_class["a"]
+
+
+class Listed(enum.Enum):
+    CONTENT = [0.5]
+
+
+ARRAY = np.array([0.5])
+SET = {0.5}
+DEQUE = collections.deque([0.5])
+LONG = [0.5] * 2000
+BYTES = array.array("d", [0.5])
+DICTIONARY = {"a": 0.5}
+PROXY = types.MappingProxyType(DICTIONARY)
+CHAIN = collections.ChainMap(DICTIONARY)
+SETTINGS_OF_CLASS = Settings()
+KEPT, HIDDEN = Kept(), Hidden()
+
+CHANGED = {
+    "array": (lambda x: ARRAY.fill(x), lambda s, b, h, q, kv: s * ARRAY[0].item()),
+    "tensor_of_array": (lambda x: ARRAY.fill(x), lambda s, b, h, q, kv: s * torch.tensor(ARRAY)[h * 0]),
+    "method": (lambda x: ARRAY.fill(x), functools.partial(lambda s, b, h, q, kv, get: s * get(0), get=ARRAY.item)),
+    "set": (lambda x: (SET.clear(), SET.add(x)), lambda s, b, h, q, kv: s * sum(SET)),
+    "deque": (DEQUE.append, lambda s, b, h, q, kv: s * DEQUE[-1]),
+    "long": (lambda x: LONG.insert(0, x), lambda s, b, h, q, kv: s * LONG[0]),
+    "bytes": (lambda x: BYTES.insert(0, x), lambda s, b, h, q, kv: s * BYTES[0]),
+    "proxy": (lambda x: DICTIONARY.update(a=x), lambda s, b, h, q, kv: s * PROXY["a"]),
+    "chain": (lambda x: DICTIONARY.update(a=x), lambda s, b, h, q, kv: s * CHAIN["a"]),
+    "get": (
+        lambda x: DICTIONARY.update(a=x),
+        functools.partial(lambda s, b, h, q, kv, get: s * get("a"), get=DICTIONARY.get),
+    ),
+    "key": (lambda x: SETTINGS_OF_CLASS._content.update(a=x), lambda s, b, h, q, kv: s * SETTINGS_OF_CLASS["a"]),
+    "length": (lambda x: SETTINGS_OF_CLASS._content.update(a=x), lambda s, b, h, q, kv: s * len(SETTINGS_OF_CLASS)),
+    "product": (lambda x: SETTINGS_OF_CLASS._content.update(a=x), lambda s, b, h, q, kv: SETTINGS_OF_CLASS * s),
+    "slots": (KEPT.set, KEPT),
+    "slots_of_base": (HIDDEN.set, HIDDEN),
+    "by_class": (lambda x: Hidden.by_class.update(a=x), HIDDEN),
+    "enum": (lambda x: Listed.CONTENT.value.insert(0, x), lambda s, b, h, q, kv: s * Listed.CONTENT.value[0]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@torch.no_grad()
+def test_content_that_changes_in_place(name):
+    change, score_mod = CHANGED[name]
+    for number in (0.5, 2.0, -1.25, 0.5):
+        change(number)
+        assert_right(score_mod)
 
 
 WIDE = torch.arange(97.0)

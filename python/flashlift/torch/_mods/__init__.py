@@ -8,6 +8,8 @@ Numbers become part of the program at first: a compiler makes more of a window o
 brings. A number that turns out to differ from call to call is then made an argument, so that the hundredth window
 compiles nothing. Where a mod needs it as a number, to count a loop or to shape a tensor, it stays what it was.
 
+A function that reads what may change without a trace, such as an array of numpy or a set, is traced in each call.
+
 A function whose numbers were met before gets the trace that it got then. torch.utils.checkpoint runs a forward pass
 again in the backward pass, and it has to save the same tensors: those that the program reads.
 

@@ -15,6 +15,7 @@ from flashlift.torch._mods.objects import (
     globals_read,
     is_torchs_own,
     may_be_argument,
+    slots_of,
 )
 from flashlift.torch._mods.walk import Walk
 
@@ -64,8 +65,12 @@ class Copy:
         return value
 
     def _object(self, value: Any) -> Any:
+        if not hasattr(value, "__dict__"):
+            return value
         copy = object.__new__(type(value))
         copy.__dict__.update(vars(value))
+        for name, content in slots_of(value).items():
+            object.__setattr__(copy, name, content)
         if isinstance(value, torch.nn.Module):
             copy.__dict__["_modules"] = dict(value._modules)
         fields = fields_of(value)

@@ -82,6 +82,8 @@ def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
 
 
 def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace, Leaves]:
+    if walk.changes:
+        return trace(mod, kind, walk.tensors), _leaves(walk, frozenset())
     # 0.0 and -0.0 are equal, and False == 0: zeros go by what they are written as.
     values = tuple([one or repr(one) for one in walk.numbers])
     with _lock:

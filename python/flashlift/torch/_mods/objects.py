@@ -1,15 +1,33 @@
 """What functions and objects are made of, as far as a mod can read it."""
 
+import collections
+import collections.abc
 import functools
 import math
+import operator
 import sys
 import types
 from typing import Any
 
+import numpy as np
 import torch
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_ITEMS = 1024  # of one captured list or dictionary
+# What has no fields and never changes. All else that has none, an array of numpy, a set or an iterator, may hold
+# something else in each call; and so may these, whatever fields their subclasses have.
+UNCHANGING = (
+    *(range, slice, frozenset, np.dtype, np.ufunc, operator.attrgetter, operator.itemgetter, operator.methodcaller),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+)
+CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator)
+# Special methods that only make, copy and print objects.
+_UNCALLED = frozenset(
+    "__init__ __new__ __post_init__ __del__ __init_subclass__ __class_getitem__ __repr__ __str__ __dir__ __sizeof__ "
+    "__setattr__ __delattr__ __getstate__ __setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__".split()
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,9 +74,28 @@ def is_torchs_own(function: types.FunctionType) -> bool:
     return module is not None and module.split(".", 1)[0] == "torch" and not function.__code__.co_freevars
 
 
-def slots_of(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+@functools.lru_cache(maxsize=4096)
+def operators_of(kind: type) -> frozenset[str]:
+    """The functions of a class that Python calls for operators, which name nothing: one[key], 2 * one, len(one)."""
+    special = {
+        name
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if name.startswith("__") and name.endswith("__") and isinstance(member, types.FunctionType)
+    }
+    return frozenset(special - _UNCALLED)
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """The fields of an object that are in no __dict__."""
+    places = {
+        name: place
+        for base in type(value).__mro__
+        if "__slots__" in vars(base)
+        for name, place in vars(base).items()
+        if isinstance(place, types.MemberDescriptorType)
+    }
+    return {name: place.__get__(value) for name, place in places.items() if hasattr(value, name)}
 
 
 def own_part_of(kind: type) -> type:
@@ -68,7 +105,7 @@ def own_part_of(kind: type) -> type:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    fields = dict(vars(value))
+    fields = dict(getattr(value, "__dict__", ())) | slots_of(value)
     if isinstance(value, torch.nn.Module):
         fields |= value._parameters | value._buffers | value._modules
     return fields

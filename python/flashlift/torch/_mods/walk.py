@@ -8,12 +8,15 @@ import types
 from collections.abc import Callable, Hashable
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from flashlift.torch._internals import MASK_MOD_WRAPPER
 from flashlift.torch._mods.objects import (
+    CHANGING,
     EXACT,
     MAX_ITEMS,
+    UNCHANGING,
     fields_of,
     globals_read,
     is_librarys,
@@ -21,6 +24,7 @@ from flashlift.torch._mods.objects import (
     may_be_argument,
     modules_read,
     names_in,
+    operators_of,
     own_part_of,
     slots_of,
 )
@@ -46,6 +50,7 @@ class Walk:
     unless it goes wholly."""
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
+        self.changes = False  # whether another call may find something else where this one looked
         self.met: set[str] = set()  # what the functions name that were met
         # Those that every object was looked at for; None without objects.
         self.names_of_all: frozenset[str] | None = None
@@ -102,8 +107,8 @@ class Walk:
         if kind is MASK_MOD_WRAPPER:
             return self.of(value.fn, names)
         if isinstance(value, enum.Enum):
-            return _Identity(value)
-        if isinstance(value, (int, float, str, bytes)):
+            return (_Identity(value), self._fixed(value.value, names))
+        if isinstance(value, (int, float, str, bytes, np.generic)):
             return (kind, repr(value))
         if isinstance(value, (tuple, list, dict)) and len(value) <= MAX_ITEMS:
             items = value.items() if isinstance(value, dict) else value
@@ -112,16 +117,18 @@ class Walk:
             return self._fixed(value, names, lambda one: self._class(one, names))
         if isinstance(value, types.ModuleType) and not is_librarys(value.__name__):
             return self._fixed(value, names, lambda one: self._module(one, names))
-        if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # of an object: table.get
+            is_bound = not isinstance(value.__self__, (type, types.ModuleType, types.NoneType))
+            return (value.__name__, self._fixed(value.__self__, names)) if is_bound else _Identity(value)
+        if isinstance(value, (types.ModuleType, *UNCHANGING)):
             return _Identity(value)
         if kind is contextvars.ContextVar:
             return self._fixed(value.get(None), names)
-        if hasattr(value, "__dict__"):
+        has_fields = hasattr(value, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
+        if has_fields and not isinstance(value, CHANGING):
             return self._object(value, names)
-        slots = [name for base in kind.__mro__ for name in slots_of(base) if hasattr(value, name)]
-        if not slots:
-            return _Identity(value)
-        return (kind, *(self._fixed(getattr(value, name), names) for name in slots))
+        self.changes = True
+        return None
 
     def _fixed(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
         """Of something that Copy does not copy, so that its numbers cannot be arguments."""
@@ -146,8 +153,7 @@ class Walk:
         globals_ = function.__globals__
         read: list[Hashable] = [(name, self.of(globals_[name], names)) for name in globals_read(function)]
         read += [self.of(one, names) for one in modules_read(function)]
-        if not names.isdisjoint(_UNSEEN):
-            read.append(_Identity(object()))
+        self.changes |= not names.isdisjoint(_UNSEEN)
         defaults = function.__defaults__, function.__kwdefaults__
         return (code, *cells, tuple(read), *(None if one is None else self.of(one, names) for one in defaults))
 
@@ -163,7 +169,7 @@ class Walk:
 
     def _class(self, value: type, names: frozenset[str]) -> Hashable:
         """What is read of a class itself; the methods of its instances are looked at with them."""
-        if is_librarys(value.__module__) or issubclass(value, enum.Enum):
+        if is_librarys(value.__module__):
             return _Identity(value)
         parts: list[Hashable] = [_Identity(value)]
         for name in sorted(self._names_for_object(names)):
@@ -183,28 +189,37 @@ class Walk:
             names = names | names_in(call.__code__)
         if isinstance(value, torch.nn.Module):
             names = names | names_in(kind.forward.__code__) if isinstance(kind.forward, types.FunctionType) else names
-        # Methods and properties that are named may name further attributes.
+        # Methods, properties and operators may name further attributes.
         seen: set[str] = set()
-        pending = set(names)
+        pending = set(names | operators_of(cast(Hashable, kind)))
         while pending:
             name = pending.pop()
             seen.add(name)
-            member = inspect.getattr_static(kind, name, None)
-            member = member.fget if isinstance(member, property) else member
-            member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
-            if isinstance(member, types.FunctionType):
-                module = member.__module__ or ""
-                if module.split(".")[0] != "torch":
-                    parts.append((name, self._fixed(member, names, self._function)))
-                    pending |= names_in(member.__code__) - seen
-            elif isinstance(member, (int, float, *EXACT)) and member is not None:
-                parts.append((name, type(member), repr(member)))
+            for base in kind.__mro__:  # all of them, since super() leads to what is hidden
+                self._member(vars(base).get(name), name, names, parts, pending)
+            pending -= seen
         fields = fields_of(value)
         wanted = frozenset((*seen, "__wrapped__"))  # that of functools.lru_cache
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
-        self.fields[id(value)] = sorted(fields.keys() if by_any_name else wanted & fields.keys())
+        in_slots = slots_of(value).keys()
+        read = sorted(fields.keys() if by_any_name else wanted & fields.keys())
+        self.fields[id(value)] = [name for name in read if name not in in_slots]
         parts.extend((name, self.of(fields[name], wanted)) for name in self.fields[id(value)])
+        parts.extend((name, self._fixed(fields[name], wanted)) for name in read if name in in_slots)
         return tuple(parts)
+
+    def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], pending: set[str]) -> None:
+        """What a class has by a name that is read of its instance, and what that names."""
+        member = member.fget if isinstance(member, property) else member
+        member = member.func if isinstance(member, functools.cached_property) else member
+        member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        if member is None or isinstance(member, UNCHANGING):
+            return
+        if not isinstance(member, types.FunctionType):
+            parts.append((name, self._fixed(member, names)))
+        elif (member.__module__ or "").split(".")[0] != "torch":
+            parts.append((name, self._fixed(member, names, self._function)))
+            pending |= names_in(member.__code__)
 
 
 _UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
