@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -342,6 +342,8 @@ class Attention:
             if set(captures) != set(self.captures):
                 raise InvalidArgumentError(f"captures are {sorted(captures)}; the problem names {self.captures}")
             return [captures[name] for name in self.captures]
+        if not isinstance(captures, Collection) or isinstance(captures, str) or hasattr(captures, "__dlpack__"):
+            raise InvalidArgumentError(f"captures is a {type(captures).__name__}; expected arrays by name, or a list")
         return captures
 
 

@@ -308,7 +308,9 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgumentError(f"{name} is {value!r}; expected a whole number") from None
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {value!r}; expected a whole number")
     if not least <= number <= most:
         raise InvalidArgumentError(f"{name} is {number}; expected a whole number from {least} to {most}")
     return number

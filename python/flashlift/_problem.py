@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashlift._errors import InvalidArgumentError
-from flashlift._library import c_text, check, core
+from flashlift._library import c_text, check, core, whole_number
 
 # A field for the word of both sizes, or the fields for the words of each.
 _SIZES = {
@@ -48,12 +48,19 @@ class Problem:
     mask_mod: str | None = None
 
     def __post_init__(self) -> None:
+        for name, *_ in _SIZES.values():
+            whole_number(getattr(self, name), name, 0, 2**63 - 1)
+        if not isinstance(self.words, Mapping):
+            raise InvalidArgumentError(f'words is {self.words!r}; expected a dictionary, such as {{"causal": True}}')
+        if not isinstance(self.dtype, str):
+            raise InvalidArgumentError(f"dtype is {self.dtype!r}; expected the text f32, bf16 or f16")
         words = [_word(name, value) for name, value in self.words.items()]
         for word in filter(None, [*self._sizes(), self.dtype, *words]):
             if not re.fullmatch(r"[^\s(){}]+", word):
                 raise InvalidArgumentError(f"{word!r} is no word of a problem: a word holds no spaces and no brackets")
         for name, program in {"score_mod": self.score_mod, "mask_mod": self.mask_mod}.items():
-            if program and not re.fullmatch(rf"\s*{name}\s*\([^{{}}]*\)\s*{{[^{{}}]*}}\s*", program):
+            pattern = rf"\s*{name}\s*\([^{{}}]*\)\s*{{[^{{}}]*}}\s*"
+            if program is not None and not (isinstance(program, str) and re.fullmatch(pattern, program)):
                 raise InvalidArgumentError(f"{name} is {program!r}; expected one program, `{name}(...) {{ ... }}`")
 
     @classmethod

@@ -66,6 +66,13 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
+def _exported(array: Any) -> Any:
+    try:
+        return array.__dlpack__(max_version=(1, 0))
+    except TypeError:  # a library from before DLPack had versions
+        return array.__dlpack__()
+
+
 class Tensor:
     """A DLTensor and whatever keeps its memory alive."""
 
@@ -115,9 +122,9 @@ class Tensor:
             raise InvalidArgumentError(f"{name} is an array that must not be written")
         # The capsule's own destructor frees what it exports, so it is kept for as long as the structure is used.
         try:
-            capsule = array.__dlpack__(max_version=(1, 0))
-        except TypeError:  # a library from before DLPack had versions
-            capsule = array.__dlpack__()
+            capsule = _exported(array)
+        except BufferError as error:
+            raise InvalidArgumentError(f"{name} cannot be read: {error}") from error
         self._keep = (array, capsule)
         kind = _capsule_name(capsule) if type(capsule).__name__ == "PyCapsule" else None
         if kind == b"dltensor_versioned":

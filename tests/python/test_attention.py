@@ -173,6 +173,9 @@ STRUCTURED = np.dtype([("re", np.float32)])
         (Exports(used_capsule()), "expected a capsule"),
         (torch.zeros(Q.shape, dtype=torch.complex64), "code 5"),
         (torch.zeros(Q.shape, dtype=torch.float8_e4m3fn), "element type|bits"),
+        (torch.tensor(Q, requires_grad=True), "q cannot be read: .*detach"),
+        (torch.empty(Q.shape, device="meta"), "q cannot be read: .* meta"),
+        (torch.tensor(Q).to_sparse(), "q cannot be read: .* layout"),
         (None, "4 dimensions"),
         (3.0, "4 dimensions"),
         (list(Q), "4 dimensions"),
@@ -181,6 +184,12 @@ STRUCTURED = np.dtype([("re", np.float32)])
 def test_refuses_arrays_that_it_would_misread(q, words):
     with pytest.raises(flashlift.InvalidArgumentError, match=words):
         flashlift.compile(PROBLEM)(q, K, V)
+
+
+@pytest.mark.parametrize("captures", [3, "slopes", Q], ids=["number", "text", "array"])
+def test_captures_that_are_no_collection(captures):
+    with pytest.raises(flashlift.InvalidArgumentError, match="captures is a .*; expected arrays by name, or a list"):
+        flashlift.compile(PROBLEM)(Q, K, V, captures=captures)
 
 
 def test_reads_arrays_of_no_elements_and_of_unusual_kinds():

@@ -74,10 +74,29 @@ def test_what_is_wrong_is_said(text, fields, message):
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"q_heads": 1.5}, "q_heads is 1.5; expected a whole number"),
+        ({"q_heads": True}, "q_heads is True; expected a whole number"),
+        ({"kv_len": "8 lse"}, "kv_len is '8 lse'; expected a whole number"),
+        ({"batch": -1}, "batch is -1; expected a whole number from 0"),
+        ({"head_dim": 2**70}, "head_dim is 1180591620717411303424; expected a whole number from 0"),
+        ({"value_dim": None}, "value_dim is None; expected a whole number"),
+        ({"dtype": np.float32}, "dtype is .*float32.*; expected the text f32, bf16 or f16"),
+        ({"words": ["causal"]}, r"words is \['causal'\]; expected a dictionary, such as {\"causal\": True}"),
+        ({"score_mod": abs}, "score_mod is .*abs.*; expected one program"),
+        ({"mask_mod": ""}, "mask_mod is ''; expected one program"),
+    ],
+)
+def test_a_field_is_of_its_own_kind(fields, message):
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        flashlift.Problem(**{**SIZES, **fields})
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"dtype": "f32 lse"},
-        {"q_len": "8 lse"},
         {"words": {"softcap": "30 lse"}},
         {"words": {"causal\nlse": True}},
         {"words": {"window": np.array([128, 0])}},
