@@ -145,6 +145,25 @@ def test_heads_deeper_than_kernels_take(compiles, depths):
         ({"dropout_p": 0.5, "dropout_seed": torch.ones(())}, "dropout_seed is torch.float32 .*; expected one integer"),
         ({"dropout_p": 0.5, "dropout_seed": torch.arange(2)}, r"dropout_seed is torch.int64 \[2\]"),
         ({"cu_seqlens": [0, 20]}, "cu_seqlens is list; expected a torch.Tensor of integers"),
+        ({"scale": True}, "scale is True; expected a number"),
+        ({"scale": [1.0]}, r"scale is \[1.0\]; expected a number"),
+        ({"scale": 10**400}, r"scale is 1000.*\.\.\..*; expected a number"),
+        ({"scale": torch.tensor(1j)}, "scale is tensor.*; expected a number"),
+        ({"enable_gqa": "no"}, "enable_gqa is 'no'; expected True or False"),
+        ({"return_lse": "no"}, "return_lse is 'no'; expected True or False"),
+        ({"deterministic": "yes"}, "deterministic is 'yes'; expected True or False"),
+        ({"return_aux": True}, r"return_aux is True; expected an AuxRequest, such as AuxRequest\(lse=True\)"),
+        ({"kernel_options": "FLASH"}, "kernel_options is 'FLASH'; expected a dictionary"),
+        ({"kernel_options": {3: 4}}, "kernel option 3 is not known; expected one of"),
+        ({"sinks": torch.ones(4, 0)}, r"sinks is torch.float32 \[4, 0\]; expected floating point of shape \[4\]"),
+        ({"dropout_p": [0.1]}, r"dropout_p is \[0.1\]; expected a probability"),
+        ({"dropout_p": True}, "dropout_p is True; expected a probability"),
+        ({"dropout_p": 0.5, "dropout_seed": True}, "dropout_seed is True; expected an integer of 64 bits"),
+        ({"dropout_p": 0.5, "dropout_seed": torch.Generator()}, "dropout_seed is .*Generator.*; expected an integer"),
+        ({"dropout_p": 0.5, "dropout_seed": 2**64}, "dropout_seed is 18446744073709551616; expected an integer of 64"),
+        ({"cu_seqlens": (torch.arange(2),) * 3}, "cu_seqlens is a tuple of 3; expected a tensor, or a pair"),
+        ({"score_mod": torch_mods.causal_score}, "score_mod must return a score, got a boolean tensor"),
+        ({"score_mod": torch_mods.branching}, "score_mod calls a higher-order operator .* expected .* torch.where"),
         ({"mask_mod": [torch_mods.causal]}, r"mask_mod is list; expected a function of \(b, h, q_idx, kv_idx\)"),
     ],
 )
@@ -152,8 +171,27 @@ def test_arguments_of_other_kinds_are_refused(arguments, expected):
     named = dict(zip(("query", "key", "value"), tensors(), strict=True))
     if "cu_seqlens" in arguments:
         named = {name: one[:1] for name, one in named.items()}
-    with pytest.raises((AttributeError, NotImplementedError, TypeError, ValueError), match=expected):
+    with pytest.raises((AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError), match=expected):
         flex_attention(**(named | arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sinks_of_other_heads_are_refused(dtype):
+    with pytest.raises(ValueError, match=r"sinks is torch.float32 \[2, 2\]; expected floating point of shape \[4\]"):
+        flex_attention(*tensors(dtype=dtype), sinks=torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"attn_mask": True}, "attn_mask is bool; expected a torch.Tensor, or None"),
+        ({"attn_mask": [[0.0]]}, "attn_mask is list; expected a torch.Tensor, or None"),
+        ({"is_causal": "yes"}, "is_causal is 'yes'; expected True or False"),
+    ],
+)
+def test_scaled_dot_product_attention_of_arguments_of_other_kinds(arguments, expected):
+    with pytest.raises(TypeError, match=expected):
+        scaled_dot_product_attention(*tensors(), **arguments)
 
 
 @pytest.mark.parametrize("ends", [(3, 9, 20), (0, 9, 5), (0, 9, 21), ()], ids=str)
@@ -187,11 +225,17 @@ def test_coordinates_beyond_a_tensor_are_refused(compiles):
         (lambda s, b, h, i, j: s + small[j], "kv, which goes to 19, in a dimension of size 19"),
         (lambda s, b, h, i, j: s + (2 * small)[i.long()], "q, which goes to 19"),
         (lambda s, b, h, i, j: torch.where(j < 3, s * wide[:3][h, i, j], s), "h, which goes to 3, .* size 3"),
+        (lambda s, b, h, i, j: s + wide[h, i, j + 1], "an index from 1, which goes to 20, .* size 20"),
+        (lambda s, b, h, i, j: s + wide.flatten()[:38][i - j + 19], "an index from 0, which goes to 38, .* least 39"),
+        (lambda s, b, h, i, j: s + small[:18][i.long() - j], "an index from -19, which goes to 19, .* size 18"),
     ):
         with pytest.raises(Exception, match=f"score_mod reads a tensor at {at}"):
             attend(mod)
     with pytest.raises(Exception, match="mask_mod reads a tensor at q"):
         attend(mask_mod=lambda b, h, i, j: small[i] > 0)
+    attend(
+        lambda s, b, h, i, j: s + wide[0].flatten()[:39][i - j + 19] * wide[0, 0][i - j] * small[i - i] + small[h + b]
+    )
     clamped = attend(lambda s, b, h, i, j: s + small[j.clamp(max=18)] + wide[h, i, j])
     padded = torch.nn.functional.pad(small[None], (0, 1), mode="replicate")[0]
     torch.testing.assert_close(clamped, torch.softmax(q @ k.mT / 4 + padded + wide, -1) @ v, atol=1e-5, rtol=1e-4)

@@ -17,6 +17,15 @@ def causal(b, h, q, kv):
     return q >= kv
 
 
+def causal_score(score, b, h, q, kv):
+    """No score: a mask_mod in the wrong place."""
+    return q >= kv
+
+
+def branching(score, b, h, q, kv):
+    return torch.cond(q >= kv, lambda one: one, lambda one: one - 1, (score,))
+
+
 def window(size):
     return lambda b, h, q, kv: (q - kv).abs() <= size
 
@@ -258,6 +267,29 @@ def searched(count, length):
     return lambda b, h, q, kv: torch.searchsorted(starts, q, right=True) == torch.searchsorted(starts, kv, right=True)
 
 
+def searched_among_many(count):
+    """More than a program may compare with one by one."""
+    starts = torch.sort(torch.randint(0, 200, (count,), generator=torch.Generator().manual_seed(1))).values
+
+    def score_mod(score, b, h, q, kv):
+        distance = torch.bucketize(q - kv, starts) - torch.searchsorted(starts.int(), kv, right=True, out_int32=True)
+        return score + distance / count
+
+    return score_mod
+
+
+def parts(length):
+    """Operations of several results, on what is captured and on a row of it."""
+    table, rows = _random(2 * length), _random(length, 4)
+
+    def score_mod(score, b, h, q, kv):
+        near, far = table.chunk(2)
+        score = score + near[q] * rows.unbind(1)[1][kv] + far.sort().values[kv] + rows.max(0).values[h % 4]
+        return score * rows[kv].max(0).values + rows[q].min(dim=0)[1]
+
+    return score_mod
+
+
 def detached(score, b, h, q, kv):
     """Rounded on the way there, not on the way back."""
     with torch.no_grad():
@@ -363,6 +395,8 @@ def cases(batch, q_len, kv_len):
         "integer_arithmetic": (integer_arithmetic, None),
         "in_place": (in_place, None),
         "detached": (detached, None),
+        "searched_among_many": (searched_among_many(600), None),
+        "parts": (parts(longest), causal),
         "rows_of_tables": (rows_of_tables(longest), causal),
         "angles": (angles(longest), None),
         "module": (Module(longest).score_mod, causal),

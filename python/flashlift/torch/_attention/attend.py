@@ -35,7 +35,7 @@ def attend(
     if torch.is_grad_enabled():
         check_deterministic(deterministic, query.device, captures)
     if sinks is not None:
-        sinks = _sinks(sinks, query)
+        sinks = (sinks if sinks.dim() == 2 else sinks.unsqueeze(1)).to(torch.float32)
         features.insert(0, f"sinks={sinks.shape[1]}")
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
     words = " ".join([f"dropout={float(dropout_p)!r}", *features] if dropout_p else features)
@@ -56,16 +56,3 @@ def attend(
     sums, plain_lse, _ = call_kernel(Call(query, key, ones, captures, None, None, "unnormalized " + scores_only, scale))
     maximum = torch.where(plain_lse == -math.inf, plain_lse, plain_lse - sums.squeeze(-1).log())
     return out, lse, maximum
-
-
-def _sinks(sinks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    if not isinstance(sinks, torch.Tensor):
-        raise TypeError(f"sinks is {type(sinks).__name__}; expected a torch.Tensor of shape [{query.size(1)}]")
-    if sinks.dim() == 1:
-        sinks = sinks.unsqueeze(1)
-    if sinks.dim() != 2 or sinks.size(0) != query.size(1) or not sinks.dtype.is_floating_point:
-        raise ValueError(
-            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{query.size(1)}] or "
-            f"[{query.size(1)}, n]"
-        )
-    return sinks.to(torch.float32)

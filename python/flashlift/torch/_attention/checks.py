@@ -1,10 +1,13 @@
 """Misuse raises what PyTorch's flex_attention raises, of the same type."""
 
+import reprlib
+import types
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, FlexKernelOptions
@@ -111,14 +114,47 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
         raise RuntimeError(f"Bq and Bkv must broadcast. Got Bq={query.size(0)} and Bkv={key.size(0)}")
 
 
+def check_flags(**flags: bool | None) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        return
+    for name, one in flags.items():
+        if one is not None and not isinstance(one, (int, np.bool_, torch.SymBool)):
+            raise TypeError(f"{name} is {one!r}; expected True or False")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a float can hold it. Dynamo's own numbers are not looked at."""
+    if torch.compiler.is_dynamo_compiling() or isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return True
+    if isinstance(value, torch.Tensor):
+        return not (value.dtype.is_complex or value.dtype == torch.bool)
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return not isinstance(value, (bool, np.bool_, str, bytes, bytearray))
+
+
 def check_scale(scale: float | torch.Tensor | None) -> None:
-    if isinstance(scale, (str, complex)):
-        raise TypeError(f"scale is {scale!r}; expected a number, or None for 1/sqrt(depth)")
+    if scale is not None and not is_number(scale):
+        raise TypeError(f"scale is {reprlib.repr(scale)}; expected a number, or None for 1/sqrt(depth)")
     if isinstance(scale, torch.Tensor) and (scale.numel() != 1 or (scale.requires_grad and torch.is_grad_enabled())):
         raise ValueError(
             f"scale is a tensor of shape {list(scale.shape)}"
             f"{' that requires a gradient' if scale.requires_grad else ''}; "
             "expected a number: multiply the query by a tensor, or the score in a score_mod that captures it"
+        )
+
+
+def check_sinks(sinks: torch.Tensor, query: torch.Tensor) -> None:
+    heads = query.size(1)
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks is {type(sinks).__name__}; expected a torch.Tensor of shape [{heads}]")
+    fits = sinks.dim() in (1, 2) and sinks.size(0) == heads and sinks.size(-1) > 0
+    if not fits or not sinks.dtype.is_floating_point:
+        raise ValueError(
+            f"sinks is {sinks.dtype} {list(sinks.shape)}; expected floating point of shape [{heads}], or [{heads}, n] "
+            "for n of each head"
         )
 
 
@@ -171,6 +207,8 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
 
 def check_options(kernel_options: Mapping[str, Any] | None) -> None:
     """Options tune kernels that are not ours: they are read, and change nothing but what would be refused."""
+    if not isinstance(kernel_options, (Mapping, types.NoneType)):
+        raise TypeError(f"kernel_options is {kernel_options!r}; expected a dictionary of options by their names")
     options = dict(kernel_options or {})
     if "BACKEND" in options and options.get("FORCE_USE_FLEX_ATTENTION", False):
         raise RuntimeError(
@@ -183,7 +221,7 @@ def check_options(kernel_options: Mapping[str, Any] | None) -> None:
         if name in options:
             raise AssertionError(f"{name} must not be in kernel_options")
     for name in options:
-        if name.removeprefix("fwd_").removeprefix("bwd_") not in _KNOWN_OPTIONS:
+        if str(name).removeprefix("fwd_").removeprefix("bwd_") not in _KNOWN_OPTIONS:
             raise ValueError(f"kernel option {name} is not known; expected one of {', '.join(sorted(_KNOWN_OPTIONS))}")
 
 
@@ -194,6 +232,8 @@ def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
             "return_lse is deprecated in PyTorch. Please use return_aux=AuxRequest(lse=True) instead.",
             category=FutureWarning,
         )
+    if not isinstance(return_aux, (AuxRequest, types.NoneType)):
+        raise TypeError(f"return_aux is {return_aux!r}; expected an AuxRequest, such as AuxRequest(lse=True), or None")
     if return_lse and return_aux is not None:
         raise ValueError(
             "Cannot specify both return_lse and return_aux. return_lse is deprecated, please use "

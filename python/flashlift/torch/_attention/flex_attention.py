@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
@@ -65,6 +66,7 @@ def flex_attention(
     and the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
     Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
+    checks.check_flags(enable_gqa=enable_gqa, return_lse=return_lse, deterministic=deterministic)
     checks.check_tensors(query, key, value, enable_gqa)
     if not torch.compiler.is_dynamo_compiling():
         checks.check_mods(score_mod, mask_mod)
@@ -77,6 +79,8 @@ def flex_attention(
         query, key, value = _in_widest_type(query, key, value)
     if kernel_options:
         checks.check_options(kernel_options)
+    if sinks is not None:
+        checks.check_sinks(sinks, query)
     checks.check_aux(return_lse, return_aux)
     of_blocks = trace_of_blocks = None
     if block_mask is not None:
@@ -156,7 +160,7 @@ def _in_widest_type(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | None:
-    if isinstance(dropout_p, (str, bytes)) or dropout_p is None:
+    if not checks.is_number(dropout_p) or (isinstance(dropout_p, torch.Tensor) and dropout_p.numel() != 1):
         raise TypeError(f"dropout_p is {dropout_p!r}; expected a probability")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
@@ -168,9 +172,11 @@ def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | N
         if seed.numel() != 1 or seed.dtype.is_floating_point or seed.dtype.is_complex or seed.dtype == torch.bool:
             raise ValueError(f"dropout_seed is {seed.dtype} {list(seed.shape)}; expected one integer")
         return seed
-    if isinstance(seed, (float, str)):
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, torch.SymInt)):
         raise TypeError(f"dropout_seed is {seed!r}; expected an integer of 64 bits, or a tensor of one")
-    return torch.full((), (seed + 2**63) % 2**64 - 2**63, dtype=torch.int64)
+    if not torch.compiler.is_dynamo_compiling() and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"dropout_seed is {seed}; expected an integer of 64 bits")
+    return torch.full((), (int(seed) + 2**63) % 2**64 - 2**63, dtype=torch.int64)
 
 
 def _both(one: Mod | None, other: Mod | None) -> Mod | None:

@@ -32,6 +32,7 @@ def scaled_dot_product_attention(
     Raises what PyTorch raises where none of its kernels takes the arguments. Dropout draws its seed from torch's
     generator; which keys it leaves out is not what PyTorch's own leaves out.
     """
+    checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     _check(query, key, value, attn_mask)
     lead, kv_heads = _broadcast(query, key, value, enable_gqa)
     if enable_gqa and key.size(-3) != value.size(-3):
@@ -82,6 +83,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mas
     """What PyTorch checks before it chooses a kernel. Under autocast, types become one."""
     checks.check_dense(query=query, key=key, value=value)
     checks.check_device(query)
+    if attn_mask is not None and not isinstance(attn_mask, torch.Tensor):
+        raise TypeError(f"attn_mask is {type(attn_mask).__name__}; expected a torch.Tensor, or None")
     has_one_type = torch.is_autocast_enabled(query.device.type)
     if not has_one_type and not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(

@@ -11,13 +11,16 @@ def mask_mod_of_sequences(
     query: torch.Tensor, key: torch.Tensor, cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 ) -> Callable:
     """Each query sees the keys of its own sequence. What lies behind the last one sees nothing and is not seen."""
-    of_queries, of_keys = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+    pair = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+    if len(pair) != 2:
+        raise ValueError(f"cu_seqlens is a tuple of {len(pair)}; expected a tensor, or a pair for queries and keys")
+    of_queries, of_keys = pair
     if query.size(0) != 1:
         raise ValueError(f"cu_seqlens packs sequences into a batch of 1, the query has {query.size(0)}")
     for one in (of_queries, of_keys):
         if not isinstance(one, torch.Tensor):
             raise TypeError(
-                f"cu_seqlens is {type(one).__name__}; expected a torch.Tensor of integers, or a pair of them"
+                f"cu_seqlens is {type(one).__name__}; expected a torch.Tensor of integers, or a tuple of two"
             )
         if one.dim() != 1 or one.dtype not in (torch.int32, torch.int64) or one.shape != of_queries.shape:
             raise ValueError(

@@ -1,8 +1,26 @@
 """Bounds of a program's integers, from the sizes of the problem."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flashlift.torch._program.graph import INT_LIMITS, Node
+
+
+def coordinates_of(node: Node) -> list[str] | None:
+    """Those of a sum of different coordinates and constants, whose bounds it surely reaches. None of anything else."""
+    if node.op in ("b", "h", "q", "kv"):
+        return [node.op]
+    if node.op == "constant":
+        return []
+    if node.op not in ("add", "sub", "to_i64") or node.type == "f32":
+        return None
+    parts = [coordinates_of(one) for one in node.args]
+    found: list[str] = []
+    for one in parts:
+        if one is None or not set(found).isdisjoint(one):
+            return None
+        found += one
+    return found
 
 
 @dataclass
@@ -29,13 +47,18 @@ class Bounds:
             return (0, high if size is None else max(size - 1, 0))
         if node.op == "constant":
             return (node.payload, node.payload)
-        if node.type == "f32" or node.op in ("load", "ushr", "rem", "div", "xor", "not"):
+        if node.type == "f32" or node.op in ("load", "search", "ushr", "rem", "div", "xor", "not"):
             return everything
         of = [self.of(arg) for arg in node.args]
         result = self.of_operation(node.op, of)
         if result is None or result[0] < low or result[1] > high:
             return everything
         return result
+
+    def are_known(self, coordinates: Sequence[str]) -> bool:
+        """Whether the sizes of all these are known, and none is 0, so that there are coordinates at all."""
+        sizes = [getattr(self, one) for one in coordinates]
+        return None not in sizes and 0 not in (self.b, self.h, self.q, self.kv)
 
     def of_operation(self, op: str, of: list[tuple[float, float]]) -> tuple[float, float] | None:
         """What an operation makes of integers within bounds, if no number of bits limits it. None: anything."""

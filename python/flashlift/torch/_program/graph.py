@@ -57,7 +57,7 @@ class Node:
     op: str
     type: str
     args: tuple["Node", ...] = ()
-    payload: Any = None  # constant: its value; load: the captured tensor's number
+    payload: Any = None  # constant: its value; load, search: the captured tensor's number
 
 
 @dataclass

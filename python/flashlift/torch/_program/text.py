@@ -37,10 +37,10 @@ def print_program(
             return _print_constant(node)
         if node.op in _INPUTS:
             return node.op
-        if node.op == "load":
+        if node.op in ("load", "search"):
             if node.payload not in used:
                 used.append(node.payload)
-            text = f"load {kind[0]}{node.payload}[{', '.join(args)}]"
+            text = f"{node.op} {kind[0]}{node.payload}[{', '.join(args)}]"
         else:
             text = f"{node.op} {', '.join(args)}"
         lines.append(f"%{len(lines)} = {text}")

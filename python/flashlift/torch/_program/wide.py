@@ -42,8 +42,8 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
         return builder.node("select", "i64", (args[0], *(builder.convert(arg, "i64") for arg in args[1:])))
     if node.op in ("to_f32", "to_i64", "to_i1"):
         return builder.convert(args[0], node.type)
-    if node.op == "load":
-        return builder.node("load", node.type, args, node.payload)
+    if node.op in ("load", "search"):
+        return builder.node(node.op, node.type, args, node.payload)
     # Shifts and the like are of 32 bits, as what they are used for.
     back = (builder.convert(arg, old.type) for arg, old in zip(args, node.args, strict=True))
     return builder.node(node.op, node.type, tuple(back), node.payload)

@@ -95,6 +95,10 @@ class Dispatch(TorchDispatchMode):
                 if isinstance(one, torch.Tensor):
                     recording.keep(one)
             return result
+        if not is_number and isinstance(result, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in result):
+            func = func if recording.has_gradient else _without_gradient(func)
+            recording.add_parts_to_prelude(func, args, kwargs, result)
+            return result
         if not isinstance(result, torch.Tensor) or (is_number and result.dim()):
             raise TraceError(
                 f"{func} reads a captured tensor's content while the mod is traced{where()}; use tensor operations only"

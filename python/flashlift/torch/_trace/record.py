@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from flashlift.torch._internals import count_of_modes, disable_modes, disable_transforms, tree_map_only
-from flashlift.torch._program import Bounds, Builder, Capture, Node, print_program
+from flashlift.torch._program import Bounds, Builder, Capture, Node, coordinates_of, print_program
 
 CPU = torch.device("cpu")
 
@@ -64,8 +64,8 @@ class Trace:
     autograd_function: str | None = None
     # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
     reads_unknown: bool = False
-    # Coordinates that are indices as they are, with the sizes of the dimensions that they index.
-    read_at: list[tuple[str, SizeOf | int]] = field(default_factory=list)
+    # Indices that are sums of coordinates, with the sizes of the dimensions that they index.
+    read_at: list[tuple[Node, SizeOf | int]] = field(default_factory=list)
     _texts: dict[tuple, tuple[str, list[Source]]] = field(default_factory=dict)
 
     def program(self, bounds: Bounds) -> tuple[str, list[Source]]:
@@ -124,14 +124,19 @@ class Trace:
         return found
 
     def _check_indices(self, bounds: Bounds, slots: Sequence[Any]) -> None:
-        for name, of in self.read_at:
+        for index, of in self.read_at:
             size = slots[of.number].shape[of.dim] if type(of) is SizeOf else of
-            extent = getattr(bounds, name)
-            if extent is not None and type(size) is int and extent > size:
-                raise IndexError(
-                    f"{self.kind} reads a tensor at {name}, which goes to {extent - 1}, in a dimension of size {size}; "
-                    f"expected at least {extent}: pad the tensor, or clamp the index"
-                )
+            if type(size) is not int or not bounds.are_known(coordinates_of(index) or ()):
+                continue
+            low, high = bounds.of(index)
+            if -size <= low and high < size:
+                continue
+            coordinate = index.args[0] if index.op == "to_i64" else index
+            name = coordinate.op if coordinate.op in ("b", "h", "q", "kv") else f"an index from {low}"
+            raise IndexError(
+                f"{self.kind} reads a tensor at {name}, which goes to {high}, in a dimension of size {size}; expected "
+                f"at least {max(-low, high + 1)}: pad the tensor, or clamp the index"
+            )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
 """What is recorded while a mod runs: which tensor stands for which value, and what the program reads."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -47,7 +48,7 @@ class Recording:
         for one in numbers:
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
         self.depends_on_sizes = False
-        self.read_at: dict[tuple[str, SizeOf | int], None] = {}
+        self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.reads_unknown = False
         self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
         self._wrapped = wrapped
@@ -146,6 +147,15 @@ class Recording:
             number_type = torch.bool if result.dtype == torch.bool else number_type
         self._add_slot(result, number_type)
         self._alive.append(result)
+
+    def add_parts_to_prelude(self, func: Callable, args: tuple, kwargs: dict, parts: Sequence[torch.Tensor]) -> None:
+        """An operation of several results, such as torch.chunk."""
+        recorded = tree_map_only(torch.Tensor, lambda one: self._slots.get(id(one), one), (args, kwargs))
+        self.prelude.append((func, *recorded, False))
+        whole = Slot(self._slot_count)
+        self._slot_count += 1
+        for i, one in enumerate(parts):
+            self.add_to_prelude(operator.getitem, (whole, i), {}, one, False)
 
     def with_symbols(self, given: Any) -> Any:
         """Arguments with each tensor that stands for a number as that number."""

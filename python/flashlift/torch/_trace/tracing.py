@@ -19,6 +19,7 @@ from flashlift.torch._internals import BELOW_AUTOGRAD, disable_modes
 from flashlift.torch._program import Node
 from flashlift.torch._trace.dispatch import Dispatch
 from flashlift.torch._trace.functions import ModFunctions
+from flashlift.torch._trace.lines import TraceError
 from flashlift.torch._trace.record import CPU, Trace
 from flashlift.torch._trace.recording import Recording
 from flashlift.torch._trace.transforms import Unwrapped
@@ -55,7 +56,15 @@ def trace(
             dtype = torch.float32 if name == "score" else torch.int32
             scalars.append(recording.traced(Value.scalar(dtype, recording.builder.input(name))))
         with Dispatch(recording), ModFunctions(recording, unwrapped):
-            result = mod(*scalars, *extra)
+            try:
+                result = mod(*scalars, *extra)
+            except NotImplementedError as error:
+                if "HigherOrderOperator" not in str(error):
+                    raise
+                raise TraceError(
+                    f"{kind} calls a higher-order operator of PyTorch's, such as torch.cond, which has no counterpart "
+                    "in score programs; expected plain operations, such as torch.where"
+                ) from error
         node = _result(recording, unwrapped.of(result) if isinstance(result, torch.Tensor) else result, kind)
     return Trace(
         kind,
@@ -85,4 +94,8 @@ def _result(recording: Recording, result: Any, kind: str) -> Node:
         if value.dtype != torch.bool:
             raise RuntimeError(f"mask_mod must return a boolean tensor, got {value.dtype}")
         return node
+    if value.dtype == torch.bool:
+        raise RuntimeError(
+            "score_mod must return a score, got a boolean tensor; a function that keeps keys is a mask_mod"
+        )
     return recording.builder.convert(node, "f32")

@@ -90,6 +90,13 @@ def _arg(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return compute
 
 
+def _extreme(extreme: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def compute(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        return extreme(x, dim, keepdim), _arg(extreme)(x, dim, keepdim)
+
+    return compute
+
+
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         return NotImplemented  # the largest index is not known
@@ -134,6 +141,8 @@ COMPOSITES: dict[str, Callable] = {
     "aten::var_mean": _var_mean,
     "aten::argmax": _arg(torch.amax),
     "aten::argmin": _arg(torch.amin),
+    "aten::max": _extreme(torch.amax),
+    "aten::min": _extreme(torch.amin),
     "aten::one_hot": _one_hot,
     "aten::cosine_similarity": _cosine_similarity,
     "aten::take": _take,

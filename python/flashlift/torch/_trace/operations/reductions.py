@@ -70,13 +70,24 @@ def _search(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch
     """How many of the sorted boundaries lie below a scalar."""
     boundaries, x = args[:2] if name_of(func) == "searchsorted" else (args[1], args[0])
     right = kwargs.get("right", False) or kwargs.get("side") == "right"
-    if boundaries.dim() != 1 or len(boundaries) > _MAX_UNROLLED or kwargs.get("sorter") is not None:
-        raise TraceError(f"{func} needs 1 to {_MAX_UNROLLED} boundaries in one dimension{where()}")
-    table = recording.value_of(boundaries)
-    dtype = torch.int32 if kwargs.get("out_int32", False) else torch.int64
     like = x if isinstance(x, torch.Tensor) else torch.ones((), device="cpu")
     common = torch.promote_types(boundaries.dtype, like.dtype)
     type_ = type_of(common)
+    # Integers that are captured are searched; all others are compared with one by one.
+    is_searched = type_ in ("i32", "i64") and not recording.is_traced(boundaries) and boundaries.numel() > 0
+    limited = not is_searched and len(boundaries) > _MAX_UNROLLED
+    if boundaries.dim() != 1 or limited or kwargs.get("sorter") is not None:
+        raise TraceError(
+            f"{func} needs boundaries in one dimension, in their order, up to {_MAX_UNROLLED} where they are floats or "
+            f"computed{where()}"
+        )
+    table = recording.value_of(boundaries)
+    dtype = torch.int32 if kwargs.get("out_int32", False) else torch.int64
+
+    def search(builder: Builder, node: Node) -> Node:
+        tensor = table.at((builder.constant(0, "i64"),)).payload
+        node = node if right else builder.emit("sub", node, builder.constant(1, node.type))
+        return builder.convert(builder.node("search", "i32", (node,), tensor), type_of(dtype))
 
     def compute(builder: Builder, node: Node) -> Node:
         total = builder.constant(0, "i32")
@@ -86,4 +97,5 @@ def _search(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch
             total = builder.emit("add", total, builder.convert(below, "i32"))
         return builder.convert(total, type_of(dtype))
 
-    return by_element(recording, like, [operand(recording, x, common)], compute, dtype)
+    found = search if is_searched else compute
+    return by_element(recording, like, [operand(recording, x, common)], found, dtype)
