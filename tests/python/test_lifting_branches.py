@@ -113,3 +113,75 @@ def test_gradients_times_numbers_that_are_0_nearly_everywhere_stay(name, is_righ
 
     report = run_both_ways(with_gradients(function, 3), (*tensors(), IDS, jnp.asarray(123456), WHOLE))
     assert report.fused_count == is_right, report
+
+
+KEPT = jnp.ones((S, T), jnp.float32).at[:, 3].set(0).at[7, 5].set(0)
+
+# Of a drawn tensor or score these make one key that has all of the probability, in each row.
+ONE_HOT = {
+    "a mask of floats": (lambda s, x: s + (1 - x) * -1e9, KEPT),
+    "a product with a mask": (lambda s, x: s * jax.lax.stop_gradient(x) - 1e9 * (1 - jax.lax.stop_gradient(x)), KEPT),
+    "a large factor": (lambda s, x: 1e4 * s, KEPT),
+    "a large factor of small numbers": (lambda s, x: 1e6 * s * x, 1e-6 * KEPT),
+    "a large bias": (lambda s, x: s + 1e6 * x, 1e-6 * KEPT),
+    "a large quotient": (lambda s, x: s + 1e7 / x, 1e7 * (1 + KEPT)),
+}
+CHANGES = {
+    "none": lambda d_s, p: d_s,
+    "twice": lambda d_s, p: 2 * d_s,
+    "more": lambda d_s, p: d_s + p * (1 - p),
+    "less": lambda d_s, p: d_s * jnp.sum(p * p, -1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_gradients_are_compared_where_several_keys_have_a_probability(name, change):
+    """Elsewhere p (d_p - sum p d_p) is 0, whatever it is multiplied with."""
+    scores, x = ONE_HOT[name]
+
+    @jax.custom_vjp
+    def softmax(s):
+        return jax.nn.softmax(s, -1)
+
+    def backward(p, d_p):
+        return (CHANGES[change](p * (d_p - jnp.sum(p * d_p, -1, keepdims=True)), p),)
+
+    softmax.defvjp(lambda s: (softmax(s), softmax(s)), backward)
+
+    def function(q, k, v, x):
+        s = scores(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2, x)
+        return jnp.einsum("bhqk,bkhd->bqhd", softmax(s), v)
+
+    q, k, v = tensors()
+    size = 1e-4 if name == "a large factor" else 1
+    report = run_both_ways(with_gradients(function, 3), (size * q, k, v, x))
+    assert report.fused_count == (change == "none"), report
+
+
+def test_the_gradient_by_a_mask_of_floats():
+    """Not the one by what the mask is multiplied with, which drawn masks did not tell from it."""
+    for scores in (lambda s, x: s + (1 - x) * -1e9, lambda s, x: s + 1e6 * x):
+        function = lambda q, k, v, x, scores=scores: attend(q, k, v, lambda s: scores(s, x))
+        report = run_both_ways(with_gradients(function, 4), (*tensors(), KEPT))
+        assert report.fused_count == 1, report
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_gradients_by_values_of_other_probabilities_that_are_1_or_0_alike_stay(is_right):
+    def function(q, k, v, x):
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2 + (1 - x) * -1e9, -1)
+        weigh = lambda v: jnp.einsum("bhqk,bkhd->bqhd", p, v)
+        changed = jax.custom_vjp(weigh)
+        changed.defvjp(
+            lambda v: (weigh(v), None),
+            lambda _, d_out: (jnp.einsum("bhqk,bqhd->bkhd", p if is_right else p * p, d_out),),
+        )
+        return changed(v)
+
+    def both(q, k, v, x, d_out):
+        out, pull_back = jax.vjp(lambda v: function(q, k, v, x), v)
+        return out, pull_back(d_out)
+
+    report = run_both_ways(both, (*tensors(), KEPT, jnp.asarray(R.standard_normal((1, S, 1, D)), jnp.float32)))
+    assert report.fused_count == is_right, report

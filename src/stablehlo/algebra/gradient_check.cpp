@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -219,6 +220,49 @@ class Branches {
   std::map<SymId, Ways> conditions_;
 };
 
+// Counts rows that were compared and show something. Beside gradients of 1e6 much is lost that is wrong with small ones.
+class Compared {
+ public:
+  void count(const Draw& draw) { ++(draw.gradient_range > 1 ? of_large_gradients_ : of_small_gradients_); }
+  bool any() const { return of_small_gradients_ > 0; }
+  bool suffices() const { return any() && of_small_gradients_ + of_large_gradients_ >= static_cast<int>(kDraws); }
+
+ private:
+  int of_small_gradients_ = 0;
+  int of_large_gradients_ = 0;
+};
+
+// The scores of a row that are drawn themselves, and not computed of drawn products and tensors, which may make one key
+// have all of the probability in each row: s + (1 - x) * -1e9. A gradient is the same function of the scores and of what
+// they are computed from. But a formula may hold the scores in another form, which is computed, and a mask be in them,
+// beside which nobody masks the gradient again. Such rows differ among the first ones already, and then mean nothing.
+class DrawnScore {
+ public:
+  void note(const Outcome<bool>& row, const Draw& draw) {
+    differs_ = differs_ || !row.ok();
+    if (row.ok() && *row) {
+      compared_.count(draw);
+    }
+  }
+  bool suffices() const { return compared_.suffices() && is_meaningful(); }
+  bool is_meaningful() const { return compared_.any() && !differs_; }
+
+ private:
+  Compared compared_;
+  bool differs_ = false;
+};
+
+// Whether a row has several keys with a probability, or one beside sinks: otherwise p (d_p - sum p d_p) is 0, and the
+// probability 1 or 0, whatever else a formula makes of them.
+class Spread {
+ public:
+  void add(double p) { sum_ += p * (1 - p); }
+  bool shows() const { return sum_ > 1e-3; }
+
+ private:
+  double sum_ = 0;
+};
+
 }  // namespace
 
 SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
@@ -244,7 +288,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   }
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
-  int compared = 0;
+  Compared compared;
   std::vector<Draw> draws = draws_for(largest_threshold(arena_, known));
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
@@ -252,6 +296,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   known.push_back(formula);
   Branches branches(arena_, known, shifted);
   bool has_missing = false;
+  DrawnScore drawn_score;
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
     draw.seed = 17 * trial + 1;
@@ -263,14 +308,31 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
         atoms[atom] = static_cast<int64_t>((trial * 7919 + static_cast<uint64_t>(row) * 104729 + atom * 1299709) %
                                            static_cast<uint64_t>(std::max<int64_t>(sizes_[atom], 1)));
       }
-      NumericRow numbers(arena_, sizes_, atoms, draw);
-      const Outcome<bool> is_row = compare_row(numbers, draw);
-      if (!is_row.ok()) {
-        return draw.conditions.empty() ? Proof(is_row.error()) : refuse<Reason::kGradientOfMasked>();
+      const auto note = [&](NumericRow& numbers) {
+        if (draw.conditions.empty()) {
+          branches.note(numbers, parts_.undropped, static_cast<size_t>(sizes_[kKeyAtom]));
+        }
+      };
+      const Outcome<bool> shows = compare_row_narrowed(atoms, draw, compare_row, note);
+      if (!shows.ok()) {
+        return draw.conditions.empty() ? Proof(shows.error()) : refuse<Reason::kGradientOfMasked>();
       }
-      compared += *is_row && trial < kDraws ? 1 : 0;
-      if (*is_row && draw.conditions.empty()) {
-        branches.note(numbers, parts_.undropped, static_cast<size_t>(sizes_[kKeyAtom]));
+      if (draw.conditions.empty() && (!*shows || trial == 0)) {
+        draw.drawn = softmax_.score;
+        NumericRow numbers(arena_, sizes_, atoms, draw);
+        const Outcome<bool> with_drawn = compare_row(numbers, draw);
+        draw.drawn = kNoSym;
+        if (trial < kDraws) {
+          drawn_score.note(with_drawn, draw);
+        } else if (!with_drawn.ok() && drawn_score.is_meaningful()) {
+          return with_drawn.error();
+        }
+        if (with_drawn.ok() && *with_drawn) {
+          note(numbers);
+        }
+      }
+      if (*shows && trial < kDraws) {
+        compared.count(draw);
       }
     }
     if (trial + 1 == draws.size() && !has_missing) {
@@ -280,11 +342,43 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
       }
     }
   }
-  return compared >= static_cast<int>(kDraws) ? Proof() : refuse<Reason::kTooFewRows>();
+  return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
+}
+
+// A row shows nothing where one key has all of the probability, as it has where scores lie far from each other: they
+// are drawn again, nearer to each other and to 0.
+Outcome<bool> GradientCheck::compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw,
+                                                  const CompareRow& compare_row,
+                                                  const std::function<void(NumericRow&)>& note) {
+  constexpr int kMostNarrowings = 3;
+  constexpr double kWanted = 8;  // from the smallest score to the largest
+  for (int narrowings = 0;; ++narrowings) {
+    NumericRow numbers(arena_, sizes_, atoms, draw);
+    const Outcome<bool> shows = compare_row(numbers, draw);
+    if (!shows.ok() || *shows) {
+      if (shows.ok()) {
+        note(numbers);
+      }
+      return shows;
+    }
+    double low = std::numeric_limits<double>::infinity();
+    double high = -low;
+    for (const auto& score : numbers.values(softmax_.score)) {
+      low = std::min(low, score.f);
+      high = std::max(high, score.f);
+    }
+    const double factor = kWanted / (high - low);
+    if (!(factor > 0 && factor < 1) || narrowings == kMostNarrowings || !draw.conditions.empty()) {
+      return false;
+    }
+    draw.score_center *= factor;
+    draw.score_range *= factor;
+  }
 }
 
 Proof GradientCheck::is_probability(SymId formula) {
   return compare_rows(formula, [&](NumericRow& numbers, const Draw&) -> Outcome<bool> {
+    Spread spread;
     for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
       const double p = numbers.value(parts_.probability, key);
       if (std::isnan(p)) {
@@ -293,8 +387,9 @@ Proof GradientCheck::is_probability(SymId formula) {
       if (!(std::abs(numbers.value(formula, key) - p) <= kTolerance * std::max(p, 1e-3))) {
         return refuse<Reason::kNotProbabilities>();
       }
+      spread.add(numbers.value(parts_.undropped, key));
     }
-    return true;
+    return spread.shows();
   });
 }
 
@@ -337,8 +432,10 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
         if (!row.has_keys) {
           return false;
         }
+        Spread spread;
         for (size_t key = 0; key < keys; ++key) {
           const double p = row.p[key];
+          spread.add(p);
           const double slope = p == 0 ? 0 : numbers.derivative(shifted, key);
           const double expected = p * (row.d_p[key] - row.p_d_p) * slope;
           const double size = std::max(p * (std::abs(row.d_p[key]) + std::abs(row.p_d_p)), 1e-6 * draw.gradient_range) *
@@ -350,7 +447,7 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
             return refuse<Reason::kNotGradientOfScores>();
           }
         }
-        return true;
+        return spread.shows();
       },
       shifted);
 }
@@ -366,9 +463,11 @@ Proof GradientCheck::is_sinks_gradient(SymId formula) {
     const double logit = numbers.value(softmax_.sinks[0], 0);
     const double p_sink = std::exp(logit - numbers.value(softmax_.score, largest)) * row.p[largest];
     const double size = std::max(p_sink * std::abs(row.p_d_p), 1e-6 * draw.gradient_range);
-    return std::isfinite(size) && std::abs(numbers.value(formula, 0) + p_sink * row.p_d_p) <= kTolerance * size
-               ? Outcome<bool>(true)
-               : refuse<Reason::kNotGradientOfSinks>();
+    if (!std::isfinite(size) || !(std::abs(numbers.value(formula, 0) + p_sink * row.p_d_p) <= kTolerance * size)) {
+      return refuse<Reason::kNotGradientOfSinks>();
+    }
+    constexpr double kLeastProbability = 1e-9;
+    return p_sink > kLeastProbability && row.p[largest] > kLeastProbability;
   });
 }
 

@@ -42,10 +42,13 @@ class GradientCheck {
   Proof is_sinks_gradient(SymId formula);
 
  private:
-  // False for a row that has no keys in this draw, and shows nothing.
+  // False for a row that shows nothing in this draw: one without keys, or with one key that has all of the probability.
   using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
   // `shifted`: as above, if conditions of it count, too.
   Proof compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted = kNoSym);
+  // `note` is called for the row that shows something.
+  Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
+                                     const std::function<void(NumericRow&)>& note);
 
   SymArena& arena_;
   const std::vector<int64_t>& sizes_;

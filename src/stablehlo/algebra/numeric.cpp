@@ -142,6 +142,13 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
     }
     return column;
   }
+  if (id == draw_.drawn) {
+    uint64_t row = mixed(draw_.seed, static_cast<uint64_t>(id));
+    for (int atom = 0; atom < kFirstBound; ++atom) {
+      row = mixed(row, atom != kKeyAtom ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)]) : 0);
+    }
+    return drawn_scores(row, count);
+  }
   switch (sym.kind) {
     case SymKind::kConstant:
       return {constant(sym)};
@@ -157,10 +164,7 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
                              ? static_cast<uint64_t>(atoms_[static_cast<size_t>(atom)])
                              : 0);
       }
-      for (size_t key = 0; key < count; ++key) {
-        column[key].f = draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
-      }
-      return column;
+      return drawn_scores(row, count);
     }
     case SymKind::kLoad:
       for (size_t key = 0; key < count; ++key) {
@@ -195,6 +199,14 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
     }
   }
   return column;
+}
+
+std::vector<Scalar<double>> NumericRow::drawn_scores(uint64_t row, size_t count) const {
+  std::vector<Scalar<double>> scores(count);
+  for (size_t key = 0; key < count; ++key) {
+    scores[key].f = draw_.score_center + draw_.score_range * (2 * unit(mixed(row, key)) - 1);
+  }
+  return scores;
 }
 
 Scalar<double> NumericRow::drawn_position(SymId id, size_t key) const {

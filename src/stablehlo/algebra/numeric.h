@@ -31,6 +31,7 @@ struct Draw {
   std::vector<std::pair<SymId, bool>> conditions;  // that hold for all keys, or for none
   std::vector<std::pair<SymId, bool>> met;  // that hold, or do not, for about half of the keys, whatever they say
   bool draws_positions = false;             // steps, and maxima of positions and integers, are drawn, not computed
+  SymId drawn = kNoSym;                     // a formula that is drawn as scores are, not computed
 };
 
 class NumericRow {
@@ -59,6 +60,7 @@ class NumericRow {
   std::vector<score::Scalar<double>> compute(SymId id);
   std::vector<score::Scalar<double>> reduce(SymId id);
   score::Scalar<double> load(const Sym& sym, size_t key);
+  std::vector<score::Scalar<double>> drawn_scores(uint64_t row, size_t count) const;
   score::Scalar<double> drawn_position(SymId id, size_t key) const;
   score::Scalar<double> at(SymId id, size_t key) {
     const auto& column = values(id);
