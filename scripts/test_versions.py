@@ -67,7 +67,7 @@ def stand_in_for_cuda(folder):
     needed, plain, versioned, defined, file_of = set(), set(), set(), set(), {}
     for path in libraries:
         needed |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", output_of("readelf", "-dW", path)))
-        _, _, of_needs = output_of("readelf", "-VW", path).partition("version needs section")
+        *_, of_needs = re.split("Version needs section", output_of("readelf", "-VW", path), flags=re.IGNORECASE)
         for line in of_needs.splitlines():
             if found := re.search(r"File: (\S+)", line):
                 file = found[1]

@@ -173,7 +173,7 @@ def prefix(b, h, i, j):
     return (i >= j) | (j < 20)
 
 
-DOCUMENTS = (torch.arange(150) // 37).repeat(2, 1)
+DOCUMENTS = (torch.arange(160) // 37).repeat(2, 1)  # whole blocks, to which PyTorch 2.9 cuts a mask of 150
 
 
 def documents(b, h, i, j):
