@@ -14,6 +14,10 @@ bool is_word(char c) { return is_word_start(c) || is_digit(c) || c == '.'; }
 
 }  // namespace
 
+bool is_name(std::string_view text) {
+  return !text.empty() && is_word_start(text[0]) && std::ranges::all_of(text, is_word);
+}
+
 void Lexer::skip_space() {
   while (position_ < text_.size()) {
     const char c = text_[position_];

@@ -16,6 +16,9 @@ struct Token {
   size_t offset = 0;
 };
 
+// Whether a text is one word, as names are.
+bool is_name(std::string_view text);
+
 // Splits text into words ([A-Za-z_][A-Za-z0-9_.]*), value names (%12), numbers and single punctuation characters.
 // Whitespace is free, and `//` starts a comment that ends with the line.
 class Lexer {

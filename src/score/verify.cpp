@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "score/lexer.h"
 #include "support/error.h"
+#include "support/printable.h"
 
 namespace flashlift::score {
 namespace {
@@ -54,6 +56,19 @@ Status verify_load(const Program& program, ValueId id) {
   return {};
 }
 
+// Backends cut what is too wide for the type, and the text form has no such number.
+Status verify_constant(const Node& node, ValueId id) {
+  const int64_t value = node.payload;
+  const bool is_signed = value == static_cast<int32_t>(value);  // bits of an f32 may come either way
+  const bool fits = node.type == Type::kI1    ? value == 0 || value == 1
+                    : node.type == Type::kI32 ? is_signed
+                    : node.type == Type::kF32 ? is_signed || value == static_cast<uint32_t>(value)
+                                              : true;
+  return fits ? Status()
+              : invalid_argument("node {} is a constant of type {} with payload {}, which does not fit it", id,
+                                 to_string(node.type), value);
+}
+
 Status verify_node(const Program& program, ValueId id) {
   const Node& node = program.nodes[id];
   std::vector<Type> types;
@@ -66,6 +81,9 @@ Status verify_node(const Program& program, ValueId id) {
   }
   if (node.op == Op::k_score && program.kind == ProgramKind::kMaskMod) {
     return invalid_argument("a mask_mod cannot read `score`: use a score_mod that returns -inf");
+  }
+  if (node.op == Op::k_constant) {
+    FLASHLIFT_RETURN_IF_ERROR(verify_constant(node, id));
   }
   if (reads_capture(node.op)) {
     FLASHLIFT_RETURN_IF_ERROR(verify_load(program, id));
@@ -85,6 +103,11 @@ Status verify_captures(const Program& program) {
   }
   std::unordered_set<std::string_view> names;
   for (const Capture& capture : program.captures) {
+    if (!is_name(capture.name)) {
+      return invalid_argument(
+          "a captured tensor is named `{}`; expected a letter or _, and then letters, digits, _ and .",
+          printable_line(capture.name));
+    }
     if (!names.insert(capture.name).second) {
       return invalid_argument("two captured tensors are named `{}`", capture.name);
     }

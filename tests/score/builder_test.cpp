@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "score/verify.h"
+
 namespace flashlift {
 namespace {
 
@@ -42,6 +46,37 @@ TEST(Builder, ReportsTheFirstError) {
   const auto reads_score =
       trace_mask_mod([](Expr, Expr, Expr, Expr) { return ProgramBuilder::current()->input(Op::k_score) > 0.0f; });
   EXPECT_FALSE(reads_score.ok());
+}
+
+// The text form must hold them.
+TEST(Builder, RefusesNamesThatAreNoWords) {
+  for (const char* name : {"", "my table", "1st", "a: f32[2], b", "\x1b[31m"}) {
+    const Captured table(name, DType::kF32, {4});
+    const auto program = trace_score_mod([&](Expr score, Expr, Expr h, Expr, Expr) { return score + table(h); });
+    ASSERT_FALSE(program.ok()) << name;
+    EXPECT_NE(program.error().message.find("expected a letter or _"), std::string::npos) << program.error().message;
+  }
+}
+
+TEST(Builder, RefusesConstantsThatDoNotFitTheirType) {
+  const auto of_constant = [](Type type, int64_t payload) {
+    Program program{.kind = ProgramKind::kMaskMod};
+    program.nodes = {{.op = Op::k_constant, .type = type, .operands = {}, .payload = payload}};
+    program.nodes.push_back({.op = Op::k_ne, .type = Type::kI1, .operands = {0, 0}});
+    program.result = 1;
+    return score::verify(program);
+  };
+  EXPECT_TRUE(of_constant(Type::kI1, 1).ok());
+  EXPECT_TRUE(of_constant(Type::kI32, -(int64_t{1} << 31)).ok());
+  EXPECT_TRUE(of_constant(Type::kI64, int64_t{1} << 40).ok());
+  EXPECT_TRUE(of_constant(Type::kF32, 0xff800000).ok());
+  EXPECT_TRUE(of_constant(Type::kF32, -1).ok());
+  for (const auto& [type, payload] : {std::pair{Type::kI1, int64_t{2}}, {Type::kI32, int64_t{1} << 31},
+                                      {Type::kF32, int64_t{1} << 32}}) {
+    const Status status = of_constant(type, payload);
+    ASSERT_FALSE(status.ok()) << to_string(type);
+    EXPECT_NE(status.error().message.find("does not fit"), std::string::npos) << status.error().message;
+  }
 }
 
 }  // namespace
