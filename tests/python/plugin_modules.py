@@ -59,6 +59,34 @@ def call_of(target, attributes, results="T"):
     return attention() + f"%a = stablehlo.custom_call @{target}(%o, %k, %v) {{{attributes}}} : (T, T, T) -> {results}\n"
 
 
+def by_multiplying(one, one_dims, other, other_dims, summed, result, sizes):
+    """A product as a sum of multiplications."""
+    wide = "tensor<1x4x8x8x16xf32>"
+    return f"""
+    {result}_0 = stablehlo.broadcast_in_dim {one}, dims = {one_dims} : ({"PLANE" if one == "%p" else "T"}) -> {wide}
+    {result}_1 = stablehlo.broadcast_in_dim {other}, dims = {other_dims} : (T) -> {wide}
+    {result}_2 = stablehlo.multiply {result}_0, {result}_1 : {wide}
+    {result}_3 = stablehlo.constant dense<0.0> : tensor<f32>
+    {result} = stablehlo.reduce({result}_2 init: {result}_3) applies stablehlo.add across dimensions = [{summed}]
+      : ({wide}, tensor<f32>) -> {sizes}
+"""
+
+
+def without_dots():
+    text = attention()
+    middle = text[text.index("%zero =") : text.index("%o =")].replace("%0", "%s")
+    return (
+        by_multiplying("%q", [0, 1, 2, 4], "%k", [0, 1, 3, 4], 4, "%s", "PLANE")
+        + middle
+        + by_multiplying("%p", [0, 1, 2, 3], "%v", [0, 1, 3, 4], 3, "%o", "T")
+    )
+
+
+def with_powers():
+    base = "%base = stablehlo.constant dense<2.0> : PLANE\n"
+    return base + attention().replace("stablehlo.exponential %3", "stablehlo.power %base, %3")
+
+
 SUM = "(tensor<i32>, tensor<i32>) -> tensor<i1>"
 TUPLE = "tuple<T, tensor<0xui8>>"
 BOUNDED = "tensor<1x4x?x16xf32, #stablehlo.bounds<?, ?, 8, ?>>"
@@ -126,6 +154,9 @@ MODULES = {
                          + f"%b = stablehlo.get_tuple_element %a[0] : ({TUPLE}) -> T\n return %b : T"), None),
     "side_effect": (main(attention() + "stablehlo.custom_call @Sharding(%o) {has_side_effect = true, "
                          'mhlo.sharding = "{replicated}"} : (T) -> T\n return %o : T'), 1),
+    # spellings
+    "powers": (main(with_powers() + "return %o : T"), 1),
+    "multiplied_sums": (main(without_dots() + "return %o : T"), 1),
     # types
     "tuple": (main("%t = stablehlo.tuple %q, %k : tuple<T, T>\n"
                    "%x = stablehlo.get_tuple_element %t[0] : (tuple<T, T>) -> T"

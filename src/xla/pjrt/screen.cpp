@@ -22,6 +22,7 @@ size_t position(std::string_view text, std::string_view what, size_t from) {
   return at == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(at) - text.data());
 }
 
+// Powers of a constant are exponentials, too.
 bool has_exponential(std::string_view module) {
   constexpr std::string_view kName = "exponential";
   for (size_t at = position(module, kName, 0); at != std::string_view::npos;
@@ -30,13 +31,14 @@ bool has_exponential(std::string_view module) {
       return true;
     }
   }
-  return false;
+  return contains(module, "power");
 }
 
+// A sum of multiplications is a product, too.
 bool has_product(std::string_view module) {
   using namespace std::literals;
   return contains(module, "dot_general") || contains(module, "stablehlo.dot") || contains(module, "dot_v1") ||
-         contains(module, "\0dot\0"sv);
+         contains(module, "\0dot\0"sv) || (contains(module, "multiply") && contains(module, "reduce"));
 }
 
 // Protocol buffers, as far as it takes to skip what is not looked for.

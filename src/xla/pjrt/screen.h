@@ -14,7 +14,7 @@ std::string form_of(std::string_view module);
 std::string name_of(std::string_view module);
 
 // Whether the module names what every attention is made of: a product and an exponential, or a call that stands for
-// them. It reads the bytes once, at memory's speed, so that a module without attention costs nothing.
+// them. It reads the bytes a few times, at memory's speed, so that a module without attention costs nothing.
 bool may_hold_attention(std::string_view module);
 
 // What a CompileOptionsProto says about partitions of the program: 1 where it says nothing, 0 where it cannot be read.

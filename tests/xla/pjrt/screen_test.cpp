@@ -33,7 +33,11 @@ TEST(Screen, AsksForAProductAndAnExponential) {
   EXPECT_TRUE(may_hold_attention("ML\xefR\0exponential\0dot\0"sv));
   EXPECT_TRUE(may_hold_attention("exponential_minus_one exponential dot_general"));
   EXPECT_TRUE(may_hold_attention("stablehlo.custom_call @__cudnn$fmhaSoftmax(%0)"));
+  EXPECT_TRUE(may_hold_attention("stablehlo.dot_general stablehlo.power"));
+  EXPECT_TRUE(may_hold_attention("stablehlo.multiply stablehlo.reduce stablehlo.exponential"));
+  EXPECT_TRUE(may_hold_attention("ML\xefR power_v1\0multiply_v1\0reduce_v1\0"sv));
   EXPECT_FALSE(may_hold_attention("stablehlo.dot_general stablehlo.exponential_minus_one"));
+  EXPECT_FALSE(may_hold_attention("stablehlo.multiply stablehlo.exponential"));
   EXPECT_FALSE(may_hold_attention("stablehlo.exponential stablehlo.add"));
   EXPECT_FALSE(may_hold_attention("stablehlo.dot_general stablehlo.tanh"));
   EXPECT_FALSE(may_hold_attention(""));
