@@ -57,6 +57,27 @@ def test_compile_of_dynamic_lengths():
         torch.testing.assert_close(compiled(*arguments), model(*arguments), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("lead", [(2, 4), (4,), ()], ids=str)
+@torch.no_grad()
+def test_sdpa_of_dynamic_shapes(lead):
+    def model(q, k, v):
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=lead != ())
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (20, 33):
+        q, k, v = torch.randn(3, *lead, length, 16)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.testing.assert_close(compiled(q, k, v), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [{"scale": "x"}, {"dropout_p": "x"}, {"enable_gqa": "x"}], ids=str)
+def test_arguments_of_other_kinds_in_graphs(arguments):
+    (name,) = arguments
+    compiled = torch.compile(lambda *qkv: flex_attention(*qkv, **arguments), backend="aot_eager")
+    with pytest.raises(TypeError, match=f"{name} is 'x'; expected"):
+        compiled(*tensors())
+
+
 def test_opcheck():
     import flashlift.torch._run.operators  # noqa: F401 - it registers the operator
 

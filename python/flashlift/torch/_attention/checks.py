@@ -115,24 +115,28 @@ def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | 
 
 
 def check_flags(**flags: bool | None) -> None:
-    if torch.compiler.is_dynamo_compiling():
-        return
     for name, one in flags.items():
-        if one is not None and not isinstance(one, (int, np.bool_, torch.SymBool)):
+        if torch.compiler.is_dynamo_compiling():
+            is_flag = not isinstance(one, str)
+        else:
+            is_flag = one is None or isinstance(one, (int, np.bool_, torch.SymBool))
+        if not is_flag:
             raise TypeError(f"{name} is {one!r}; expected True or False")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float can hold it. Dynamo's own numbers are not looked at."""
-    if torch.compiler.is_dynamo_compiling() or isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return True
+    """Whether a float can hold it."""
     if isinstance(value, torch.Tensor):
         return not (value.dtype.is_complex or value.dtype == torch.bool)
+    if isinstance(value, (bool, np.bool_, complex, str, bytes, bytearray)):
+        return False
+    if torch.compiler.is_dynamo_compiling() or isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return True  # a symbol, whose float would be a guard
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return not isinstance(value, (bool, np.bool_, str, bytes, bytearray))
+    return True
 
 
 def check_scale(scale: float | torch.Tensor | None) -> None:

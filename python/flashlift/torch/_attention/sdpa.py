@@ -110,7 +110,7 @@ def _broadcast(
     of_query, of_key, of_value = (tuple(one.shape[:-2]) for one in (query, key, value))
     kv_heads = 1
     if enable_gqa:
-        if not of_query or not of_key or not of_value or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:
+        if 0 in (len(of_query), len(of_key), len(of_value)) or of_query[-1] % of_key[-1] or of_query[-1] % of_value[-1]:
             raise RuntimeError(
                 "Number of heads in key and value must divide the number of heads in query, but got shapes "
                 f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
@@ -124,8 +124,8 @@ def _broadcast(
             "The dimensions of query, key and value before the last two do not broadcast together: "
             f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}; fewer heads need enable_gqa=True"
         ) from error
-    shares_one_head = all(not one or one[-1] == 1 for one in (of_key, of_value))
-    return lead, kv_heads if shares_one_head or not lead else lead[-1]
+    shares_one_head = all(len(one) == 0 or one[-1] == 1 for one in (of_key, of_value))
+    return lead, kv_heads if shares_one_head or len(lead) == 0 else lead[-1]
 
 
 def _flattened(tensor: torch.Tensor, batch: tuple[int, ...], heads: int) -> torch.Tensor:
