@@ -1,6 +1,7 @@
 """Gradients written by hand that are wrong at one row, one id or one number of a tensor alone, where the scores branch,
 too: drawn rows hardly ever go there by themselves."""
 
+import flashlift.jax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,3 +186,31 @@ def test_gradients_by_values_of_other_probabilities_that_are_1_or_0_alike_stay(i
 
     report = run_both_ways(both, (*tensors(), KEPT, jnp.asarray(R.standard_normal((1, S, 1, D)), jnp.float32)))
     assert report.fused_count == is_right, report
+
+
+LOWERED = {
+    "all keys lowered": (lambda s, x: jnp.where(x[0] == 77, s - 40, s), lambda d, x: jnp.where(x[0] == 77, 0, d)),
+    "all keys masked": (lambda s, x: jnp.where(x[0] == 77, s - 1e9, s), lambda d, x: jnp.where(x[0] == 77, 2 * d, d)),
+    "a row without keys": (lambda s, x: jnp.where(ROW == 17, -jnp.inf, s), lambda d, x: jnp.where(ROW == 17, 1.0, d)),
+    "one id in one row": (
+        lambda s, x: jnp.where(x[0] == 77, 2 * s, jnp.where(ROW == 17, s + 1, s)),
+        lambda d, x: jnp.where((x[0] == 77) & (ROW == 17), 0, d),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("name", LOWERED)
+def test_gradients_that_are_wrong_where_all_keys_or_two_conditions_meet_stay(name, is_right):
+    change, wrong = LOWERED[name]
+
+    def function(q, k, v, *x):
+        scores = lambda s: change(s, x)
+        return attend(q, k, v, scores if is_right else pulled_back(scores, lambda gradient, s: wrong(gradient, x)))
+
+    for ids in (IDS, jnp.full_like(IDS, 77)):
+        mine = flashlift.jax.fuse(with_gradients(function, 3))
+        mine(*tensors(), ids)
+        assert mine.report.fused_count == is_right, mine.report
+        if name != "a row without keys":
+            run_both_ways(with_gradients(function, 3), (*tensors(), ids))

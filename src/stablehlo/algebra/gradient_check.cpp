@@ -1,6 +1,7 @@
 #include "stablehlo/algebra/gradient_check.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -184,20 +185,51 @@ class Branches {
   void note(NumericRow& numbers, SymId probability, size_t keys) {
     constexpr double kLeastProbability = 1e-9;
     for (auto& [condition, ways] : conditions_) {
-      for (size_t key = 0; key < keys && !(ways.held && ways.failed); ++key) {
+      bool held = ways.held >= kOften;
+      bool failed = ways.failed >= kOften;
+      for (size_t key = 0; key < keys && !(held && failed); ++key) {
         if (numbers.value(probability, key) > kLeastProbability) {
-          (numbers.holds(condition, key) ? ways.held : ways.failed) = true;
+          (numbers.holds(condition, key) ? held : failed) = true;
         }
       }
+      ways.held += held ? 1 : 0;
+      ways.failed += failed ? 1 : 0;
     }
   }
 
   // A draw for each way that was not gone.
-  std::vector<Draw> missing() const {
+  std::vector<Draw> missing() const { return draws_of_ways_gone_less_than(1); }
+
+  // One for each two of those that were seldom gone: the formulas may join them.
+  std::vector<Draw> joined() const {
+    constexpr size_t kMostJoined = 8;
+    const std::vector<Draw> draws = draws_of_ways_gone_less_than(kOften);
+    std::vector<Draw> both;
+    for (size_t one = 0; one < std::min(draws.size(), kMostJoined); ++one) {
+      for (size_t other = 0; other < one; ++other) {
+        if (draws[one].met[0].first != draws[other].met[0].first) {
+          both.push_back(draws[one]);
+          both.back().met.insert(both.back().met.end(), draws[other].met.begin(), draws[other].met.end());
+        }
+      }
+    }
+    return both;
+  }
+
+ private:
+  static constexpr int kOften = 8;  // rows
+
+  struct Ways {
+    int held = 0;  // in as many rows
+    int failed = 0;
+    std::vector<SymId> shifted;
+  };
+
+  std::vector<Draw> draws_of_ways_gone_less_than(int times) const {
     std::vector<Draw> draws;
     for (const auto& [condition, ways] : conditions_) {
       for (const bool holds : {true, false}) {
-        if (holds ? ways.held : ways.failed) {
+        if ((holds ? ways.held : ways.failed) >= times) {
           continue;
         }
         Draw draw{.met = {{condition, holds}}};
@@ -209,13 +241,6 @@ class Branches {
     }
     return draws;
   }
-
- private:
-  struct Ways {
-    bool held = false;
-    bool failed = false;
-    std::vector<SymId> shifted;
-  };
 
   std::map<SymId, Ways> conditions_;
 };
@@ -295,7 +320,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
   known.push_back(formula);
   Branches branches(arena_, known, shifted);
-  bool has_missing = false;
+  int times_missing = 0;
   DrawnScore drawn_score;
   for (size_t trial = 0; trial < draws.size(); ++trial) {
     Draw draw = draws[trial];
@@ -335,14 +360,44 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
         compared.count(draw);
       }
     }
-    if (trial + 1 == draws.size() && !has_missing) {
-      has_missing = true;
-      for (Draw& missing : branches.missing()) {
-        draws.push_back(std::move(missing));
+    if (trial + 1 == draws.size() && times_missing < 2) {
+      const std::vector<Draw> missing = branches.missing();
+      for (const auto& more : times_missing == 0 ? std::array{missing, branches.joined()}
+                                                 : std::array{by_all_keys(missing), std::vector<Draw>()}) {
+        draws.insert(draws.end(), more.begin(), more.end());
       }
+      ++times_missing;
     }
   }
   return compared.suffices() || drawn_score.suffices() ? Proof() : refuse<Reason::kTooFewRows>();
+}
+
+// The draws, met by all keys of a row where that is possible: those of half of the keys may have no probability beside
+// the others, as where -40 is added to their scores.
+std::vector<Draw> GradientCheck::by_all_keys(std::vector<Draw> draws) {
+  std::erase_if(draws, [&](const Draw& draw) {
+    const auto [condition, holds] = draw.met[0];
+    return keeps_a_key_(holds ? arena_.op(Op::k_not, {condition}) : condition);
+  });
+  for (Draw& draw : draws) {
+    draw.met_by_all = true;
+  }
+  return draws;
+}
+
+// Whether a row without keys, which a call leaves out, has numbers other than 0 and NaN.
+bool GradientCheck::makes_numbers_without_keys(SymId formula, NumericRow& numbers) const {
+  bool makes_numbers = false;
+  for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
+    const bool is_kept = std::all_of(softmax_.guards.begin(), softmax_.guards.end(),
+                                     [&](SymId guard) { return numbers.holds(guard, key); });
+    if (is_kept && numbers.value(softmax_.score, key) != -std::numeric_limits<double>::infinity()) {
+      return false;
+    }
+    const double number = numbers.value(formula, key);
+    makes_numbers = makes_numbers || (number != 0 && !std::isnan(number));
+  }
+  return makes_numbers;
 }
 
 // A row shows nothing where one key has all of the probability, as it has where scores lie far from each other: they
@@ -382,7 +437,7 @@ Proof GradientCheck::is_probability(SymId formula) {
     for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
       const double p = numbers.value(parts_.probability, key);
       if (std::isnan(p)) {
-        return false;
+        return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotProbabilities>() : Outcome<bool>(false);
       }
       if (!(std::abs(numbers.value(formula, key) - p) <= kTolerance * std::max(p, 1e-3))) {
         return refuse<Reason::kNotProbabilities>();
@@ -430,7 +485,7 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
       [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
         const Row row = row_of(numbers, parts_, softmax_, keys);
         if (!row.has_keys) {
-          return false;
+          return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotGradientOfScores>() : Outcome<bool>(false);
         }
         Spread spread;
         for (size_t key = 0; key < keys; ++key) {

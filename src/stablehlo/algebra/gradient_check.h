@@ -29,10 +29,17 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term);
 class GradientCheck {
  public:
   // sizes: of the atoms. rounds: whether gradients may round to 16 bits what the scores do not. masks: conditions of
-  // finite masks, each of which may hold for no key of a row.
+  // finite masks, each of which may hold for no key of a row. keeps_a_key: whether a condition surely holds for a key of
+  // each row.
   GradientCheck(SymArena& arena, const std::vector<int64_t>& sizes, const Softmax& softmax, const GradientParts& parts,
-                bool rounds, std::vector<SymId> masks)
-      : arena_(arena), sizes_(sizes), softmax_(softmax), parts_(parts), rounds_(rounds), masks_(std::move(masks)) {}
+                bool rounds, std::vector<SymId> masks, std::function<bool(SymId)> keeps_a_key)
+      : arena_(arena),
+        sizes_(sizes),
+        softmax_(softmax),
+        parts_(parts),
+        rounds_(rounds),
+        masks_(std::move(masks)),
+        keeps_a_key_(std::move(keeps_a_key)) {}
 
   // The formula is the probability.
   Proof is_probability(SymId formula);
@@ -49,6 +56,8 @@ class GradientCheck {
   // `note` is called for the row that shows something.
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,
                                      const std::function<void(NumericRow&)>& note);
+  bool makes_numbers_without_keys(SymId formula, NumericRow& numbers) const;
+  std::vector<Draw> by_all_keys(std::vector<Draw> draws);
 
   SymArena& arena_;
   const std::vector<int64_t>& sizes_;
@@ -56,6 +65,7 @@ class GradientCheck {
   const GradientParts& parts_;
   bool rounds_;
   std::vector<SymId> masks_;
+  std::function<bool(SymId)> keeps_a_key_;
 };
 
 }  // namespace flashlift::stablehlo

@@ -30,6 +30,7 @@ struct Draw {
   int64_t integer_range = 4;                       // integers lie in [0, this)
   std::vector<std::pair<SymId, bool>> conditions;  // that hold for all keys, or for none
   std::vector<std::pair<SymId, bool>> met;  // that hold, or do not, for about half of the keys, whatever they say
+  bool met_by_all = false;                  // not by half of the keys
   bool draws_positions = false;             // steps, and maxima of positions and integers, are drawn, not computed
   SymId drawn = kNoSym;                     // a formula that is drawn as scores are, not computed
 };

@@ -216,6 +216,10 @@ bool is_never_empty(Plane& plane, const Softmax& softmax) {
          keeps_a_key(plane.arena, known_bounds(plane), softmax.guards, plane.sizes[kKeyAtom]);
 }
 
+bool keeps_a_key(Plane& plane, SymId condition) {
+  return keeps_a_key(plane.arena, known_bounds(plane), {condition}, plane.sizes[kKeyAtom]);
+}
+
 std::vector<SymId> masks_of_whole_rows(Plane& plane, const Softmax& softmax) {
   return masks_of_whole_rows(plane.arena, known_bounds(plane), softmax.score);
 }

@@ -140,7 +140,7 @@ class GradientFinder {
                                     : read_score_uses(plane, forward.probabilities, &forward.match.softmax)),
         parts_{.probability = forward.match.whole, .undropped = forward.match.undropped},
         check_(plane.arena, plane.evaluator->atom_sizes(), forward.match.softmax, parts_, plane.half.has_value(),
-               masks_to_compare()) {}
+               masks_to_compare(), [&plane](SymId condition) { return keeps_a_key(plane, condition); }) {}
 
   Outcome<Gradient> find();
 

@@ -128,6 +128,8 @@ Outcome<SymId> with_roundings(Plane& plane, const Softmax& softmax, const KnownB
 bool rounds_coarsely(const Plane& plane, SymId score, const KnownBounds& known);
 // Whether each row surely has a key whose score is not -inf.
 bool is_never_empty(Plane& plane, const Softmax& softmax);
+// Whether the condition surely holds for a key of each row.
+bool keeps_a_key(Plane& plane, SymId condition);
 // The conditions of finite masks that may leave out all keys of a row.
 std::vector<SymId> masks_of_whole_rows(Plane& plane, const Softmax& softmax);
 // Whether the score of a key that the conditions leave may be infinite or NaN: a tensor of floats may hold such

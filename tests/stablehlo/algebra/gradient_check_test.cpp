@@ -25,7 +25,7 @@ class GradientOf : public Formulas {
   std::vector<int64_t> sizes_ = sizes();
   Softmax softmax_;
   GradientParts parts_{.probability = p_, .undropped = p_, .d_probability = dp_};
-  GradientCheck check_{arena_, sizes_, softmax_, parts_, false, {}};
+  GradientCheck check_{arena_, sizes_, softmax_, parts_, false, {}, [](SymId) { return false; }};
 };
 
 TEST_F(GradientOf, AScore) {
