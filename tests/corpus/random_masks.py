@@ -216,6 +216,7 @@ MAXIMA = {
     "of_all_heads": lambda s, raw: s.max((1, 3), keepdims=True),
     "twice": lambda s, raw: 2 * s.max(-1, keepdims=True),
 }
+MAY_BE_FAR_BELOW = ("unmasked", "at_most", "mean", "twice")  # the largest score, so that sums overflow
 GUARDS = {
     "none": lambda z, eps: z,
     "maximum": lambda z, eps: jnp.maximum(z, eps),
@@ -263,6 +264,8 @@ def draw_softmax(draw, B, H, S, T):
             "prior_factor",
         )
     )
+    if where == "logarithm" and maximum in MAY_BE_FAR_BELOW:
+        where = "divided"  # the logarithm of an infinite sum makes 0 of a row, which is no sign of an overflow
     draw.say(f"maximum {maximum}, guard {guard} {eps:g}, {again} {where}")
     # What is not the maximum of the summed terms lets exponentials vanish or overflow, and the sum with them.
     draw.overflows |= maximum not in ("own", "stopped", "finite", "from_lowest") or bool(again)
