@@ -71,8 +71,8 @@ TEST(Builder, RefusesConstantsThatDoNotFitTheirType) {
   EXPECT_TRUE(of_constant(Type::kI64, int64_t{1} << 40).ok());
   EXPECT_TRUE(of_constant(Type::kF32, 0xff800000).ok());
   EXPECT_TRUE(of_constant(Type::kF32, -1).ok());
-  for (const auto& [type, payload] : {std::pair{Type::kI1, int64_t{2}}, {Type::kI32, int64_t{1} << 31},
-                                      {Type::kF32, int64_t{1} << 32}}) {
+  for (const auto& [type, payload] :
+       {std::pair{Type::kI1, int64_t{2}}, {Type::kI32, int64_t{1} << 31}, {Type::kF32, int64_t{1} << 32}}) {
     const Status status = of_constant(type, payload);
     ASSERT_FALSE(status.ok()) << to_string(type);
     EXPECT_NE(status.error().message.find("does not fit"), std::string::npos) << status.error().message;

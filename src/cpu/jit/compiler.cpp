@@ -10,9 +10,12 @@
 #include <llvm/Support/raw_ostream.h>
 #include <llvm/Target/TargetMachine.h>
 
+#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <string>
+#include <system_error>
 
 #include "cpu/jit/emitter.h"
 #include "cpu/jit/math_library.h"
@@ -25,6 +28,42 @@ namespace {
 Error llvm_error(llvm::Error error, const char* what) {
   return internal_error("LLVM could not {}: {}", what, llvm::toString(std::move(error)));
 }
+
+// What LLVM tells a session and not its caller; by itself it prints that on stderr.
+class SessionErrors {
+ public:
+  // Held by the session too, which may outlive who asks.
+  static std::shared_ptr<SessionErrors> of(llvm::orc::ExecutionSession& session) {
+    auto errors = std::make_shared<SessionErrors>();
+    session.setErrorReporter([errors](llvm::Error error) { errors->add(std::move(error)); });
+    return errors;
+  }
+
+  Error error(llvm::Error of_caller, const char* what) const {
+    const Error error = llvm_error(std::move(of_caller), what);
+    if (is_forbidden_) {
+      return unsupported(
+          "score and mask programs are compiled into memory that is made executable, which this process may not do "
+          "({}): allow it, as systemd's MemoryDenyWriteExecute=no and SELinux's execmem do, or set "
+          "FLASHLIFT_ISA=portable, which interprets them slowly",
+          text_);
+    }
+    return text_.empty() ? error : internal_error("{}: {}", error.message, text_);
+  }
+
+ private:
+  void add(llvm::Error error) {
+    llvm::handleAllErrors(std::move(error), [&](const llvm::ErrorInfoBase& info) {
+      text_ += (text_.empty() ? "" : "; ") + info.message();
+      const std::error_code code = info.convertToErrorCode();
+      is_forbidden_ =
+          is_forbidden_ || code == std::errc::permission_denied || code == std::errc::operation_not_permitted;
+    });
+  }
+
+  std::string text_;
+  bool is_forbidden_ = false;
+};
 
 size_t count_nodes(const Problem& problem) {
   size_t nodes = 0;
@@ -125,6 +164,7 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
   if (!jit) {
     return llvm_error(jit.takeError(), "start its just-in-time compiler");
   }
+  const auto session_errors = SessionErrors::of((*jit)->getExecutionSession());
   if (llvm::Error error = define_library(**jit, isa)) {
     return llvm_error(std::move(error), "define the library of elementary functions");
   }
@@ -139,7 +179,7 @@ Result<std::shared_ptr<Base>> compile(std::unique_ptr<llvm::Module> module, cons
     if (name != nullptr) {
       auto symbol = (*jit)->lookup(name);
       if (!symbol) {
-        return llvm_error(symbol.takeError(), "compile a score program");
+        return session_errors->error(symbol.takeError(), "compile a score program");
       }
       function = symbol->template toPtr<std::remove_reference_t<decltype(function)>>();
     }
