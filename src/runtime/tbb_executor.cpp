@@ -1,29 +1,67 @@
 #include "runtime/tbb_executor.h"
 
+#include <pthread.h>
+#include <tbb/global_control.h>
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <atomic>
 #include <optional>
+#include <vector>
 
 #include "support/environment.h"
+#include "support/error.h"
 #include "support/fork_guard.h"
+#include "support/log.h"
 
 namespace flashlift::runtime {
 namespace {
 
-int wanted_threads() {
-  const std::optional<int> threads = wanted_thread_count();
-  return threads ? *threads : tbb::task_arena::automatic;
+int wanted_threads() { return wanted_thread_count().value_or(tbb::info::default_concurrency()); }
+
+void* wait_for_end(void* may_end) {
+  static_cast<std::atomic<bool>*>(may_end)->wait(false);
+  return nullptr;
+}
+
+// How many threads the system starts beside this one, of `count`. Where oneTBB cannot start one it throws, in threads
+// of its own as well, which ends the process.
+int startable_threads(int count) {
+  std::atomic<bool> may_end{false};
+  std::vector<pthread_t> threads;
+  for (pthread_t thread{}; static_cast<int>(threads.size()) < count; threads.push_back(thread)) {
+    if (pthread_create(&thread, nullptr, wait_for_end, &may_end) != 0) {
+      break;
+    }
+  }
+  may_end = true;
+  may_end.notify_all();
+  for (const pthread_t thread : threads) {
+    pthread_join(thread, nullptr);
+  }
+  return static_cast<int>(threads.size());
 }
 
 class TbbExecutor : public Executor {
  public:
-  TbbExecutor() : arena_(wanted_threads()) {}
+  TbbExecutor() : wanted_(wanted_threads()), threads_(1 + startable_threads(wanted_ - 1)), arena_(threads_) {
+    if (threads_ > tbb::info::default_concurrency()) {  // oneTBB starts no more by itself, and prints a warning
+      more_threads_.emplace(tbb::global_control::max_allowed_parallelism, threads_);
+    }
+  }
 
-  int concurrency() const override { return is_forked() ? 1 : arena_.max_concurrency(); }
+  int concurrency() const override { return is_forked() ? 1 : threads_; }
+
+  void warn_of_missing_threads() {
+    if (threads_ < wanted_ && !has_warned_.exchange(true)) {
+      log(LogLevel::kWarning, "the CPU's pool has {} threads in place of {}: the system starts no more", threads_,
+          wanted_);
+    }
+  }
 
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body) override {
-    if (is_forked()) {
+    if (is_forked() || threads_ == 1) {
       for (int64_t i = 0; i < count; ++i) {
         body(i);
       }
@@ -48,6 +86,10 @@ class TbbExecutor : public Executor {
   // A child of fork() has none of the threads that oneTBB believes in, and what those had locked stays locked.
   bool is_forked() const { return fork_generation() != generation_; }
 
+  int wanted_;
+  int threads_;
+  std::atomic<bool> has_warned_{false};
+  std::optional<tbb::global_control> more_threads_;
   mutable tbb::task_arena arena_;
   int generation_ = fork_generation();
 };
@@ -58,6 +100,7 @@ Executor& default_executor() {
   const UncutByFork uncut;
   // Never destroyed: a static library user may run attention from another static's destructor.
   static TbbExecutor* executor = new TbbExecutor;
+  executor->warn_of_missing_threads();
   return *executor;
 }
 
