@@ -12,7 +12,7 @@ from flashlift.torch import flex_attention
 from flashlift.torch._attention.flex_attention import _constant_scales
 from flashlift.torch._mods import families
 from flashlift.torch._run import kernels
-from test_torch_flex import assert_matches
+from test_torch_flex import assert_matches, unfused
 from torch.nn.attention.flex_attention import create_block_mask, or_masks
 
 
@@ -112,6 +112,50 @@ def test_numbers(compiled, make, values, most):
         score_mod, mask_mod = make(value)
         assert_matches(*tensors(), score_mod, mask_mod)
     assert compiled() <= most
+
+
+def by_class(number):
+    def mod(score, b, h, q, kv):
+        match number:
+            case int():
+                return score * number
+            case _:
+                return score - 1
+
+    return mod
+
+
+NUMBERS_THAT_ARE_NONE = {
+    "isinstance": lambda w: lambda s, b, h, q, kv: s * (0.5 if isinstance(w, int) else 3) + w,
+    "contains": lambda w: lambda s, b, h, q, kv: s * (0.5 if w in {2, 11} else 1.5),
+    "get": lambda w: lambda s, b, h, q, kv: s * {2: 0.5, 11: 0.25}.get(w, 1.5),
+    "match": by_class,
+    "fraction": lambda w: lambda s, b, h, q, kv: s * 2 ** (3 - w),
+    "product": lambda w: lambda s, b, h, q, kv: s + (q * w * 999_983 + kv * w) % 97 / 97,
+    "large": lambda w: lambda s, b, h, q, kv: s + (q * (w * 99_999_989) + kv) % 97 / 97,
+    "integers": lambda w: lambda s, b, h, q, kv: s + ((q % 5 - 2) ** w) % 97 / 97,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_graph"),
+    # Dynamo does not read `match`.
+    [
+        (name, in_graph)
+        for name in NUMBERS_THAT_ARE_NONE
+        for in_graph in (False, True)
+        if (name, in_graph) != ("match", True)
+    ],
+)
+@torch.no_grad()
+def test_numbers_that_no_tensor_stands_for(name, in_graph):
+    """What Python makes of them, or their size, is not what torch would make of a tensor in their place."""
+    torch._dynamo.reset()
+    attend = torch.compile(by_function, fullgraph=True, backend="aot_eager") if in_graph else by_function
+    for number in (2, 7, 11, 4, 5):
+        score_mod = NUMBERS_THAT_ARE_NONE[name](number)
+        expected = unfused(*(one.double() for one in tensors()), score_mod)[0]
+        torch.testing.assert_close(attend(*tensors(), score_mod).double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def biased(table, bias):

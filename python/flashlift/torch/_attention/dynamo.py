@@ -7,7 +7,7 @@ calls the ordinary operator flashlift::attention.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dynamo.variables import higher_order_ops
@@ -18,6 +18,7 @@ from flashlift.torch._attention.request import Request
 from flashlift.torch._attention.unfused import attend_unfused, is_unfused, refuse_dropout
 from flashlift.torch._internals import disable_modes
 from flashlift.torch._mods import Leaves
+from flashlift.torch._program import LARGEST_ARGUMENT
 from flashlift.torch._run.graphs import prepare_inductor
 from flashlift.torch._trace import Trace, as_tensor, trace
 
@@ -143,11 +144,14 @@ def _fixed(symbol: Any) -> int | float:
 
 
 def _number(symbol: Any) -> torch.Tensor:
-    """In a number's place. Of one that a graph computes nothing is known, and no program depends on which it is."""
+    """In a number's place. Of one that a graph computes nothing is known, and no program depends on which it is, but
+    for whether it is large."""
     is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
     number = symbol.node.hint if is_symbol else symbol
     if number is None:
-        number = 1.0 if isinstance(symbol, torch.SymFloat) else 1
+        number = 1.0 if isinstance(symbol, torch.SymFloat) else LARGEST_ARGUMENT + 1
+    elif isinstance(symbol, torch.SymInt):
+        _ = bool(abs(cast(int, symbol)) <= LARGEST_ARGUMENT)  # Dynamo compiles again where this changes
     with disable_modes():
         return as_tensor(number)
 

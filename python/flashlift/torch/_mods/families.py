@@ -100,7 +100,7 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
         if found is not None:
             found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
-        if family.latest is not None and values:
+        if family.latest is not None and values and not walk.tells_kinds:
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
     made = None
     if varying:

@@ -2,6 +2,7 @@
 
 import collections
 import collections.abc
+import dis
 import functools
 import math
 import operator
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_ITEMS = 1024  # of one captured list or dictionary
@@ -38,6 +41,20 @@ def names_in(code: types.CodeType) -> frozenset[str]:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
     return frozenset(names)
+
+
+# What tells a tensor from a number, or looks it up by what it is.
+_TELLING = frozenset(
+    "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def tells_kinds(code: types.CodeType) -> bool:
+    inner = any(tells_kinds(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    if inner or not _TELLING.isdisjoint(code.co_names):
+        return True
+    return any(one.opname == "CONTAINS_OP" or one.opname.startswith("MATCH") for one in dis.get_instructions(code))
 
 
 def globals_read(function: types.FunctionType) -> list[str]:
@@ -112,5 +129,5 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def may_be_argument(value: int | float) -> bool:
-    """Numbers that a program's 32 bits hold. Infinities stay in the program: they mean that something is masked."""
-    return -(2**31) <= value < 2**31 if type(value) is int else math.isfinite(value)
+    """Infinities stay in the program: they mean that something is masked."""
+    return abs(value) <= LARGEST_ARGUMENT if type(value) is int else math.isfinite(value)

@@ -27,6 +27,7 @@ from flashlift.torch._mods.objects import (
     operators_of,
     own_part_of,
     slots_of,
+    tells_kinds,
 )
 
 
@@ -50,6 +51,7 @@ class Walk:
     unless it goes wholly."""
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
+        self.tells_kinds = False  # whether a function may take a tensor in a number's place for something else
         self.changes = False  # whether another call may find something else where this one looked
         self.met: set[str] = set()  # what the functions name that were met
         # Those that every object was looked at for; None without objects.
@@ -144,6 +146,7 @@ class Walk:
             return code
         names = names_in(code)
         self.met |= names
+        self.tells_kinds |= tells_kinds(code)
         cells: list[Hashable] = []
         for cell in function.__closure__ or ():
             try:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flashlift.torch._program.graph import INT_LIMITS, Node
+from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
 
 
 def coordinates_of(node: Node) -> list[str] | None:
@@ -47,7 +47,9 @@ class Bounds:
             return (0, high if size is None else max(size - 1, 0))
         if node.op == "constant":
             return (node.payload, node.payload)
-        if node.type == "f32" or node.op in ("load", "search", "ushr", "rem", "div", "xor", "not"):
+        if node.op == "number" and node.type == "i32":
+            return (-LARGEST_ARGUMENT, LARGEST_ARGUMENT)
+        if node.type == "f32" or node.op in ("load", "number", "search", "ushr", "rem", "div", "xor", "not"):
             return everything
         of = [self.of(arg) for arg in node.args]
         result = self.of_operation(node.op, of)

@@ -38,6 +38,9 @@ DTYPE_NAMES = {
     torch.float64: "f64",
 }
 
+# No larger integer is an argument of a program, of either sign, so that its products with coordinates are known to fit
+# 32 bits or not to. Those that may be larger are i64.
+LARGEST_ARGUMENT = 2**24
 INT_LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
@@ -57,7 +60,7 @@ class Node:
     op: str
     type: str
     args: tuple["Node", ...] = ()
-    payload: Any = None  # constant: its value; load, search: the captured tensor's number
+    payload: Any = None  # constant: its value; load, search, number: the captured tensor's number
 
 
 @dataclass

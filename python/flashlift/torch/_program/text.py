@@ -37,10 +37,11 @@ def print_program(
             return _print_constant(node)
         if node.op in _INPUTS:
             return node.op
-        if node.op in ("load", "search"):
+        if node.op in ("load", "number", "search"):
             if node.payload not in used:
                 used.append(node.payload)
-            text = f"{node.op} {kind[0]}{node.payload}[{', '.join(args)}]"
+            operation = "load" if node.op == "number" else node.op
+            text = f"{operation} {kind[0]}{node.payload}[{', '.join(args)}]"
         else:
             text = f"{node.op} {', '.join(args)}"
         lines.append(f"%{len(lines)} = {text}")

@@ -82,6 +82,8 @@ class Dispatch(TorchDispatchMode):
         if depends and func._schema.is_mutable:
             raise TraceError(f"{func} changes a captured tensor{where()}")
         is_number = bool(depends) and all(map(recording.is_number, depends))
+        if is_number and func.overloadpacket is torch.ops.aten.pow:  # Python's of integers may be fractions
+            raise TraceError(f"{func} needs numbers that do not change from call to call{where()}")
         if depends and not is_number:
             now, now_kwargs = tree_map_only(torch.Tensor, recording.number_or_tensor, (args, kwargs))
             if any(map(recording.is_number, depends)):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashlift.torch._internals import tree_map_only
-from flashlift.torch._program import Builder, Capture, Node, type_of
+from flashlift.torch._program import LARGEST_ARGUMENT, Builder, Capture, Node, type_of
 from flashlift.torch._trace.record import CPU, Size, SizeOf, Slot, Source
 from flashlift.torch._trace.values import Value
 
@@ -46,7 +46,8 @@ class Recording:
         self._slot_count = len(leaves)
         self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
         for one in numbers:
-            self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32)
+            fits = one.is_floating_point() or abs(one.item()) <= LARGEST_ARGUMENT
+            self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32 if fits else torch.int64)
         self.depends_on_sizes = False
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.reads_unknown = False
@@ -121,7 +122,8 @@ class Recording:
         shape: list[int] = list(tensor.shape)
         if isinstance(source, Slot):
             shape = [Size.of(size, SizeOf(source.number, dim)) for dim, size in enumerate(shape)]
-        return Value(dtype, tuple(shape), lambda index: self.builder.node("load", type_, tuple(index), number))
+        op = "number" if id(tensor) in self._numbers else "load"
+        return Value(dtype, tuple(shape), lambda index: self.builder.node(op, type_, tuple(index), number))
 
     def size(self, size: int) -> Node:
         """The size of a dimension, as something that the program reads: another size is no other program."""

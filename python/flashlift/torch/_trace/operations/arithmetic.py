@@ -78,14 +78,20 @@ def _round(builder: Builder, x: Node, decimals: int = 0) -> Node:
     return builder.emit(back, builder.emit("round_even", builder.emit(there, x, factor)), factor)
 
 
+def _repeated_product(builder: Builder, x: Node, count: int) -> Node:
+    if count <= 1:
+        return x if count else builder.constant(1, x.type)
+    half = _repeated_product(builder, x, count // 2)
+    whole = builder.emit("mul", half, half)
+    return builder.emit("mul", whole, x) if count % 2 else whole
+
+
 def _power(builder: Builder, x: Node, y: Node) -> Node:
-    if y.op == "constant" and y.payload in (1, 2, 3, 4):
-        result = x
-        for _ in range(int(y.payload) - 1):
-            result = builder.emit("mul", result, x)
-        return result
+    most = 4 if x.type == "f32" else 63
+    if y.op == "constant" and y.payload in range(1 if x.type == "f32" else 0, most + 1):
+        return _repeated_product(builder, x, int(y.payload))
     if x.type != "f32":
-        raise UnsupportedError("aten.pow of integers needs an exponent of 1 to 4; convert with .float()")
+        raise UnsupportedError("aten.pow of integers needs an exponent of 0 to 63 that is known; convert with .float()")
     if y.op == "constant" and y.payload == 0.5:
         return builder.emit("sqrt", x)
     return builder.emit("pow", x, y)
