@@ -98,6 +98,51 @@ def test_static_arguments():
     assert_same(fused(q, scale=1.0, causal=True), function(q, True, scale=1.0))
 
 
+def test_static_arguments_that_are_equal():
+    q = normal(1, 16, 2, 8)
+
+    def function(q, which):
+        return attention(q, q, q) * {bool: 2.0, int: 3.0, float: 4.0}[type(which)]
+
+    fused = flashlift.jax.fuse(function, static_argnums=-1)
+    for which in (1, True, 1.0, 1):
+        assert_same(fused(q, which), function(q, which))
+    more = flashlift.jax.fuse(lambda q, *others: attention(q, q, q) * others[1], static_argnums=2)
+    assert_same(more(q, q, 3), attention(q, q, q) * 3, atol=1e-5)
+
+
+def test_settings_of_jax_that_change():
+    q = normal(1, 16, 2, 8)
+    fused = flashlift.jax.fuse(lambda q: attention(q, q, q) * jnp.arange(8).astype(float))
+    assert fused(q).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert fused(q).dtype == jnp.float64
+    assert fused(q).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"static_argnums": 5}, "static_argnums has 5; the function takes 2 arguments by position"),
+        ({"static_argnums": -3}, "static_argnums has -3; the function takes 2"),
+        ({"static_argnums": "causal"}, "static_argnums is 'causal' .*; expected integers and names"),
+        ({"static_argnames": "casual"}, "static_argnames has casual; the function takes causal, q"),
+        ({"strict": "yes"}, "strict is 'yes'; expected True or False"),
+    ],
+)
+def test_options_that_name_nothing(options, message):
+    with pytest.raises(flashlift.InvalidArgumentError, match=message):
+        flashlift.jax.fuse(lambda q, causal: attention(q, q, q, causal=causal), **options)
+
+
+def test_a_static_argument_that_is_no_constant():
+    fused = flashlift.jax.fuse(lambda q, scales: attention(q, q, q, scale=scales[0]), static_argnums=1)
+    with pytest.raises(
+        flashlift.InvalidArgumentError, match="unhashable type: 'list'; expected one that can be hashed"
+    ):
+        fused(normal(1, 16, 2, 8), [0.5])
+
+
 def test_inside_jit_and_grad():
     q = normal(1, 16, 2, 8)
     fused = flashlift.jax.fuse(lambda q: attention(q, 2 * q, q, causal=True))

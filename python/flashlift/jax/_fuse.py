@@ -7,6 +7,7 @@ differentiates (fusing the batched function, and the gradient, anew).
 
 import functools
 import inspect
+import math
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flashlift import stablehlo
 from flashlift._errors import FlashliftError, InvalidArgumentError, UnsupportedError
+from flashlift.jax._arguments import check_flag
 from flashlift.jax._export import export_checks
 from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
@@ -104,9 +106,16 @@ class FusedFunction:
         key = (
             tree,
             _key_of(shapes),
-            tuple(sorted(static_args.items())),
-            tuple(sorted(static_kwargs.items())),
+            # With their types: 1, 1.0 and True are equal.
+            tuple((i, type(static_args[i]), static_args[i]) for i in sorted(static_args)),
+            tuple((name, type(static_kwargs[name]), static_kwargs[name]) for name in sorted(static_kwargs)),
         )
+        try:
+            hash(key)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"a static argument is of an {error}; expected one that can be hashed"
+            ) from error
         with self._lock:
             if key not in self._prepared:
                 flat = _on_leaves(self._function, tree, static_args, static_kwargs)
@@ -195,7 +204,11 @@ def fuse(
         )
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    return FusedFunction(function, numbers, names, strict)
+    if not all(isinstance(one, int) for one in numbers) or not all(isinstance(one, str) for one in names):
+        raise InvalidArgumentError(
+            f"static_argnums is {static_argnums!r} and static_argnames {static_argnames!r}; expected integers and names"
+        )
+    return FusedFunction(function, numbers, names, check_flag("strict", strict))
 
 
 def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
@@ -262,9 +275,11 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
-    """Of what they are, and of the mesh, which a function may ask for."""
+    """Of what they are, and of the mesh and the settings that decide what a function traces to."""
     types = tuple((one.shape, one.dtype, one.weak_type, one.sharding) for one in shapes)
-    return types, jax.sharding.get_abstract_mesh()
+    config: Any = jax.config
+    settings = config.jax_enable_x64, config.jax_default_matmul_precision
+    return types, jax.sharding.get_abstract_mesh(), settings
 
 
 def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
@@ -290,7 +305,17 @@ def _static_arguments(
     except ValueError:  # some built-in functions have no signature
         return tuple(numbers), tuple(names)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    resolved = {i % len(positional) if positional else i for i in numbers}
+    kinds, count = {p.kind for p in parameters}, len(positional)
+    for i in numbers:
+        if not -count <= i < (math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else count):
+            raise InvalidArgumentError(f"static_argnums has {i}; the function takes {count} arguments by position")
+    known = {p.name for p in parameters}
+    unknown = [] if inspect.Parameter.VAR_KEYWORD in kinds else sorted(set(names) - known)
+    if unknown:
+        raise InvalidArgumentError(
+            f"static_argnames has {', '.join(unknown)}; the function takes {', '.join(sorted(known))}"
+        )
+    resolved = {i + count if i < 0 else i for i in numbers}
     resolved |= {positional.index(name) for name in names if name in positional}
     all_names = set(names) | {positional[i] for i in resolved if i < len(positional)}
     return tuple(sorted(resolved)), tuple(sorted(all_names))
