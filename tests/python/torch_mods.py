@@ -278,6 +278,20 @@ def searched_among_many(count):
     return score_mod
 
 
+def integer_powers(score, b, h, q, kv):
+    score = score + 2 ** (kv % 40) % 97 / 97 + (q % 4) ** (kv % 9) % 97 / 97 + (q % 5 - 2) ** 7 / 128
+    units = 2 * (q % 2) - 1
+    return torch.where(q - kv < 2 ** (h + 3), score, score + units ** (kv - 20) - (h + 1) ** (kv.clamp(max=9) - 9))
+
+
+def extremes(score, b, h, q, kv):
+    """Of booleans, and beside what is no number; signs of numbers."""
+    either, both = torch.maximum(q > kv, kv < 3), torch.minimum(q > 30, kv > 30)
+    unknown = torch.where(q > kv, math.nan, 1.0)
+    score = score + torch.fmax(unknown, torch.tensor(0.5)) - torch.fmin(torch.tensor(2), unknown) / 2
+    return torch.where(either & ~both, score, torch.copysign(score, -1.0)) + torch.copysign(q - kv, -2) / 16
+
+
 def parts(length):
     """Operations of several results, on what is captured and on a row of it."""
     table, rows = _random(2 * length), _random(length, 4)
@@ -397,6 +411,8 @@ def cases(batch, q_len, kv_len):
         "detached": (detached, None),
         "searched_among_many": (searched_among_many(600), None),
         "parts": (parts(longest), causal),
+        "integer_powers": (integer_powers, None),
+        "extremes": (extremes, None),
         "rows_of_tables": (rows_of_tables(longest), causal),
         "angles": (angles(longest), None),
         "module": (Module(longest).score_mod, causal),

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 
-from flashlift._errors import UnsupportedError
 from flashlift._library import core
 from flashlift.torch._program import Builder, Node
 
@@ -86,12 +85,29 @@ def _repeated_product(builder: Builder, x: Node, count: int) -> Node:
     return builder.emit("mul", whole, x) if count % 2 else whole
 
 
+def _integer_power(builder: Builder, x: Node, y: Node) -> Node:
+    """By the exponent's bits. One below zero gives the whole part, which is of 1 and -1 alone not 0."""
+    zero, one = builder.constant(0, y.type), builder.constant(1, y.type)
+    result, square = builder.constant(1, x.type), x
+    for bit in range(6):  # 2 ** 64 is 0 in 64 bits
+        bits = builder.emit("and", builder.emit("shr", y, builder.constant(bit, y.type)), one)
+        result = builder.emit("select", builder.emit("ne", bits, zero), builder.emit("mul", result, square), result)
+        square = builder.emit("mul", square, square)
+    is_unit = builder.emit("eq", builder.emit("abs", x), builder.constant(1, x.type))
+    whole = builder.emit("select", is_unit, result, builder.constant(0, x.type))
+    return builder.emit("select", builder.emit("lt", y, zero), whole, result)
+
+
+def _extreme(op: str, of_booleans: str) -> Compute:
+    return lambda builder, x, y: builder.emit(of_booleans if x.type == "i1" else op, x, y)
+
+
 def _power(builder: Builder, x: Node, y: Node) -> Node:
     most = 4 if x.type == "f32" else 63
     if y.op == "constant" and y.payload in range(1 if x.type == "f32" else 0, most + 1):
         return _repeated_product(builder, x, int(y.payload))
     if x.type != "f32":
-        raise UnsupportedError("aten.pow of integers needs an exponent of 0 to 63 that is known; convert with .float()")
+        return _integer_power(builder, x, y)
     if y.op == "constant" and y.payload == 0.5:
         return builder.emit("sqrt", x)
     return builder.emit("pow", x, y)
@@ -248,6 +264,8 @@ BINARY: dict[str, Compute] = {
     "remainder": _remainder,
     "pow": _power,
     **{name: _simple(op) for name, op in _of_table(_COMPUTING, 2).items()},
+    "maximum": _extreme("max", "or"),
+    "minimum": _extreme("min", "and"),
 }
 
 UNARY: dict[str, Compute] = {

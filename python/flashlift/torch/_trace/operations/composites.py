@@ -108,6 +108,17 @@ def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) ->
     return (x * y).sum(dim) / (norms[0] * norms[1])
 
 
+def _copysign(x: Tensor, y: Tensor | float) -> Tensor:
+    size = x.abs() * 1.0
+    if not isinstance(y, Tensor):
+        return size.copysign(torch.full((), y))
+    return torch.where(torch.signbit(y), -size, size)
+
+
+def _without_nan(extreme: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, extreme(x, y)))
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
     return _index(x.reshape(-1), [index])
 
@@ -150,5 +161,7 @@ COMPOSITES: dict[str, Callable] = {
     "aten::index_select": _index_select,
     "aten::gather": _gather,
     "aten::hypot": lambda x, y: (x * x + y * y).sqrt(),
-    "aten::copysign": lambda x, y: torch.where(torch.signbit(y), -x.abs(), x.abs()),
+    "aten::copysign": _copysign,
+    "aten::fmax": _without_nan(torch.maximum),
+    "aten::fmin": _without_nan(torch.minimum),
 }
