@@ -20,11 +20,11 @@ help: ## show this list
 	@echo "Flashlift: make TARGET"
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: build ## find attention in a sentence encoder, run it fused, compare
+demo: build ## find and fuse the attention of a sentence encoder, and compare results, time and memory
 	@$(VENV)/bin/python examples/minilm/demo.py
 
 # `client` is the example's, and needs no Python: export.py writes the model and its arguments to files.
-demo-client: build ## run the same encoder from a C++ client of PJRT, without Python, fused beside XLA unfused
+demo-client: build ## run the same encoder from a C++ PJRT client, without Python, fused and unfused
 	@mkdir -p $(BUILD)/minilm && c++ -O2 -std=c++17 examples/xla/client.cpp -o $(BUILD)/client -ldl
 	@$(VENV)/bin/python examples/minilm/export.py $(BUILD)/minilm
 	@folder_of() { $(VENV)/bin/python -c "import $$1; print($$1.__path__[0])"; }; \
@@ -39,14 +39,14 @@ test: build ## build everything and run all tests
 	@echo "==> Python tests"
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --maxprocesses=8 --dist=worksteal tests/python
 
-test-torch-versions: build ## run the PyTorch tests with each version that is supported (a GB each, an hour)
+test-torch-versions: build ## run the PyTorch tests with each supported version (a GB each, an hour)
 	@$(VENV)/bin/python scripts/test_versions.py torch $(BUILD)
 
-test-jax-versions: build ## run the JAX tests with each version that is supported and that this Python takes
+test-jax-versions: build ## run the JAX tests with each supported version that this Python can run
 	@$(VENV)/bin/python scripts/test_versions.py jax $(BUILD)
 
 JAX_SOURCE ?=
-test-jax-users: build ## run Flax's nnx with ours; with JAX_SOURCE=CHECKOUT also JAX's own tests of its attention, fused
+test-jax-users: build ## run Flax's nnx with Flashlift's attention; with JAX_SOURCE=CHECKOUT also JAX's own tests of its attention, fused
 	@$(VENV)/bin/python scripts/test_jax_users.py $(BUILD) $(if $(JAX_SOURCE),--jax-source $(JAX_SOURCE))
 
 test-frameworks: build ## fuse models of Flax, Equinox, Haiku, Keras and transformers; writes the table in docs/lifting.md (minutes)
@@ -56,18 +56,18 @@ test-kernels: build ## compile the CUDA kernels of every configuration; make tes
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j$(JOBS) -L every_kernel
 
 SOAK_COUNT ?= 10000
-soak: build ## draw SOAK_COUNT (10000) problems each way for each instruction set, compare with the oracle (hours)
+soak: build ## compare SOAK_COUNT (10000) random problems with the oracle, forward and backward, for each instruction set (hours)
 	@scripts/soak.sh $(BUILD) $(SOAK_COUNT)
 
 LIFT_COUNT ?= 10000
-soak-lifting: build ## draw LIFT_COUNT (10000) modules, compare what is fused of them with XLA (hours)
+soak-lifting: build ## fuse LIFT_COUNT (10000) random modules and compare them with XLA (hours)
 	@$(VENV)/bin/python tests/corpus/soak.py --count $(LIFT_COUNT)
 
-bench: build ## measure Flashlift beside XLA, torch and flex_attention on this machine (minutes)
+bench: build ## compare the speed of Flashlift, XLA, torch and flex_attention on this machine (minutes)
 	@$(VENV)/bin/python benchmarks/bench.py
 	@$(VENV)/bin/python benchmarks/backward_memory.py
 
-bench-peers: build ## the same beside ONNX Runtime, OpenVINO, vLLM and zentorch, where build/venv has them
+bench-peers: build ## the same with ONNX Runtime, OpenVINO, vLLM and zentorch, if build/venv has them
 	@$(VENV)/bin/python benchmarks/peers.py
 
 build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python package in build/venv
@@ -78,7 +78,7 @@ build: $(SETUP)/configured ## build all, build/bin/flashlift and the Python pack
 
 # --- packages: one library with everything, LLVM and MLIR within ---
 
-wheel: setup $(SETUP)/python-package ## make a Python wheel that needs nothing but numpy, in dist/
+wheel: setup $(SETUP)/python-package ## make a Python wheel that needs only numpy, in dist/
 	@scripts/setup_system.sh scripts/debian-packages-package.txt
 	@echo "==> building the wheel (linking LLVM takes a minute)"
 	@$(VENV)/bin/python -m pip wheel . --quiet --no-deps --no-build-isolation --config-settings=build-dir=build-package/wheel \
@@ -95,7 +95,7 @@ wheel-kernels: build $(SETUP)/python-package ## make a wheel of machine code for
 	  -DFOLDER=$(CURDIR)/$(BUILD)/kernels/flashlift/lib/flashlift_kernels -P cmake/PackageKernels.cmake
 	@$(VENV)/bin/python -m pip wheel $(BUILD)/kernels --quiet --no-deps --no-build-isolation --wheel-dir dist
 
-test-wheel: wheel ## install the wheel into a bare environment, use it there, and beside PyTorch and JAX
+test-wheel: wheel ## test the wheel in a bare environment, and with PyTorch and JAX
 	@$(VENV)/bin/python scripts/test_wheel.py dist/flashlift-*.whl $(BUILD)
 
 dist: setup ## make the source distribution, in dist/
@@ -114,11 +114,11 @@ deb: build-package ## make a Debian package, in dist/
 	@mkdir -p dist && cd build-package && cpack -B deb >deb.log || { cat deb.log; exit 1; }
 	@cp build-package/deb/*.deb dist/
 
-test-packages: wheel deb ## use the wheel and the Debian package in bare Debian 12 and 13, Ubuntu 22.04 and 24.04 (root)
+test-packages: wheel deb ## test the wheel and the Debian package in bare Debian 12 and 13, Ubuntu 22.04 and 24.04 (root)
 	@scripts/setup_system.sh scripts/debian-packages-systems.txt
 	@$(VENV)/bin/python scripts/test_packages.py $(BUILD) dist/flashlift_*.deb dist/flashlift-*.whl
 
-test-dist: dist ## build the source distribution in a bare environment and use what it gives (minutes)
+test-dist: dist ## build the source distribution in a bare environment and test the result (minutes)
 	@scripts/setup_system.sh scripts/debian-packages-package.txt
 	@$(VENV)/bin/python scripts/test_dist.py $(BUILD) dist/flashlift-*.tar.gz
 
@@ -145,7 +145,7 @@ test-aarch64: system ## cross-compile for 64-bit Arm, and run the CPU's tests un
 	@ctest --test-dir build-aarch64 --output-on-failure --no-tests=error -j$(JOBS) \
 	  -R "^($$(echo $(AARCH64_TESTS) | tr ' ' '|'))$$"
 
-hostile: build ## attack the interfaces with what is given to break them (minutes); a short run is in make test
+hostile: build ## attack the interfaces with malicious input (minutes); a short run is in make test
 	@$(VENV)/bin/python tests/hostile/run.py
 
 plugins: build ## run a folder of StableHLO cases, CORPUS=FOLDER, through PyPI's PJRT plugins, fused and not (minutes)
@@ -158,14 +158,14 @@ fuzz: setup ## run each fuzzer for FUZZ_SECONDS (600)
 	@cmake --build build-fuzz --target fuzzers -- $(NINJA_FLAGS)
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
 
-words: build ## write docs/problem.md's tables and the fuzzer's dictionary, which are made from the tables of words
+words: build ## generate docs/problem.md's tables and the fuzzer's dictionary from the tables of words
 	@$(BUILD)/bin/write_words . --write
 
-docs: build $(SETUP)/python-docs ## build the documentation site in build/site, links checked; it needs no network to be read
+docs: build $(SETUP)/python-docs ## build the documentation site in build/site and check its links; it works without a network
 	@$(VENV)/bin/python -m mkdocs build --quiet
 	@echo "open $(BUILD)/site/index.html"
 
-gallery: build ## write docs/gallery, which is made of scripts/gallery
+gallery: build ## generate docs/gallery from scripts/gallery
 	@$(VENV)/bin/python scripts/gallery/pages.py
 
 test-gallery: build ## run every block of the gallery in PyTorch, JAX and C++, and compare
