@@ -152,7 +152,16 @@ def index_of_lessons() -> str:
                 rejected.append(f"| [{name}]({one.name}#{_anchor(name)}) | {reason} |")
     head = ["| part | records |", "| --- | --- |", *parts]
     return "\n".join(
-        [*head, "", "Rejected, and what is done in its place:", "", "| | |", "| --- | --- |", *rejected, ""]
+        [
+            *head,
+            "",
+            "Rejected trials, and the reason or what is done instead:",
+            "",
+            "| | |",
+            "| --- | --- |",
+            *rejected,
+            "",
+        ]
     )
 
 
