@@ -127,7 +127,7 @@ ENTRIES = [
     Entry(
         "causal",
         "Causal",
-        "Each token sees itself and what came before: every decoder. Half of the tiles are never computed.",
+        "Each token sees itself and all earlier tokens: every decoder. Half of the tiles are never computed.",
         torch_block(CAUSAL_PYTHON, ", mask_mod=causal"),
         jax_block("", ", causal=True"),
         cpp_block(CAUSAL_CPP),
@@ -138,8 +138,8 @@ ENTRIES = [
     Entry(
         "sliding_window",
         "Sliding window",
-        "Each token sees the last 256, itself among them: Mistral, and every other layer of Gemma. Time grows"
-        " with the length and not with its square.",
+        "Each token sees the last 256 tokens, including itself: Mistral, and every other layer of Gemma. Time grows "
+        "with the length and not with its square.",
         torch_block("def window(b, h, q, kv):\n    return (q >= kv) & (q - kv < 256)\n\n", ", mask_mod=window"),
         jax_block("", ", causal=True, sliding_window=(255, 0)"),
         cpp_block(mask("kv <= q && q - kv < 256")),
@@ -150,8 +150,8 @@ ENTRIES = [
     Entry(
         "sinks",
         "Sinks",
-        "One learned logit of each head takes part in the softmax and has no value, so that a head may look "
-        "at nothing: gpt-oss, beside a window of 128.",
+        "Each head has one learned logit that takes part in the softmax and has no value, so that a head may attend "
+        "to nothing: gpt-oss, together with a window of 128.",
         torch_block(
             "def window(b, h, q, kv):\n    return (q >= kv) & (q - kv < 128)\n\nsinks = torch.linspace(-1, 1, 8)\n",
             ", mask_mod=window, sinks=sinks",
@@ -165,7 +165,7 @@ ENTRIES = [
     Entry(
         "alibi",
         "ALiBi",
-        "Scores fall with the distance, in each head at a rate of its own: BLOOM, MPT. Positions cost nothing else.",
+        "Scores decrease with the distance, at a different rate in each head: BLOOM, MPT. Positions cost nothing else.",
         torch_block(
             "slopes = torch.exp2(-torch.arange(1.0, 9.0))\n\n"
             "def alibi(score, b, h, q, kv):\n    return score + slopes[h] * (kv - q)\n\n" + CAUSAL_PYTHON,
@@ -189,7 +189,7 @@ ENTRIES = [
     Entry(
         "soft_cap",
         "Soft cap",
-        "Scores stay within 30, smoothly: Gemma 2, Grok. A `tanh` for each score, which vectors compute.",
+        "Scores are limited to ±30 smoothly: Gemma 2, Grok. It takes one `tanh` per score, which vector code computes.",
         torch_block(
             "def cap(score, b, h, q, kv):\n    return 30 * torch.tanh(score / 30)\n\n" + CAUSAL_PYTHON,
             ", score_mod=cap, mask_mod=causal",
@@ -203,8 +203,8 @@ ENTRIES = [
     Entry(
         "documents",
         "Documents",
-        "Documents packed into one sequence, so that nothing is padding; tokens see their own document only. "
-        "Training of most models.",
+        "Documents are packed into one sequence without padding; tokens see only their own document. Training of "
+        "most models.",
         torch_block(
             "document = torch.arange(4, dtype=torch.int32).repeat_interleave(256)\n\n"
             "def own(b, h, q, kv):\n    return (q >= kv) & (document[q] == document[kv])\n\n",
@@ -227,7 +227,8 @@ ENTRIES = [
     Entry(
         "prefix",
         "Prefix",
-        "A prompt of 256 tokens is seen by all, in both directions; what follows is causal: T5's prefix LM, PaliGemma.",
+        "A prompt of 256 tokens is visible to all tokens, in both directions; the rest is causal: T5's prefix LM, "
+        "PaliGemma.",
         torch_block("def prefix(b, h, q, kv):\n    return (q >= kv) | (kv < 256)\n\n", ", mask_mod=prefix"),
         jax_block("def prefix(b, h, q, kv):\n    return (q >= kv) | (kv < 256)\n\n", ", mask_mod=prefix"),
         cpp_block(mask("kv <= q || kv < 256")),
@@ -257,8 +258,8 @@ ENTRIES = [
     Entry(
         "tree",
         "Tree",
-        "A tree of 128 draft tokens behind 896 tokens of context, checked by one call: Medusa, SpecInfer. A "
-        "node sees the context and its ancestors. The tree here is binary; any other is a captured table "
+        "A tree of 128 draft tokens after 896 tokens of context, verified by one call: Medusa, SpecInfer. A node "
+        "sees the context and its ancestors. The tree here is binary; for any other one, use a captured table "
         "`ancestor[q, kv - 896]`.",
         torch_block(TREE, ", mask_mod=tree", "q = torch.randn(1, 8, 128, 64)\nk, v = torch.randn(2, 1, 8, 1024, 64)\n"),
         jax_block(
@@ -278,9 +279,9 @@ ENTRIES = [
     Entry(
         "block_diffusion",
         "Block diffusion",
-        "Text that is made block by block, each by diffusion (BD3-LM). In training, 512 noisy tokens stand "
-        "before the same 512 clean ones: a noisy block sees itself and the clean blocks before it, a clean "
-        "one those up to itself.",
+        "Text is generated block by block, each by diffusion (BD3-LM). In training, 512 noisy tokens come before "
+        "the same 512 clean tokens: a noisy block sees itself and the clean blocks before it, a clean block sees "
+        "the clean blocks up to itself.",
         torch_block(BLOCK_DIFFUSION, ", mask_mod=block_diffusion"),
         jax_block(BLOCK_DIFFUSION, ", mask_mod=block_diffusion"),
         cpp_block(
@@ -295,8 +296,8 @@ ENTRIES = [
     Entry(
         "video",
         "Video blocks",
-        "Frames of 64 tokens: a token sees all of its own frame and of the three before it. World models and "
-        "streaming video models.",
+        "Frames of 64 tokens: a token sees all tokens of its own frame and of the three frames before it. World "
+        "models and streaming video models.",
         torch_block(VIDEO, ", mask_mod=frames"),
         jax_block(VIDEO, ", mask_mod=frames"),
         cpp_block(mask("kv / 64 <= q / 64 && q / 64 - kv / 64 < 4")),
@@ -304,7 +305,8 @@ ENTRIES = [
     Entry(
         "natten",
         "Neighbourhood in 2-D",
-        "Each pixel of a 32 by 32 image sees the 7 by 7 around it, at the border the nearest that fits: NATTEN.",
+        "Each pixel of a 32 by 32 image sees the 7 by 7 pixels around it, or at the border the nearest such square: "
+        "NATTEN.",
         torch_block(NATTEN.format(clip="torch.clamp"), ", mask_mod=neighbours"),
         jax_block(NATTEN.format(clip="jnp.clip"), ", mask_mod=neighbours"),
         cpp_block(
@@ -318,8 +320,8 @@ ENTRIES = [
     Entry(
         "dilated",
         "Dilated window",
-        "Every fourth of the last 512 tokens: Longformer's upper layers, dilated NATTEN. No tile is full, and"
-        " none beyond the window is visited.",
+        "Every fourth of the last 512 tokens: Longformer's upper layers, dilated NATTEN. No tile is full, and none "
+        "beyond the window is visited.",
         torch_block(
             "def dilated(b, h, q, kv):\n    return (q >= kv) & (q - kv < 512) & ((q - kv) % 4 == 0)\n\n",
             ", mask_mod=dilated",
@@ -334,8 +336,8 @@ ENTRIES = [
     Entry(
         "big_bird",
         "BigBird",
-        "Blocks of 64: the first sees all and is seen by all, each sees its neighbours, and some others by "
-        "chance (here by a formula): BigBird, and sparse attention like it.",
+        "Blocks of 64: the first block sees all and is seen by all, each block sees its neighbours, and some random "
+        "others (here by a formula): BigBird and similar sparse attention.",
         torch_block(BIG_BIRD, ", mask_mod=big_bird"),
         jax_block(BIG_BIRD, ", mask_mod=big_bird"),
         cpp_block(
@@ -349,8 +351,9 @@ ENTRIES = [
     Entry(
         "t5",
         "T5's bias",
-        "A learned bias by the distance, of 32 buckets that grow with it: T5's decoder. The table is read for"
-        " each score, and has a gradient; no bias of N by N is made.",
+        "A learned bias that depends on the distance, with 32 buckets whose size grows with the distance: T5's "
+        "decoder. The kernel reads the table for each score, and the table has a gradient; no N by N bias is "
+        "created.",
         torch_block(
             "table = torch.linspace(-1, 1, 32 * 8).sin().reshape(32, 8)\n\n"
             + T5.format(
@@ -389,8 +392,8 @@ ENTRIES = [
     Entry(
         "swin",
         "Swin",
-        "Shifted windows of 8 by 8 in an image of 32 by 32, with a learned bias by the relative position. "
-        "Pixels stay where they are: no roll, no partition, no padding, one call for the image.",
+        "Shifted windows of 8 by 8 in an image of 32 by 32, with a learned bias for the relative position. Pixels "
+        "are not moved: no roll, no partition, no padding, one call for the image.",
         torch_block(
             "table = torch.linspace(-1, 1, 8 * 15 * 15).sin().reshape(8, 15, 15)\n\n" + SWIN,
             ", score_mod=position, mask_mod=window",
@@ -409,8 +412,8 @@ ENTRIES = [
     Entry(
         "mla",
         "MLA's shapes",
-        "Multi-head latent attention of DeepSeek, expanded for training and prefill: queries and keys of 192,"
-        " of which 64 carry the position, values of 128.",
+        "Multi-head latent attention of DeepSeek, expanded for training and prefill: queries and keys have a depth "
+        "of 192, of which 64 encode the position, values a depth of 128.",
         torch_block(
             CAUSAL_PYTHON,
             ", mask_mod=causal",
@@ -428,8 +431,8 @@ ENTRIES = [
     Entry(
         "differential",
         "Differential attention",
-        "The difference of two softmaxes over the same values, which takes away what both see (Differential "
-        "Transformer). One call for all 8 heads, 4 pairs, and values of twice the depth.",
+        "The difference of two softmaxes over the same values, which cancels their common part (Differential "
+        "Transformer). One call for all 8 heads, which form 4 pairs, with values of twice the depth.",
         torch_block(
             CAUSAL_PYTHON,
             ", mask_mod=causal",
@@ -449,7 +452,7 @@ ENTRIES = [
     Entry(
         "streaming_llm",
         "StreamingLLM",
-        "The first four tokens, which every head leans on, and the last 256: text without end in a cache of "
+        "The first four tokens, to which every head attends strongly, and the last 256: endless text in a cache of "
         "constant size.",
         torch_block(
             "def streaming(b, h, q, kv):\n    return (q >= kv) & ((q - kv < 256) | (kv < 4))\n\n",

@@ -78,13 +78,13 @@ ON_CPU = ("2026-11-21-cpu-avx512-b5baf45", "flex")
 
 INDEX = """# Gallery
 
-Attention as people know it: {count} masks and score functions, each in PyTorch, JAX and C++, with a picture of what it
-keeps and of the tiles that a kernel computes. `make gallery` makes these pages of `scripts/gallery`; a test runs every
-block and compares its result with unfused maths.
+{count} well-known masks and score functions, each in PyTorch, JAX and C++, with a picture of what it keeps and of the
+tiles that a kernel computes. `make gallery` generates these pages from `scripts/gallery`; a test runs every block and
+compares its result with unfused maths.
 
-Pictures are of one head. On the left dark is kept; on the right the tiles: kept whole, in part, or never computed.
-C++ blocks need `flashlift/attention.h` and `flashlift/builder.h`;
-[examples/two_lambdas.cpp](../../examples/two_lambdas.cpp) shows how to run what they compile.
+Each picture shows one head. In the left half, kept scores are dark. The right half shows which tiles are kept whole,
+kept in part, or never computed. C++ blocks need `flashlift/attention.h` and `flashlift/builder.h`;
+[examples/two_lambdas.cpp](../../examples/two_lambdas.cpp) shows how to run the compiled attention.
 
 | | | tiles computed |
 | --- | --- | --- |
@@ -148,7 +148,7 @@ def speed(entry: Entry) -> str:
         run, _, values = row_of(*ON_CPU, entry.on_cpu)
         figures = ", ".join(f"{value} times in {dtype}" for dtype, value in values.items())
         machine = _sentence(run["hardware"].split(";")[0])
-        lines.append(f"- {machine}, H8 S1024 D64, {entry.on_cpu}: the speed of compiled FlexAttention {figures} "
+        lines.append(f"- {machine}, H8 S1024 D64, {entry.on_cpu}, relative to compiled FlexAttention: {figures} "
                      f"{_source(ON_CPU[0])}.")  # fmt: skip
     return SPEED.format(lines="\n".join(lines)) if lines else ""
 
