@@ -18,18 +18,18 @@
 #include "flashlift/result.h"
 #include "flashlift/tuning.h"
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 const char* to_string(DeviceKind device);
 
-// Where a call's parallel work runs. Implement it to lend a thread pool of your own (XLA's, a server's).
+// Runs the parallel work of a call. Implement it to use your own thread pool (XLA's, a server's).
 class Executor {
  public:
   virtual ~Executor() = default;
-  // How many calls of `body` may run at the same time.
+  // The number of calls of `body` that may run at the same time.
   virtual int concurrency() const = 0;
   // Calls body(0) ... body(count - 1), in any order and on any thread, and returns when all have returned.
   virtual void parallel_for(int64_t count, const std::function<void(int64_t)>& body) = 0;
@@ -37,17 +37,19 @@ class Executor {
 
 struct CompileOptions {
   DeviceKind device = DeviceKind::kCpu;
-  int device_ordinal = 0;  // which GPU
-  // Empty: the first that accepts the problem. A name: that one forward and backward, or its reason why not.
+  int device_ordinal = 0;  // the GPU's number
+  // Empty: the first implementation that accepts the problem. A name: this implementation, forward and backward, or an
+  // error with its reason for refusal.
   std::string implementation;
-  // False: the problem's batch and lengths are placeholders. On a GPU nothing is compiled before the first call, which
-  // compiles kernels for lengths like its own.
+  // False: the problem's batch and lengths are placeholders. On a GPU, the first call then compiles kernels for the
+  // class of its own lengths.
   bool lengths_known = true;
-  // False for who only runs the backward pass: on a GPU the first forward call then compiles the forward kernel.
+  // Set it to false if you only run the backward pass: on a GPU the first forward call then compiles the forward
+  // kernel.
   bool forward_at_once = true;
-  // How each pass runs. If it is empty and no implementation is named, compiling looks the problem up in the database
-  // of what was tuned, if the policy allows: at the problem's lengths, or at those tuned last where lengths_known is
-  // false.
+  // How each pass runs. If it is empty and no implementation is named, compile() looks the problem up in the database
+  // of tuning results, if the policy allows it: at the problem's lengths, or, if lengths_known is false, at the lengths
+  // that were tuned last.
   Tuning forward;
   Tuning backward;
   TuningPolicy tuning = TuningPolicy::kFromEnvironment;
@@ -57,20 +59,20 @@ struct RunOptions {
   Executor* executor = nullptr;  // CPU: null means oneTBB
   void* stream = nullptr;        // CUDA: the caller's CUstream
   DeviceAllocator allocator;     // CUDA: read by the backward pass
-  // Any thread may set it to other than 0 to end the call early, and must leave it so until the call has returned with
-  // kCancelled; the outputs then hold anything. Read before a GPU's launch, and on a CPU before each task, which is
-  // about a thousand queries of a head.
+  // Any thread may set it to a value other than 0 to end the call early, and must not reset it before the call returns
+  // kCancelled; the contents of the outputs are then undefined. A call reads it before a GPU launch, and on a CPU
+  // before each task of about a thousand queries of a head.
   const std::atomic<int32_t>* cancelled = nullptr;
 };
 
-// One implementation that was asked, and what it said.
+// One implementation that was considered, and its answer.
 struct Consideration {
   std::string implementation;
   bool accepted = false;
-  std::string reason;  // the configuration when accepted, otherwise why not
+  std::string reason;  // the configuration if it accepted, otherwise the reason for refusal
 };
 
-// Tiles of the score plane that a call visits, over all batches and heads.
+// The tiles of the score matrix that a call visits, over all batches and heads.
 struct TileCounts {
   int64_t q_tile = 0;
   int64_t kv_tile = 0;
@@ -82,43 +84,43 @@ struct TileCounts {
 // A kernel compiled for one problem class. Immutable, safe to call from any thread, cheap to copy.
 class Attention {
  public:
-  // Errors: what verify(problem) says; kUnsupported with each implementation's reason where none accepts; kInternal
-  // where there is no memory. (Only LLVM has no errors for that. What it takes is asked for before it runs, but where
-  // another thread has taken the memory meanwhile, LLVM ends the process.)
+  // Errors: those of verify(problem); kUnsupported with each implementation's reason if none accepts; kInternal if
+  // memory runs out. (LLVM itself ends the process if memory runs out. compile() therefore reserves LLVM's memory
+  // first, but another thread may use it up before LLVM runs.)
   static Result<Attention> compile(const Problem& problem, const CompileOptions& options = {});
 
-  // Runs on the arguments' memory. batch, q_len and kv_len may differ from the compiled problem's: they are taken from
-  // the arguments. Errors: a shape, dtype or stride that the problem does not allow; nothing is written then.
+  // Runs on the arguments' memory. batch, q_len and kv_len come from the arguments and may differ from the compiled
+  // problem's. Errors: a shape, dtype or stride that the problem does not allow; then nothing is written.
   Status run(const AttentionArguments& arguments, const RunOptions& options = {}) const;
 
-  // Generates the code that run_backward() needs, which its first call does otherwise. capture_gradients: of which
-  // captured tensors the calls will ask the gradients; empty means of none. Errors: kUnsupported with each
-  // implementation's reason where none has a backward pass for the problem; a number of entries other than
-  // problem().captures has.
+  // Generates the code that run_backward() needs; otherwise the first backward call does so. capture_gradients: for
+  // each captured tensor, whether the calls will request its gradient; empty means none. Errors: kUnsupported with each
+  // implementation's reason if none has a backward pass for the problem; a number of entries other than that of
+  // problem().captures.
   Status prepare_backward(const std::vector<bool>& capture_gradients = {}) const;
 
-  // Whether run_backward() would take less time if the problem asked for `residual`, too, or takes less because it
-  // does: what a front end that runs forward for a gradient asks before it compiles. capture_gradients: as
-  // prepare_backward(). False where there is no backward pass. Errors: a number of entries other than
-  // problem().captures has.
+  // Whether `residual` makes run_backward() faster for this problem, whether or not the problem has it. A front end
+  // that will run the backward pass calls this first and then compiles the problem with or without `residual`.
+  // capture_gradients: as in prepare_backward(). False if there is no backward pass. Errors: a number of entries other
+  // than that of problem().captures.
   Result<bool> reads_residual(const std::vector<bool>& capture_gradients = {}) const;
 
-  // The gradients that the arguments ask for. Code for them is generated by the first call that asks for those of these
-  // captured tensors, or by prepare_backward(), so that whoever only runs forward pays nothing. Deterministic, like
-  // run(), but for the gradients of captured tensors on a GPU, whose last bits may change. Errors: what verify(problem,
-  // arguments) says; kUnsupported with each implementation's reason where none takes the call.
+  // Computes the gradients that the arguments request. prepare_backward(), or the first call that requests the
+  // gradients of these captured tensors, generates the code for them, so that forward-only use costs nothing.
+  // Deterministic, like run(), except for the last bits of gradients of captured tensors on a GPU. Errors: those of
+  // verify(problem, arguments); kUnsupported with each implementation's reason if none accepts the call.
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options = {}) const;
 
   const Problem& problem() const;
   const std::string& implementation() const;
-  // Every implementation asked, in order, the accepted one last; for calls of the problem's lengths.
+  // Every implementation that was considered, in order, the accepted one last; for calls of the problem's lengths.
   const std::vector<Consideration>& considerations() const;
-  // The same of the backward pass. None is accepted where run_backward() will fail.
+  // The same for the backward pass. None is accepted if run_backward() will fail.
   const std::vector<Consideration>& backward_considerations() const;
-  // Bytes of temporary memory one call uses, besides inputs and outputs, with `concurrency` threads.
+  // Bytes of temporary memory that one call uses with `concurrency` threads, without inputs and outputs.
   int64_t workspace_bytes(int concurrency) const;
-  // The same of a backward call that asks for d_q, d_k and d_v; 0 where there is no backward pass. Gradients of
-  // captured tensors take a few times their size more.
+  // The same for a backward call that requests d_q, d_k and d_v; 0 if there is no backward pass. Each gradient of a
+  // captured tensor takes a few times the tensor's size in addition.
   int64_t backward_workspace_bytes(int concurrency) const;
   // The generated code, for people to read: assembly on a CPU, CUDA C++ on a GPU.
   Result<std::string> code() const;
@@ -130,7 +132,8 @@ class Attention {
   std::shared_ptr<const Implementation> implementation_;
 };
 
-// Which tiles a kernel with these tile sizes visits, from the problem and the contents of its captured tensors.
+// Counts the tiles that a kernel with these tile sizes visits, from the problem and the contents of its captured
+// tensors.
 Result<TileCounts> count_tiles(const Problem& problem, const std::vector<TensorView>& captures, int64_t q_tile,
                                int64_t kv_tile);
 

@@ -1,4 +1,4 @@
-// Writing score programs in C++: a lambda is run once over symbolic values, and what it does is recorded.
+// Score programs written in C++: a lambda runs once with symbolic values, and the builder records its operations.
 //
 //   Captured slopes("slopes", DType::kF32, {8});
 //   Result<Program> alibi = trace_score_mod([&](Expr score, Expr b, Expr h, Expr q, Expr kv) {
@@ -18,7 +18,7 @@
 
 #include "flashlift/program.h"
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
@@ -45,7 +45,7 @@ class Expr {
   bool is_constant_ = true;
 };
 
-// A tensor that programs read. `shape` may have kAnySize and its like; a tensor of rank 0 is read as t().
+// A tensor that programs read. `shape` may contain kAnySize and the other named sizes; t() reads a tensor of rank 0.
 class Captured {
  public:
   Captured(std::string name, DType dtype, std::vector<int64_t> shape)
@@ -55,7 +55,7 @@ class Captured {
   Expr operator()(Index... index) const {
     return load({Expr(index)...});
   }
-  // How many elements are <= x, of a 1-D tensor of rising integers.
+  // The number of elements <= x in a 1-D tensor of integers in ascending order.
   Expr search(Expr x) const;
   const Capture& capture() const { return capture_; }
 
@@ -64,17 +64,17 @@ class Captured {
   Capture capture_;
 };
 
-// Records nodes, sharing equal ones. The first error sticks and is what finish() returns.
+// Records nodes, and shares equal ones. finish() returns the first error.
 class ProgramBuilder {
  public:
   explicit ProgramBuilder(ProgramKind kind) { program_.kind = kind; }
 
   Expr input(Op op);
   Expr constant(Type type, int64_t bits);
-  // Takes operands as they are: their types must fit the op's rule. Not for inputs, constants and loads.
+  // Does not convert operands: their types must follow the op's rule. Not for inputs, constants and loads.
   Expr apply(Op op, const std::vector<Expr>& operands);
   Expr convert(Expr value, Type type);
-  // Declare the captured tensor if it is new.
+  // These declare the captured tensor if it is new.
   Expr load(const Capture& capture, const std::vector<Expr>& indices);
   Expr search(const Capture& capture, Expr x);
 
@@ -118,7 +118,7 @@ Expr operator<(Expr x, Expr y);
 Expr operator<=(Expr x, Expr y);
 Expr operator>(Expr x, Expr y);
 Expr operator>=(Expr x, Expr y);
-// On i1 these are the logical operations; && and || would hide the missing short circuit, yet are what people write.
+// On i1 these are the logical operations. && and || do not short-circuit here; they exist because people write them.
 Expr operator&(Expr x, Expr y);
 Expr operator|(Expr x, Expr y);
 Expr operator^(Expr x, Expr y);

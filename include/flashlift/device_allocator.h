@@ -1,15 +1,16 @@
-// Memory of a GPU that callers lend.
+// GPU memory from the caller's allocator.
 #pragma once
 
 #include <cstddef>
 
 namespace flashlift {
 
-// Where a call takes the memory from that it needs beside its tensors, such as a framework's caching allocator.
+// The source of a call's temporary GPU memory, such as a framework's caching allocator.
 struct DeviceAllocator {
-  // At least `bytes` of the attention's device, at a multiple of 256; null where there are none. The memory must stay
-  // valid until what the call puts on its stream is done, so an allocator that works in the order of the stream takes
-  // it back once the call has returned. Asked at most once a call, and not while the stream is being captured.
+  // Returns at least `bytes` bytes on the attention's device, at a multiple of 256; null if there is no memory. The
+  // memory must stay valid until the work that the call puts on its stream is done. A stream-ordered allocator may
+  // therefore reuse it as soon as the call has returned. Called at most once per call, and not while the stream is
+  // being captured.
   void* (*allocate)(void* context, size_t bytes) = nullptr;  // null: the driver's own pool
   void* context = nullptr;
 };

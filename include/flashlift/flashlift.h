@@ -7,15 +7,17 @@
  *   flashlift_error_destroy(error);
  *   flashlift_attention_destroy(attention);
  *
- * A NULL handle is an error, or the empty answer ("", 0, -1 bytes) of a function that only tells something.
+ * For a NULL handle, a function returns an error; a function that only queries something returns an empty answer ("",
+ * 0, -1 bytes).
  *
  * Every function is safe to call from any thread; one compiled attention may run on many threads at once. A function
  * that can fail returns NULL for success, or an error that the caller destroys. Structures begin with their size, so
- * that a library may learn new fields without breaking older callers; set it and leave what is not needed at zero:
+ * that later versions can add fields without breaking older callers. Set it, and leave all fields that you do not need
+ * at zero:
  *
  *   FlashliftArguments arguments = {.struct_size = sizeof(FlashliftArguments), .q = &q, .k = &k, .v = &v, .out = &out};
  *
- * Library: flashlift. Fusing modules has a header and a library of its own: flashlift_stablehlo.h.
+ * Library: flashlift. The functions that fuse modules have their own header and library: flashlift_stablehlo.h.
  */
 #ifndef FLASHLIFT_FLASHLIFT_H_
 #define FLASHLIFT_FLASHLIFT_H_
@@ -25,24 +27,24 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
-#pragma GCC visibility push(default) /* this is what the shared library exports */
+#pragma GCC visibility push(default) /* the shared library exports these declarations */
 extern "C" {
 #endif
 
-/* Grows when functions or fields are added; nothing is taken away without a new soname. */
+/* Grows when functions or fields are added; nothing is removed without a new soname. */
 #define FLASHLIFT_API_VERSION 9
 
 /* The FLASHLIFT_API_VERSION that the library was built with. */
 int32_t flashlift_api_version(void);
 /* The release, such as "0.1.0". Static. */
 const char* flashlift_version(void);
-/* The operations that score programs are made of, as a JSON array of objects: name, operands (-1: any number), kind,
- * computes, stablehlo (the operation that it is, or ""), aten (names of torch functions that it is, separated by
- * spaces). The text lives as long as the process. */
+/* The operations of score programs, as a JSON array of objects: name, operands (-1: any number), kind, computes,
+ * stablehlo (the equivalent operation, or ""), aten (the equivalent torch functions, separated by spaces). The text
+ * lives as long as the process. */
 const char* flashlift_operations(void);
 /* The words of a problem's text, as a JSON array of objects: name, group (sizes, masks, scores, options or programs),
- * forms, examples, meaning, without, captures (what the tensors are that a call must bring). The text lives as long as
- * the process. */
+ * forms, examples, meaning, without, captures (the tensors that a call must pass). The text lives as long as the
+ * process. */
 const char* flashlift_problem_words(void);
 
 /* ---- Errors ---- */
@@ -57,7 +59,7 @@ typedef enum FlashliftErrorCode {
 
 typedef struct FlashliftError FlashliftError;
 
-/* What was expected, what came, what to do. UTF-8; lives as long as the error. */
+/* Says what was expected, what came, and what to do. UTF-8; lives as long as the error. */
 const char* flashlift_error_message(const FlashliftError* error);
 FlashliftErrorCode flashlift_error_code(const FlashliftError* error);
 /* Takes NULL too. */
@@ -65,14 +67,14 @@ void flashlift_error_destroy(FlashliftError* error);
 
 /* ---- Problems ---- */
 
-/* What a problem's text says, word by word. Immutable. */
+/* The meaning of a problem's text, word by word. Immutable. */
 typedef struct FlashliftProblem FlashliftProblem;
 
-/* Reads a text. It may leave sizes out: what is missing, and what does not go together, compiling finds. Errors:
- * INVALID_ARGUMENT for a word that is unknown, is given twice or has another value than it takes, or a malformed
- * program. */
+/* Reads a text. The text may leave sizes out: only compiling reports missing sizes and conflicting words. Errors:
+ * INVALID_ARGUMENT for a word that is unknown, is given twice or has a value that it does not accept, or for a
+ * malformed program. */
 FlashliftError* flashlift_problem_read(const char* text, FlashliftProblem** problem);
-/* The same of a text with all its sizes, each named feature replaced by the program it becomes. Since version 7. */
+/* The same for a text with all sizes, with each named feature replaced by its program. Since version 7. */
 FlashliftError* flashlift_problem_expand(const char* text, FlashliftProblem** problem);
 /* Takes NULL too. */
 void flashlift_problem_destroy(FlashliftProblem* problem);
@@ -82,12 +84,13 @@ const char* flashlift_problem_json(const FlashliftProblem* problem);
 
 /* ---- Compiling ---- */
 
-/* What is done with the database of what was tuned; see flashlift_tune. */
+/* How compiling and tuning use the database of tuning results; see flashlift_tune. */
 typedef enum FlashliftTuningPolicy {
   FLASHLIFT_TUNING_FROM_ENVIRONMENT = 0, /* FLASHLIFT_TUNING: off, read or write; without it write */
-  FLASHLIFT_TUNING_OFF = 1,              /* compiling takes nothing from it, tuning puts nothing there */
-  FLASHLIFT_TUNING_READ = 2,  /* compiling takes from it; tuning gives what it finds there, otherwise only measures */
-  FLASHLIFT_TUNING_WRITE = 3, /* compiling takes from it; tuning measures and puts the result there */
+  FLASHLIFT_TUNING_OFF = 1,              /* compiling does not read it, tuning does not write it */
+  FLASHLIFT_TUNING_READ =
+      2, /* compiling reads it; tuning returns an entry that it has, and otherwise measures without writing */
+  FLASHLIFT_TUNING_WRITE = 3, /* compiling reads it; tuning measures and writes the result */
 } FlashliftTuningPolicy;
 
 /* An attention compiled for one class of problems and one device. Immutable. */
@@ -95,11 +98,12 @@ typedef struct FlashliftAttention FlashliftAttention;
 
 typedef struct FlashliftCompileOptions {
   size_t struct_size;
-  DLDevice device;            /* kDLCPU or kDLCUDA */
-  const char* implementation; /* NULL: the first that accepts the problem; a name: that one, or the reason why not */
+  DLDevice device; /* kDLCPU or kDLCUDA */
+  const char*
+      implementation; /* NULL: the first that accepts the problem; a name: this one, or an error with its reason */
   /* since version 5 */
-  int32_t lengths_unknown; /* 1: batch, sq and skv of the problem are placeholders. A GPU's kernels are then compiled
-                              by the first calls, for lengths like theirs */
+  int32_t lengths_unknown; /* 1: batch, sq and skv of the problem are placeholders. The first calls then compile a GPU's
+                              kernels, for the classes of their own lengths */
   /* since version 8 */
   int32_t tuning_policy; /* a FlashliftTuningPolicy */
 } FlashliftCompileOptions;
@@ -113,41 +117,42 @@ void flashlift_attention_destroy(FlashliftAttention* attention);
 
 typedef struct FlashliftPrecompileOptions {
   size_t struct_size;
-  /* Compute capabilities times ten, such as 80, 86, 89, 90, 100, 120. A kernel runs on its own one only. */
+  /* Compute capabilities times ten, such as 80, 86, 89, 90, 100, 120. A kernel runs only on the architecture that it
+   * was compiled for. */
   const int32_t* architectures;
   size_t architecture_count;
-  const char* implementation; /* as FlashliftCompileOptions */
-  const int64_t* q_lens;      /* for calls with so many queries; none: as many as the problem has */
+  const char* implementation; /* as in FlashliftCompileOptions */
+  const int64_t* q_lens;      /* numbers of queries of the calls; none: the problem's number */
   size_t q_len_count;
   int32_t backward;             /* 1: the backward pass too */
-  const char* const* gradients; /* names of the captured tensors that it gives gradients of */
+  const char* const* gradients; /* names of the captured tensors whose gradients it computes */
   size_t gradient_count;
 } FlashliftPrecompileOptions;
 
 /* What was compiled. Immutable. */
 typedef struct FlashliftPrecompiled FlashliftPrecompiled;
 
-/* Compiles a GPU's kernels into the cache on disk, without a GPU: calls then find them where they have the cache's
- * folder (FLASHLIFT_CACHE_DIR) and the same versions of Flashlift and NVRTC. `result` may be NULL. Errors: as
+/* Compiles a GPU's kernels into the cache on disk; this needs no GPU. Calls find the kernels on a machine with the
+ * cache's folder (FLASHLIFT_CACHE_DIR) and the same versions of Flashlift and NVRTC. `result` may be NULL. Errors: as
  * flashlift_attention_compile; INVALID_ARGUMENT for an architecture that NVRTC does not know; NOT_FOUND without NVRTC;
  * a folder that cannot be used. Since version 7. */
 FlashliftError* flashlift_precompile(const char* problem, const FlashliftPrecompileOptions* options,
                                      FlashliftPrecompiled** result);
 /* Takes NULL too. */
 void flashlift_precompiled_destroy(FlashliftPrecompiled* precompiled);
-/* A JSON list with an object for each kernel: architecture, implementation, kernel, cached (whether the cache had it)
- * and seconds. Lives as long as `precompiled`. */
+/* A JSON array with one object per kernel: architecture, implementation, kernel, cached (whether it was already in the
+ * cache) and seconds. Lives as long as `precompiled`. */
 const char* flashlift_precompiled_json(const FlashliftPrecompiled* precompiled);
 
 typedef struct FlashliftTuneOptions {
   size_t struct_size;
   DLDevice device;
-  int32_t backward;      /* 1: the backward pass, which is tuned by itself */
+  int32_t backward;      /* 1: the backward pass, which is tuned separately */
   int32_t heads_inside;  /* 1: tensors lie in memory as [batch, length, heads, depth] */
-  double seconds;        /* how long to measure, about; 0 is 2 */
+  double seconds;        /* about how long to measure; 0 means 2 */
   int32_t tuning_policy; /* a FlashliftTuningPolicy */
-  /* NULL, or called between measurements with the part that is done, from 0 to 1, and how many candidates are left.
-   * Other than 0 ends the measuring: CANCELLED. */
+  /* NULL, or called between measurements with the fraction that is done, from 0 to 1, and the number of candidates
+   * left. A return value other than 0 ends the measurement: CANCELLED. */
   int32_t (*on_progress)(void* context, double done, int32_t left);
   void* context;
 } FlashliftTuneOptions;
@@ -155,19 +160,19 @@ typedef struct FlashliftTuneOptions {
 /* What was measured. Immutable. */
 typedef struct FlashliftTuned FlashliftTuned;
 
-/* Measures the candidates for a problem on this machine, and puts the fastest into a database (SQLite, in
- * FLASHLIFT_CACHE_DIR) that processes share. Compiling the same problem for the same lengths takes it from there, where
- * no implementation is named. Nothing else measures. `options` and `result` may be NULL. Errors: as
+/* Measures the candidates for a problem on this machine, and writes the fastest into a database (SQLite, in
+ * FLASHLIFT_CACHE_DIR) that processes share. Compiling the same problem for the same lengths then uses it, if no
+ * implementation is named. No other function measures. `options` and `result` may be NULL. Errors: as
  * flashlift_attention_compile; NOT_FOUND without SQLite, or where the folder cannot be used. Since version 8. */
 FlashliftError* flashlift_tune(const char* problem, const FlashliftTuneOptions* options, FlashliftTuned** result);
 /* Takes NULL too. */
 void flashlift_tuned_destroy(FlashliftTuned* tuned);
-/* A JSON object: problem, device, direction, best (implementation or null, q_tile, kv_tile, splits, threads; 0 is the
- * library's own), ms, heuristics_ms, from_database, stored, and candidates, the fastest first, each like best with ms
- * (null where it failed), calls and failure. Lives as long as `tuned`. */
+/* A JSON object: problem, device, direction, best (implementation or null, q_tile, kv_tile, splits, threads; 0 leaves
+ * the choice to the library), ms, heuristics_ms, from_database, stored, and candidates, the fastest first, each like
+ * best with ms (null where it failed), calls and failure. Lives as long as `tuned`. */
 const char* flashlift_tuned_json(const FlashliftTuned* tuned);
 
-/* The problem in canonical text, every named feature as the program it became. Lives as long as the attention. */
+/* The problem in canonical text, with every named feature as its program. Lives as long as the attention. */
 const char* flashlift_attention_problem(const FlashliftAttention* attention);
 
 typedef struct FlashliftProblemInfo {
@@ -176,48 +181,50 @@ typedef struct FlashliftProblemInfo {
   DLDataType dtype;      /* of q, k and v */
   DLDataType out_dtype;  /* of out */
   int64_t sinks;         /* per query head; 0 is none */
-  int32_t want_lse;      /* 1 if a call must bring lse */
-  int32_t capture_count; /* how many captured tensors a call must bring */
+  int32_t want_lse;      /* 1 if a call must pass lse */
+  int32_t capture_count; /* how many captured tensors a call must pass */
   /* since version 2 */
-  int64_t page_size;    /* keys of a page; 0: k and v are not paged */
-  float dropout;        /* the probability that a key is left out */
-  int32_t want_row_max; /* 1 if a call must bring row_max */
+  int64_t page_size;    /* keys per page; 0: k and v are not paged */
+  float dropout;        /* the probability that a key is dropped */
+  int32_t want_row_max; /* 1 if a call must pass row_max */
   /* since version 6 */
-  int32_t want_residual; /* 1 if a call must bring residual */
-  int32_t keep_mask;     /* 1 if a call must bring keep_mask */
+  int32_t want_residual; /* 1 if a call must pass residual */
+  int32_t keep_mask;     /* 1 if a call must pass keep_mask */
   /* since version 9 */
-  int32_t dropout_words; /* 1 if a call must bring dropout_words */
+  int32_t dropout_words; /* 1 if a call must pass dropout_words */
 } FlashliftProblemInfo;
 
-/* Fills in what `info->struct_size` has room for. Errors: INVALID_ARGUMENT for a size that was not set. */
+/* Fills in the fields that fit into `info->struct_size`. Errors: INVALID_ARGUMENT for a size that was not set. */
 FlashliftError* flashlift_attention_info(const FlashliftAttention* attention, FlashliftProblemInfo* info);
 /* The name of captured tensor `index`, or NULL if there is none. Lives as long as the attention. */
 const char* flashlift_attention_capture_name(const FlashliftAttention* attention, int32_t index);
 /* The chosen implementation's name. Lives as long as the attention. */
 const char* flashlift_attention_implementation(const FlashliftAttention* attention);
-/* One line for each implementation that was asked: "name: accepted|rejected: reason". Lives as long as the attention.
+/* One line for each implementation that was considered: "name: accepted|rejected: reason". Lives as long as the
+ * attention.
  */
 const char* flashlift_attention_considerations(const FlashliftAttention* attention);
-/* The same of the backward pass; none is accepted where flashlift_attention_run_backward will fail. Since version 5. */
+/* The same for the backward pass; none is accepted if flashlift_attention_run_backward will fail. Since version 5. */
 const char* flashlift_attention_backward_considerations(const FlashliftAttention* attention);
-/* Bytes of temporary memory that a call uses besides its inputs and outputs, with that many threads (1 or more; -1
- * for fewer). */
+/* Bytes of temporary memory that a call uses with `concurrency` threads, without its inputs and outputs; -1 if
+ * `concurrency` is below 1. */
 int64_t flashlift_attention_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
-/* The same of a backward call that asks for d_q, d_k and d_v. Since version 2. */
+/* The same for a backward call that requests d_q, d_k and d_v. Since version 2. */
 int64_t flashlift_attention_backward_workspace_bytes(const FlashliftAttention* attention, int32_t concurrency);
 
 /* ---- Running ---- */
 
-/* Which blocks of the score plane a problem's mask keeps: writes 0 for a block of which nothing is kept, 2 for one of
- * which everything is, and 1 for one that is kept in part, or of which nothing could be proved. Found by intervals,
- * without anything of size q_len x kv_len. `captures`: the problem's captured tensors, on the CPU, in the order of
- * flashlift_attention_capture_name. `kinds`: u8 [batch or 1, q_heads or 1, blocks of queries, blocks of keys], dense;
- * where it has 1, what is said holds for all of the problem's batches or heads. Since version 4.
+/* Classifies the blocks of the score matrix by a problem's mask: writes 0 for a block of which nothing is kept, 2 for a
+ * block of which everything is kept, and 1 for a block that is kept in part or cannot be proved to be either. Interval
+ * analysis computes this, without anything of size q_len x kv_len. `captures`: the problem's captured tensors, on the
+ * CPU, in the order of flashlift_attention_capture_name. `kinds`: u8 [batch or 1, q_heads or 1, blocks of queries,
+ * blocks of keys], dense; a size of 1 makes one statement about all of the problem's batches or heads. Since version
+ * 4.
  */
 FlashliftError* flashlift_block_kinds(const char* problem, const DLTensor* const* captures, size_t capture_count,
                                       int64_t q_block, int64_t kv_block, const DLTensor* kinds);
 
-/* The tensors of one call, whatever their strides (elements; NULL is dense row-major). They must lie on the device that
+/* The tensors of one call, with any strides (in elements; NULL means dense row-major). They must be on the device that
  * the attention was compiled for. batch, q_len and kv_len may differ from the compiled problem's. */
 typedef struct FlashliftArguments {
   size_t struct_size;
@@ -229,24 +236,24 @@ typedef struct FlashliftArguments {
   const DLTensor* const* captures; /* in the order of flashlift_attention_capture_name */
   size_t capture_count;
   const DLTensor* sinks; /* f32 [q_heads, sinks], or [sinks] for all heads; NULL if the problem has none */
-  const DLTensor* lse;   /* f32 [batch, q_heads, q_len], or NULL if the problem does not ask for it */
+  const DLTensor* lse;   /* f32 [batch, q_heads, q_len], or NULL if the problem does not have it */
   /* since version 2 */
   const DLTensor* row_max;    /* like lse */
   const DLTensor* page_table; /* i32 [batch, pages of a sequence], for a problem with pages: then k and v are
                                  [pages, kv_heads, page_size, dim] */
-  uint64_t dropout_seed;      /* which keys dropout leaves out */
+  uint64_t dropout_seed;      /* determines the keys that dropout drops */
   /* since version 6 */
-  const DLTensor* residual;  /* what rounding took from out, in its dtype, shape and strides: written by a forward call
-                                and read by the backward one; NULL if the problem does not ask for it */
-  const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size that or 1: the keys that stay, for a
+  const DLTensor* residual; /* the rounding error of out, in out's dtype, shape and strides: the forward call writes it,
+                               the backward call reads it; NULL if the problem does not have it */
+  const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size may be 1 instead: the kept keys, for a
                                 problem with a keep_mask */
   /* since version 9 */
-  const DLTensor* dropout_words; /* u32 [2], dropout's seed, its low half first, or [4], with the batch and the query
-                                    head that count as the first ones behind it: in place of dropout_seed, for a problem
-                                    with dropout_words */
+  const DLTensor*
+      dropout_words; /* u32 [2], dropout's seed, low half first, or [4], followed by the numbers of the first batch and
+                        the first query head: replaces dropout_seed, for a problem with dropout_words */
 } FlashliftArguments;
 
-/* Where a call's parallel work runs: a thread pool that the caller lends. */
+/* The caller's thread pool, which runs the parallel work of a call. */
 typedef struct FlashliftExecutor {
   size_t struct_size;
   void* context;
@@ -260,36 +267,38 @@ typedef struct FlashliftRunOptions {
   size_t struct_size;
   const FlashliftExecutor* executor; /* CPU: NULL is Flashlift's own pool */
   void* stream;                      /* CUDA: the CUstream to run on */
-  /* NULL, or a number that any thread may set to other than 0, by an atomic store, to end the call early, and leaves so
-   * until the call has returned: CANCELLED, with anything in the outputs. Read before a GPU's launch, and on a CPU
-   * before each task, which is about a thousand queries of a head. */
+  /* NULL, or a number that any thread may set to a value other than 0, by an atomic store, to end the call early. It
+   * must not be reset before the call returns CANCELLED; the contents of the outputs are then undefined. A call reads
+   * it before a GPU launch, and on a CPU before each task of about a thousand queries of a head. */
   const int32_t* cancelled;
   /* since version 9 */
-  /* CUDA, the backward pass: where its temporary memory comes from; NULL is the driver's own pool. Returns at least
-   * `bytes` bytes of the attention's device, aligned to 256, or NULL where there are none: a framework's caching
-   * allocator, say. They must stay valid until what the call puts on its stream is done. Called at most once a call,
-   * and not while the stream is being captured. */
+  /* CUDA: allocates the temporary memory of a backward call, from a framework's caching allocator for example; NULL
+   * means the driver's own pool. Returns at least `bytes` bytes on the attention's device, aligned to 256, or NULL if
+   * there is no memory. The memory must stay valid until the work that the call puts on its stream is done. Called at
+   * most once per call, and not while the stream is being captured. */
   void* (*allocate)(void* allocate_context, size_t bytes);
   void* allocate_context;
 } FlashliftRunOptions;
 
-/* Runs. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow; nothing is
- * written then. `options` may be NULL. */
+/* Runs the attention. Errors: INVALID_ARGUMENT for a shape, dtype, stride or device that the problem does not allow;
+ * then nothing is written. `options` may be NULL. */
 FlashliftError* flashlift_attention_run(const FlashliftAttention* attention, const FlashliftArguments* arguments,
                                         const FlashliftRunOptions* options);
 
 /* ---- The backward pass ---- */
 
-/* The gradients of a loss by what a forward call read, from those by what it wrote. Each gradient is written, not added
- * to; it has the shape of its tensor, any strides, and overlaps nothing else. NULL where it is not wanted. */
+/* The gradients of a loss with respect to the inputs of a forward call, from those with respect to its outputs. A call
+ * overwrites each gradient and does not add to it. A gradient has the shape of its tensor and any strides, and overlaps
+ * nothing else. NULL if you do not want it. */
 typedef struct FlashliftBackwardArguments {
   size_t struct_size;
-  /* The forward call's, as it left them: out and lse are read now. A problem that asks for lse has the faster backward.
+  /* The forward call's arguments with the outputs that it wrote: out and lse are inputs here. The backward pass is
+   * faster if the problem has lse.
    */
   const FlashliftArguments* forward;
   const DLTensor* d_out; /* of out's shape and element type, or of q's if the problem has d_out=inputs */
-  const DLTensor* d_lse; /* f32, of lse's shape, or NULL for zeros; only if the problem asks for lse */
-  const DLTensor* d_q;   /* of the problem's element type, as d_k and d_v */
+  const DLTensor* d_lse; /* f32, of lse's shape, or NULL for zeros; only if the problem has lse */
+  const DLTensor* d_q;   /* of the problem's element type, like d_k and d_v */
   const DLTensor* d_k;
   const DLTensor* d_v;
   /* NULL, or forward->capture_count pointers, each of which may be NULL: f32 or the captured tensor's own float type.
@@ -298,23 +307,24 @@ typedef struct FlashliftBackwardArguments {
   const DLTensor* d_sinks; /* f32, of the sinks' shape */
 } FlashliftBackwardArguments;
 
-/* Generates the code that flashlift_attention_run_backward needs, which its first call does otherwise. It may run on a
- * thread of its own beside the first forward call: a backward call waits for it. `wanted`: for each captured tensor, in
- * the order of flashlift_attention_capture_name, whether calls will ask for its gradient; `wanted_count` is
- * FlashliftProblemInfo::capture_count, or 0 for none. Errors: INVALID_ARGUMENT for another count; UNSUPPORTED where no
+/* Generates the code that flashlift_attention_run_backward needs; otherwise the first backward call does so. You may
+ * run it on its own thread during the first forward call; a backward call waits for it. `wanted`: for each captured
+ * tensor, in the order of flashlift_attention_capture_name, whether calls will request its gradient; `wanted_count` is
+ * FlashliftProblemInfo::capture_count, or 0 for none. Errors: INVALID_ARGUMENT for another count; UNSUPPORTED if no
  * implementation has a backward pass for the problem. Since version 9. */
 FlashliftError* flashlift_attention_prepare_backward(const FlashliftAttention* attention, const int32_t* wanted,
                                                      size_t wanted_count);
 
-/* Writes 1 into `reads` if backward calls take less time where the problem asks for `residual`, and 0 if they do not:
- * whoever runs forward for a gradient asks this first, of the problem without the word, and where it is 1 compiles the
- * problem with it. `wanted` and `wanted_count`: as flashlift_attention_prepare_backward. Errors: INVALID_ARGUMENT for
- * another count. Since version 9. */
+/* Writes 1 into `reads` if `residual` makes backward calls of this problem faster, and 0 if it does not. To compute
+ * gradients, call this first on the problem without the word; if it writes 1, compile the problem with it. `wanted` and
+ * `wanted_count`: as in flashlift_attention_prepare_backward. Errors: INVALID_ARGUMENT for another count. Since version
+ * 9.
+ * */
 FlashliftError* flashlift_attention_reads_residual(const FlashliftAttention* attention, const int32_t* wanted,
                                                    size_t wanted_count, int32_t* reads);
 
-/* Writes the gradients that the arguments ask for. Code for them is generated by the first such call, so that whoever
- * only runs forward pays nothing. Errors: INVALID_ARGUMENT as flashlift_attention_run; UNSUPPORTED for an output that
+/* Writes the gradients that the arguments request. The first such call generates the code for them, so that
+ * forward-only use costs nothing. Errors: INVALID_ARGUMENT as flashlift_attention_run; UNSUPPORTED for an output that
  * is not normalised, and for pages. `options` may be NULL. Since version 2.
  */
 FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* attention,
@@ -323,21 +333,21 @@ FlashliftError* flashlift_attention_run_backward(const FlashliftAttention* atten
 
 /* ---- Judging a result ---- */
 
-/* One tensor of a result, and what it is held against: for tests and benchmarks of attention, Flashlift's or another's.
- * All lie in the CPU's memory and have one shape. */
+/* One tensor of a result, and the tensors to compare it with: for tests and benchmarks of any attention. All are in CPU
+ * memory and have the same shape. */
 typedef struct FlashliftSubject {
   size_t struct_size;
   const char* name;           /* for the reason; NULL is "out" */
   const DLTensor* got;        /* f64, f32, bf16 or f16 */
   const DLTensor* want;       /* f64: the same, computed in double precision */
   const DLTensor* eager;      /* f32: the same, computed unfused in the problem's own element type */
-  const DLTensor* magnitudes; /* f64: what the terms of each element sum to without their signs; NULL: want's */
-  int64_t row_width;          /* elements of a row, which share their errors; 0 is 1 */
-  double samples;             /* how many errors are independent of each other; 0: as many as there are rows */
-  int32_t is_gradient;        /* other than 0: NaN and infinities may stand for each other, and where eager has them */
+  const DLTensor* magnitudes; /* f64: the sum of the absolute values of each element's terms; NULL: that of want */
+  int64_t row_width;          /* elements per row, which share their errors; 0 means 1 */
+  double samples;             /* the number of independent errors; 0: the number of rows */
+  int32_t is_gradient;        /* not 0: NaN and infinities may replace each other, and may occur where eager has them */
 } FlashliftSubject;
 
-/* An error, the same of `eager`, and what the error may be. */
+/* An error, the same error of `eager`, and the limit. */
 typedef struct FlashliftMeasure {
   double error, eager, limit;
 } FlashliftMeasure;
@@ -346,13 +356,13 @@ typedef struct FlashliftJudgement {
   size_t struct_size;
   FlashliftMeasure mean;    /* of all elements */
   FlashliftMeasure largest; /* of all elements */
-  FlashliftMeasure row;     /* the mean of a row: the row that is nearest to its limit, or the furthest beyond */
+  FlashliftMeasure row;     /* the mean of a row: of the row that is nearest to its limit, or furthest beyond it */
   int32_t ok;
-  char reason[256]; /* why it is not ok, with the place; empty if it is */
+  char reason[256]; /* if not ok: the reason and the place; otherwise empty */
 } FlashliftJudgement;
 
-/* Whether a result is right, by the rules of docs/design.md. Errors: INVALID_ARGUMENT for a shape or an element type.
- * Since version 4. */
+/* Judges whether a result is right, by the rules of docs/design.md. Errors: INVALID_ARGUMENT for a shape or an element
+ * type. Since version 4. */
 FlashliftError* flashlift_judge(const FlashliftSubject* subject, FlashliftJudgement* judgement);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// One attention problem: shapes, types, programs and everything else that a kernel is compiled for.
+// An attention problem: the shapes, types, programs and options that a kernel is compiled for.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
-// What a query row gives that has no key left (no sink either).
+// The output of a query row that has no key left (and no sink).
 enum class EmptyRows : uint8_t {
   kZero,     // 0, lse = -inf (FlexAttention, GoMLX)
   kUniform,  // the mean of all values (a large negative finite constant added as a mask)
@@ -37,35 +37,34 @@ struct Problem {
 
   DType dtype = DType::kF32;      // of q, k, v: f32, bf16 or f16
   DType out_dtype = DType::kF32;  // of the output: f32, bf16 or f16
-  // Whether the gradient by the output, which a backward pass is given, is of dtype; it is of out_dtype otherwise.
+  // True: d_out, the output gradient that a backward pass reads, has dtype `dtype`. False: it has `out_dtype`.
   bool d_out_like_inputs = false;
   float scale = 1.0f;  // multiplies <q, k> before score_mod
 
   std::optional<Program> score_mod;
   std::optional<Program> mask_mod;
-  // What the programs read, each tensor once: collect_captures(score_mod, mask_mod).
+  // The tensors that the programs read, each once: collect_captures(score_mod, mask_mod).
   std::vector<Capture> captures;
 
   int64_t sinks = 0;  // sink logits per query head: an f32 tensor [q_heads, sinks], or [sinks], beside the captures
   EmptyRows empty_rows = EmptyRows::kZero;
   bool want_lse = false;      // f32 [batch, q_heads, q_len]
-  bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score, sinks aside; -inf without a key
-  // Of out's dtype and shape: what rounding took from out. A backward pass that is given it is as exact as from an f32
-  // output.
+  bool want_row_max = false;  // f32 [batch, q_heads, q_len]: the largest score without sinks; -inf without a key
+  // The rounding error of out, in out's dtype and shape. With it, a backward pass is as exact as with an f32 output.
   bool want_residual = false;
   bool normalize = true;  // false: the output is not divided by the row sum
 
-  // Probability, 0 to below 1, that a key is left out of an output row; those that stay are divided by 1 - dropout. The
-  // row sum and lse know nothing of it. Which keys stay is a function of the call's seed and of (b, h, q, kv) alone:
-  // see docs/problem.md.
+  // The probability, 0 to below 1, that an output row drops a key; kept keys are divided by 1 - dropout. The row sum
+  // and lse are those without dropout. The kept keys depend on the call's seed and (b, h, q, kv) alone: see
+  // docs/problem.md.
   float dropout = 0.0f;
-  // Each call says which keys stay, by a tensor in place of the seed. `dropout` is then the rate alone, and may be 0.
+  // Each call gives the kept keys in a tensor instead of a seed. `dropout` is then only the rate, and may be 0.
   bool keep_mask = false;
-  // Each call gives the seed in a tensor, which is read where the call runs: for a seed that only the device knows.
+  // Each call gives the seed in a tensor on its own device, for a seed that was computed there.
   bool dropout_words = false;
 
-  // Keys of a page; 0: k and v are not paged. Paged k and v are [pages, kv_heads, page_size, dim], and key `kv` of
-  // batch b is row kv % page_size of page page_table[b, kv / page_size].
+  // Keys per page; 0: k and v are not paged. Paged k and v are [pages, kv_heads, page_size, dim], and key `kv` of batch
+  // b is row kv % page_size of page page_table[b, kv / page_size].
   int64_t page_size = 0;
 
   bool drops_keys() const { return dropout > 0 || keep_mask; }
@@ -75,8 +74,8 @@ struct Problem {
 // The tensors of one call. Logical orders, whatever the strides:
 //   q [batch, q_heads, q_len, head_dim]     k [batch, kv_heads, kv_len, head_dim]
 //   v [batch, kv_heads, kv_len, value_dim]  out [batch, q_heads, q_len, value_dim]
-// The last dimension may have any stride too. No output may share memory with an input or another output.
-// Paged: k [pages, kv_heads, page_size, head_dim], v likewise, and kv_len is the page table's width times page_size.
+// The last dimension may have any stride, too. No output may share memory with an input or another output. Paged: k
+// [pages, kv_heads, page_size, head_dim], v likewise, and kv_len is the page table's width times page_size.
 struct AttentionArguments {
   TensorView q;
   TensorView k;
@@ -87,29 +86,29 @@ struct AttentionArguments {
   std::optional<TensorView> lse;       // f32 [batch, q_heads, q_len], if Problem::want_lse
   std::optional<TensorView> row_max;   // f32 [batch, q_heads, q_len], if Problem::want_row_max
   std::optional<TensorView> residual;  // of out's dtype, shape and strides, if Problem::want_residual
-  // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the pages there are, so that
+  // i32 [batch, pages of a sequence], if Problem::page_size > 0. Entries are clamped to the number of pages, so that
   // those of masked keys may hold anything.
   std::optional<TensorView> page_table;
   uint64_t dropout_seed = 0;  // another seed, other keys; unused without dropout, or with a keep mask
-  // The batch and the query head that dropout takes the call's first ones for. A call that is a part of a larger one,
-  // such as a device's share, keeps the keys that the whole does.
+  // The batch and the query head that dropout uses for the call's first ones. With them, a call that is a part of a
+  // larger one, such as a device's share, keeps the same keys as the larger call.
   std::array<int64_t, 2> dropout_origin{};
-  // In place of both, if Problem::dropout_words: u32 [2], the seed's low half and its high one, or [4], with the origin
-  // behind. Dense.
+  // Replaces both, if Problem::dropout_words: dense u32 [2], the seed's low and high half, or [4], followed by the
+  // origin.
   std::optional<TensorView> dropout_words;
   // bool [batch, q_heads, q_len, kv_len], where each size may be 1 instead, if Problem::keep_mask: the keys that stay.
   std::optional<TensorView> keep_mask;
 };
 
-// The number of keys of a call: k's, or what the page table has room for.
+// The number of keys of a call: that of k, or the capacity of the page table.
 int64_t kv_length(const Problem& problem, const AttentionArguments& arguments);
 
 // Checks a problem by itself: ranges, types, programs, capture names.
 Status verify(const Problem& problem);
-// Checks that the arguments of a call are what the problem says. Sizes of `?` captures are taken as they come, named
-// ones must be the call's.
+// Checks that the arguments of a call match the problem. A size `?` of a captured tensor matches any size; named sizes
+// must be the call's.
 Status verify(const Problem& problem, const AttentionArguments& arguments);
-// The part of it that concerns the captured tensors, in a call of the problem's own lengths.
+// The part of this check that concerns the captured tensors, for a call of the problem's own lengths.
 Status verify_captures(const Problem& problem, std::span<const TensorView> captures);
 
 // The captured tensors of both programs, score_mod's first: what Problem::captures must be.
@@ -120,9 +119,9 @@ Result<std::vector<Capture>> collect_captures(const std::optional<Program>& scor
 // The one-line text form, used alike by the command line, tests, benchmarks and bug reports:
 //   attn b2 hq32 hkv8 sq4096 skv4096 d128 bf16 causal softcap=30
 // docs/problem.md lists the words. Named features become programs; programs in their text form stand at the end.
-// Errors: kInvalidArgument for a word that is unknown, given twice or has another value than it takes.
+// Errors: kInvalidArgument for a word that is unknown, given twice, or has a value that it does not accept.
 Result<Problem> parse_problem(std::string_view text);
-// Prints every field, the named features as the programs they became; parse_problem(print(p)) is p.
+// Prints every field, and named features as their programs; parse_problem(print(p)) is p.
 std::string print(const Problem& problem);
 
 }  // namespace flashlift

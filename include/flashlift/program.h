@@ -1,4 +1,4 @@
-// Score programs: small typed SSA programs over scalars that say what happens to one attention score.
+// Score programs: small typed SSA programs over scalars that compute one attention score or mask bit.
 //
 // A score_mod maps (score, b, h, q, kv) to an f32 score; a mask_mod maps (b, h, q, kv) to i1, true where the key is
 // kept. Both may read captured tensors at computed indices. Text form (whitespace is free, ';' equals a newline):
@@ -12,9 +12,10 @@
 //     return %4
 //   }
 //
-// Inputs stand by their names; constants are typed by their look or by a suffix: 3 (i32), 3:i64, 0.5 (f32), -inf, nan,
-// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`: then any size is taken at run time; or the
-// name of what a call must bring, such as `q_len` or `1|batch`, see Capture.
+// Inputs stand by their names; the spelling or a suffix gives the type of a constant: 3 (i32), 3:i64, 0.5 (f32), -inf,
+// nan,
+// 0x3f800000:f32 (bits), true, false. A captured tensor's size may be `?`, which matches any size at run time, or the
+// name of one of the call's sizes, such as `q_len` or `1|batch`; see Capture.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@
 #include "flashlift/result.h"
 #include "flashlift/tensor.h"
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
@@ -82,18 +83,18 @@ struct Node {
 struct Capture {
   std::string name;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;  // negative: one of the sizes below
+  std::vector<int64_t> shape;  // negative: one of the named sizes below
   bool operator==(const Capture&) const = default;
 };
 
-// Sizes of captured tensors that each call settles, by what the text form calls them.
+// Sizes of captured tensors that each call determines, with their names in the text form.
 inline constexpr int64_t kAnySize = -1;    // ?
 inline constexpr int64_t kBatchSize = -2;  // batch
 inline constexpr int64_t kHeadsSize = -3;  // heads: query heads
 inline constexpr int64_t kQLenSize = -4;   // q_len
 inline constexpr int64_t kKvLenSize = -5;  // kv_len
-inline constexpr int64_t kSameSize = -6;   // n: any, but one and the same wherever a problem's captured tensors have it
-// 1|batch and so on: that, or 1, which broadcasts, since indices are clamped.
+inline constexpr int64_t kSameSize = -6;   // n: any, but the same wherever a problem's captured tensors have it
+// 1|batch and so on: this size, or 1, which broadcasts, since indices are clamped.
 constexpr int64_t or_one(int64_t size) { return size - 8; }
 
 // Whether an operation reads a captured tensor, which its payload names.
@@ -110,7 +111,7 @@ struct Program {
   ValueId result = 0;
 };
 
-// Limits on what is accepted from outside.
+// Limits of input from outside.
 inline constexpr size_t kMaxProgramNodes = 4096;
 inline constexpr size_t kMaxCaptures = 32;
 inline constexpr size_t kMaxProgramText = 1 << 20;

@@ -6,17 +6,17 @@
 #include <utility>
 #include <variant>
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
-// Whose fault it is, which decides the exit code and the exception type of a front end.
+// The kind of an error, which determines the exit code or the exception type in a front end.
 enum class ErrorKind {
   kInvalidArgument,  // the caller's input is wrong: a shape, a dtype, a malformed text
   kUnsupported,      // the input is right, but this implementation cannot do it
   kNotFound,         // a file, a device, a library is missing
   kInternal,         // a defect of Flashlift, or memory ran out
-  kCancelled,        // the caller asked for the call to end
+  kCancelled,        // the caller cancelled the call
 };
 
 const char* to_string(ErrorKind kind);
@@ -27,7 +27,7 @@ struct Error {
   std::string message;
 };
 
-// Success, or the reason why not.
+// Success, or the error.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -41,7 +41,7 @@ class [[nodiscard]] Status {
   std::optional<Error> error_;
 };
 
-// A value, or the reason why there is none. Reading the value of a failed Result is a defect of the caller.
+// A value, or the error. Reading the value of a failed Result is a defect of the caller.
 template <typename T>
 class [[nodiscard]] Result {
  public:

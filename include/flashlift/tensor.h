@@ -1,4 +1,4 @@
-// Element types and strided views of memory that somebody else owns.
+// Element types, and strided views of memory that they do not own.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 

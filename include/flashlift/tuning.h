@@ -1,32 +1,33 @@
-// How a pass of attention runs, where that is not left to the library. tune.h measures which way is the fastest.
+// The choices of a pass of attention: implementation, tile sizes, splits, threads. tune.h measures which ones are the
+// fastest.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#pragma GCC visibility push(default)  // this is what the shared library exports
+#pragma GCC visibility push(default)  // the shared library exports these declarations
 
 namespace flashlift {
 
-// What is empty or 0 is left to the library.
+// A field that is empty or 0 leaves the choice to the library.
 struct Tuning {
   std::string implementation;
-  int64_t q_tile = 0;   // CPU, forward: rows of a task
-  int64_t kv_tile = 0;  // CPU: keys of a block; backward: keys of a task
-  int64_t splits = 0;   // CPU, forward: parts that the keys of a few rows are cut into
-  int threads = 0;      // CPU: at most so many, however many the executor has
+  int64_t q_tile = 0;   // CPU, forward: query rows per task
+  int64_t kv_tile = 0;  // CPU: keys per block; backward: keys per task
+  int64_t splits = 0;   // CPU, forward: number of parts that the keys of a few rows are split into
+  int threads = 0;      // CPU: the largest number of threads to use
 
   bool operator==(const Tuning&) const = default;
 };
-// "cpu_avx512 q_tile=96 threads=1", or "heuristics" where all is left to the library.
+// "cpu_avx512 q_tile=96 threads=1", or "heuristics" if all choices are left to the library.
 std::string to_string(const Tuning& tuning);
 
-// What is done with the database of what was tuned.
+// How compile() and tune() use the database of tuning results.
 enum class TuningPolicy : uint8_t {
   kFromEnvironment,  // FLASHLIFT_TUNING: off, read or write; without it kWrite
-  kOff,              // compile() takes nothing from it, tune() puts nothing there
-  kRead,             // compile() takes from it; tune() gives what it finds there, and otherwise only measures
-  kWrite,            // compile() takes from it; tune() measures and puts the result there
+  kOff,              // compile() does not read it, tune() does not write it
+  kRead,             // compile() reads it; tune() returns an entry that it has, and otherwise measures without writing
+  kWrite,            // compile() reads it; tune() measures and writes the result
 };
 
 }  // namespace flashlift
