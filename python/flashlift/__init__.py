@@ -1,12 +1,12 @@
-"""Flashlift: attention lifted out of wherever it is written, and run as one fused kernel.
+"""Flashlift: finds attention wherever it is written, and runs it as one fused kernel.
 
     attention = flashlift.compile("attn b1 h8 s1024 d64 f32 causal")
     out = attention(q, k, v)                     # numpy, torch or JAX arrays, [batch, heads, length, depth]
 
-    fused = flashlift.jax.fuse(model)            # a JAX function whose attention is found and fused
-    result = flashlift.stablehlo.fuse(text)      # the same for the text of a module
+    fused = flashlift.jax.fuse(model)            # a JAX function with its attention found and fused
+    result = flashlift.stablehlo.fuse(text)      # the same for a StableHLO module
 
-`flashlift.jax` and `flashlift.stablehlo` are imported by their users: they load JAX and MLIR.
+Import `flashlift.jax` and `flashlift.stablehlo` separately: they load JAX and MLIR.
 """
 
 from flashlift._attention import Attention, BoundAttention, BoundBackward, Gradients, compile

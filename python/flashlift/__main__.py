@@ -1,4 +1,4 @@
-"""python -m flashlift: the command line, and where what C, C++ and CMake need lies in this package."""
+"""python -m flashlift: the command line. Options print the folders that C, C++ and CMake need."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Compiled attention on arrays: flashlift.compile and what it returns."""
+"""Compiled attention on arrays: flashlift.compile and the objects that it returns."""
 
 import ctypes
 import re
@@ -50,7 +50,7 @@ Captures = Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Gradients:
-    """What `Attention.backward` returns."""
+    """The result of `Attention.backward`."""
 
     q: np.ndarray
     k: np.ndarray
@@ -61,9 +61,9 @@ class Gradients:
 
 
 class Attention:
-    """An attention compiled for one class of problems. Immutable; may be called from any thread.
+    """An attention compiled for one class of problems. Immutable; any thread may call it.
 
-    batch, q_len and kv_len of a call may differ from the problem's: they are taken from the arrays.
+    batch, q_len and kv_len of a call come from the arrays and may differ from the problem's.
     """
 
     def __init__(
@@ -106,35 +106,35 @@ class Attention:
 
     @property
     def problem(self) -> str:
-        """The problem in canonical text, every named feature as the program it became."""
+        """The problem in canonical text, with every named feature as its program."""
         return self._library.flashlift_attention_problem(self._handle).decode()
 
     @property
     def implementation(self) -> str:
-        """The name of the implementation that was chosen."""
+        """The name of the chosen implementation."""
         return self._library.flashlift_attention_implementation(self._handle).decode()
 
     @property
     def considerations(self) -> list[str]:
-        """Each implementation that was asked, and what it said."""
+        """Each implementation that was considered, and its answer."""
         return self._library.flashlift_attention_considerations(self._handle).decode().splitlines()
 
     @property
     def backward_considerations(self) -> list[str]:
-        """The same of the backward pass. None is accepted where a backward call will fail."""
+        """The same for the backward pass. None is accepted if a backward call will fail."""
         return self._library.flashlift_attention_backward_considerations(self._handle).decode().splitlines()
 
     def workspace_bytes(self, threads: int) -> int:
-        """Bytes of temporary memory that a call uses besides inputs and outputs, with that many threads."""
+        """Bytes of temporary memory that a call uses with that many threads, without inputs and outputs."""
         return self._library.flashlift_attention_workspace_bytes(self._handle, _thread_count(threads))
 
     def backward_workspace_bytes(self, threads: int) -> int:
-        """The same of a backward call that asks for the gradients of q, k and v."""
+        """The same for a backward call that computes the gradients of q, k and v."""
         return self._library.flashlift_attention_backward_workspace_bytes(self._handle, _thread_count(threads))
 
     @property
     def captures(self) -> list[str]:
-        """The names of the captured tensors that a call must bring, in order."""
+        """The names of the captured tensors that a call must pass, in order."""
         name = self._library.flashlift_attention_capture_name
         return [name(self._handle, i).decode() for i in range(self._info.capture_count)]
 
@@ -202,7 +202,8 @@ class Attention:
         keep_mask: Any = None,
         residual: Any = None,
     ) -> "BoundAttention":
-        """Prepares a call that writes into `out` (and `lse`, `row_max`, `residual`), to be run any number of times.
+        """Prepares a call that writes into `out` (and `lse`, `row_max`, `residual`). You can run it any number of
+        times.
 
         residual has out's element type, shape and strides."""
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "page_table": page_table, "residual": residual}
@@ -228,9 +229,10 @@ class Attention:
         keep_mask: Any = None,
         residual: Any = None,
     ) -> Gradients:
-        """The gradients of a loss by q, k, v, the sinks and the captured tensors named in `wanted`, as numpy arrays.
+        """The gradients of a loss with respect to q, k, v, the sinks and the captured tensors in `wanted`, as numpy
+        arrays.
 
-        out, lse and residual are what the forward call gave, d_out and d_lse (None: zeros) the gradients by them.
+        out, lse and residual are the results of the forward call; d_out and d_lse (None: zeros) are their gradients.
         """
         _check_dimensions(q=q, k=k, v=v)
         captures = self._in_order(captures)
@@ -274,8 +276,8 @@ class Attention:
         )
 
     def prepare_backward(self, wanted: Sequence[str] = ()) -> None:
-        """Generates the code that backward() needs, which its first call does otherwise. Takes seconds on a GPU; may
-        run on a thread of its own beside the first forward call. wanted: as backward's."""
+        """Generates the code that backward() needs; otherwise its first call does so. On a GPU this takes seconds;
+        you can run it in its own thread during the first forward call. wanted: as in backward()."""
         flags = self._flags(wanted)
         check(
             self._library,
@@ -283,7 +285,7 @@ class Attention:
         )
 
     def reads_residual(self, wanted: Sequence[str] = ()) -> bool:
-        """Whether backward() takes less time if the problem asks for `residual`, too. wanted: as backward's."""
+        """Whether `residual` in the problem makes backward() faster. wanted: as in backward()."""
         flags = self._flags(wanted)
         reads = ctypes.c_int32()
         check(
@@ -320,10 +322,11 @@ class Attention:
         keep_mask: Any = None,
         residual: Any = None,
     ) -> "BoundBackward":
-        """Prepares a backward call, to be run any number of times. It writes the gradients whose arrays are given.
+        """Prepares a backward call that writes the gradients whose arrays you give. You can run it any number of
+        times.
 
-        d_q, d_k and d_v have the problem's element type; those of captured tensors are float32 or the tensor's own
-        type, in its logical shape; each may have any strides, none of which is 0.
+        d_q, d_k and d_v have the problem's element type. Gradients of captured tensors are float32 or of the tensor's
+        own type, in its logical shape. Each may have any strides other than 0.
         """
         more = {"sinks": sinks, "lse": lse, "row_max": row_max, "residual": residual}
         more |= {"dropout_words": dropout_words, "keep_mask": keep_mask}
@@ -359,7 +362,7 @@ def _check_dimensions(**arrays: Any) -> None:
 
 
 class BoundAttention:
-    """A compiled attention with its arrays. Calling it runs it; the arrays are kept alive."""
+    """A compiled attention bound to its arrays. Calling it runs it; it keeps the arrays alive."""
 
     def __init__(
         self,
@@ -396,7 +399,7 @@ class BoundAttention:
 
 
 class BoundBackward:
-    """A backward call with its arrays. Calling it runs it; the arrays are kept alive."""
+    """A backward call bound to its arrays. Calling it runs it; it keeps the arrays alive."""
 
     def __init__(
         self,
@@ -451,9 +454,10 @@ def compile(
 ) -> Attention:
     """Compiles a problem given as one line of text, such as "attn b1 h8 s1024 d64 f32 causal", or as a Problem.
 
-    device: "cpu", "cuda" or "cuda:N". implementation: None for the first that accepts the problem, or a name: then
-    that one is used, or its reason why not is raised. tuning: "off" to take nothing from what flashlift.tune found;
-    None: as FLASHLIFT_TUNING says.
+    device: "cpu", "cuda" or "cuda:N".
+    implementation: a name, or None for the first that accepts the problem. If the named one refuses, its reason is
+    raised.
+    tuning: "off" ignores the results of flashlift.tune; None: as FLASHLIFT_TUNING says.
     Raises InvalidArgumentError for a malformed problem, UnsupportedError if no implementation accepts it.
     """
     return Attention(problem, device, implementation, tuning=tuning)

@@ -300,7 +300,7 @@ def c_text(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{name} is no text that UTF-8 can hold: {error}") from None
+        raise InvalidArgumentError(f"{name} is not a text that UTF-8 can represent: {error}") from None
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:

@@ -1,4 +1,4 @@
-"""A GPU's kernels, compiled before they are needed."""
+"""Compiling a GPU's kernels in advance."""
 
 import ctypes
 import json
@@ -12,7 +12,8 @@ from flashlift._problem import Problem
 
 @dataclass(frozen=True)
 class PrecompiledKernel:
-    """One kernel in the cache on disk. architecture: its compute capability times ten; cached: whether it was there."""
+    """One kernel in the cache on disk. architecture: its compute capability times ten; cached: whether it was
+    already there."""
 
     architecture: int
     implementation: str
@@ -30,14 +31,16 @@ def precompile(
     gradients: Sequence[str] = (),
     implementation: str | None = None,
 ) -> list[PrecompiledKernel]:
-    """Compiles what calls of a problem run on GPUs into the cache on disk. It needs NVRTC and no GPU.
+    """Compiles the kernels that calls of a problem run on GPUs, into the cache on disk. This needs NVRTC, but no
+    GPU.
 
-    Calls find the kernels where they have the cache's folder (FLASHLIFT_CACHE_DIR) and the same versions of Flashlift
-    and NVRTC. architectures: compute capabilities times ten, such as 80, 86, 89 or 90; q_lens: for calls with so many
-    queries, where not as many as the problem has; backward: the backward pass too, and gradients the captured tensors
-    that it gives gradients of.
-    Raises InvalidArgumentError for a malformed problem or an architecture that NVRTC does not know, NotFoundError
-    without NVRTC, UnsupportedError if no implementation takes the problem.
+    Calls find the kernels on a machine with the cache's folder (FLASHLIFT_CACHE_DIR) and the same versions of Flashlift
+    and NVRTC.
+    architectures: compute capabilities times ten, such as 80, 86, 89 or 90.
+    q_lens: the numbers of queries of the calls; by default the problem's.
+    backward: compile the backward pass, too; gradients: the captured tensors whose gradients it computes.
+    Raises InvalidArgumentError for a malformed problem or an architecture that NVRTC does not support, NotFoundError
+    without NVRTC, UnsupportedError if no implementation accepts the problem.
     """
     library = core()
     for name, given in (("architectures", architectures), ("q_lens", q_lens), ("gradients", gradients)):

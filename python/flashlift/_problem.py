@@ -1,4 +1,4 @@
-"""A problem in fields, and its text."""
+"""A problem as separate fields, and its text."""
 
 import ctypes
 import dataclasses
@@ -28,11 +28,12 @@ _SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One attention problem. str() is its text, which docs/problem.md describes.
+    """One attention problem. str() gives its text, which docs/problem.md describes.
 
-    words: every word that is not a size or the dtype, with its value: True for one without a value, a number, two
-    numbers, or a text: {"causal": True, "window": (128, 0), "softcap": 30.0, "out": "f32"}. score_mod, mask_mod:
-    programs as text. What is wrong with them, compiling says; but each of them is one word or one program.
+    words: every word that is not a size or the dtype, with its value: True for a word without a value, a number, two
+    numbers, or a text: {"causal": True, "window": (128, 0), "softcap": 30.0, "out": "f32"}.
+    score_mod, mask_mod: programs as text.
+    Each value must be a single word or program. Only compiling reports other errors in them.
     """
 
     q_heads: int
@@ -57,7 +58,7 @@ class Problem:
         words = [_word(name, value) for name, value in self.words.items()]
         for word in filter(None, [*self._sizes(), self.dtype, *words]):
             if not re.fullmatch(r"[^\s(){}]+", word):
-                raise InvalidArgumentError(f"{word!r} is no word of a problem: a word holds no spaces and no brackets")
+                raise InvalidArgumentError(f"{word!r} is not a word of a problem: a word has no spaces and no brackets")
         for name, program in {"score_mod": self.score_mod, "mask_mod": self.mask_mod}.items():
             pattern = rf"\s*{name}\s*\([^{{}}]*\)\s*{{[^{{}}]*}}\s*"
             if program is not None and not (isinstance(program, str) and re.fullmatch(pattern, program)):
@@ -65,7 +66,7 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str, **fields: Any) -> "Problem":
-        """Reads a problem's text. fields: sizes, and a dtype, that the text leaves out."""
+        """Reads a problem's text. fields: sizes and a dtype that the text leaves out."""
         read = _read(core().flashlift_problem_read, text)
         given = {name: size for word, size in read["sizes"].items() for name in _SIZES[word]}
         if read["dtype"] is not None:
@@ -90,13 +91,13 @@ class Problem:
         return hash(str(self))
 
     def expanded(self) -> "Problem":
-        """The same with each word that names a feature replaced by the program it becomes."""
+        """The same problem, with each word that names a feature replaced by its program."""
         read = _read(core().flashlift_problem_expand, str(self))
         programs = {"score_mod": read["score_mod"], "mask_mod": read["mask_mod"]}
         return dataclasses.replace(self, words=_words(read), **programs)
 
     def with_words(self, **words: Any) -> "Problem":
-        """The same with these words too, or with other values of them; False takes a word away."""
+        """The same problem with these words, or with other values of them; False removes a word."""
         return dataclasses.replace(self, words={**self.words, **words})
 
 

@@ -87,7 +87,7 @@ class Tensor:
             self._from_dlpack(array, name, is_written)
         else:
             raise InvalidArgumentError(
-                f"{name} is a {type(array).__name__}; expected a numpy array or one that speaks DLPack (torch, JAX)"
+                f"{name} is a {type(array).__name__}; expected a numpy array or one that supports DLPack (torch, JAX)"
             )
 
     def _from_numpy(self, array: np.ndarray, name: str) -> None:
@@ -130,7 +130,9 @@ class Tensor:
         if kind == b"dltensor_versioned":
             managed = _ManagedTensor.from_address(_capsule_pointer(capsule, kind))
             if managed.major != 1:
-                raise InvalidArgumentError(f"{name} speaks DLPack {managed.major}.{managed.minor}; expected version 1")
+                raise InvalidArgumentError(
+                    f"{name} has DLPack version {managed.major}.{managed.minor}; expected version 1"
+                )
             if is_written and managed.flags & _READ_ONLY:
                 raise InvalidArgumentError(f"{name} is an array that must not be written")
             self.dl = managed.tensor

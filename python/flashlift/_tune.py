@@ -1,4 +1,4 @@
-"""The candidates for a problem measured beside each other, and the fastest remembered."""
+"""Measures the candidates for a problem, and stores the fastest."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ from flashlift._problem import Problem
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a pass runs. None, or 0: the library's own choice."""
+    """The choices of a pass. None or 0 leaves a choice to the library."""
 
     implementation: str | None = None
     q_tile: int = 0
@@ -26,7 +26,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuneCandidate:
-    """ms: the median of its calls, or None where it failed; slow ones have few calls."""
+    """ms: the median of its calls, or None if it failed; slow candidates have few calls."""
 
     tuning: Tuning
     ms: float | None
@@ -36,7 +36,7 @@ class TuneCandidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tune() found. candidates: the fastest first; none where the result is from_database."""
+    """The result of tune(). candidates: the fastest first; empty if the result is from_database."""
 
     problem: str
     device: str
@@ -76,15 +76,17 @@ def tune(
     policy: str | None = None,
     progress: bool | None = None,
 ) -> Tuned:
-    """Measures the candidates for a problem in turns, and keeps the fastest in a database that processes share.
+    """Measures the candidates for a problem in turns, and stores the fastest in a database that processes share.
 
-    Compiling the same problem for the same lengths takes it from there, in `flashlift.compile`, JAX, PyTorch and XLA;
-    nothing else ever measures. Candidates are the implementations, on a CPU with other tiles, splits and threads, too.
-    backward: the backward pass, which is tuned by itself. layout: "bhsd" or "bshd", how the tensors lie in memory.
-    seconds: how long to measure, about. policy: "write" to measure and remember, "read" to measure only what is not
-    remembered, "off" to measure only; None: as FLASHLIFT_TUNING says, or "write". progress: a bar (tqdm's where it is
-    installed) on standard error; None: if that is a terminal.
-    Raises what compile() raises; NotFoundError without SQLite or where the cache's folder cannot be written.
+    Compiling the same problem for the same lengths then uses it, in `flashlift.compile`, JAX, PyTorch and XLA. No other
+    function measures. Candidates are the implementations, and on a CPU also other tiles, splits and threads.
+    backward: tune the backward pass, which is tuned separately.
+    layout: "bhsd" or "bshd", the order of dimensions in memory.
+    seconds: about how long to measure.
+    policy: "write" measures and stores, "read" measures only what is not stored, "off" only measures; None: as
+    FLASHLIFT_TUNING says, or "write".
+    progress: show a progress bar on standard error (tqdm's if installed); None: if that is a terminal.
+    Raises the errors of compile(); NotFoundError without SQLite or if the cache's folder cannot be written.
     """
     if layout not in ("bhsd", "bshd"):
         raise InvalidArgumentError(f'layout is {layout!r}; expected "bhsd" or "bshd"')

@@ -1,4 +1,4 @@
-"""Finding attention in a StableHLO module, text or bytes, and replacing it.
+"""Finds attention in a StableHLO module, given as text or bytes, and replaces it.
 
 result = flashlift.stablehlo.fuse(text)
 for candidate in result.candidates:
@@ -55,18 +55,18 @@ def fuse(
     gradients: bool = False,
     emit: str = "",
 ) -> FuseResult:
-    """Finds attention in a module and replaces it by one fused call each.
+    """Finds attention in a module and replaces each one by a fused call.
 
-    module: StableHLO text, pretty or generic; MLIR bytecode; or VHLO (a portable artifact, as jax.export gives it). Its
-    first bytes tell which.
-    fuse_as: "custom_call" needs Flashlift's handler where the module runs (flashlift.jax.register); "composite" keeps
-    the original as its decomposition, so that it runs anywhere.
-    gradients: whether an attention is fused whose gradient stands in the module, too. Its backward pass becomes a
-    custom call as well. Otherwise both stay.
+    module: StableHLO text, pretty or generic; MLIR bytecode; or VHLO (a portable artifact, as jax.export writes it).
+    Its first bytes determine which.
+    fuse_as: "custom_call" needs Flashlift's handler to run the module (flashlift.jax.register); "composite" keeps the
+    original as its decomposition, so that the module runs anywhere.
+    gradients: if the module also contains the gradient of an attention, fuse both; the backward pass becomes a custom
+    call as well. Otherwise both stay unfused.
     emit: the form of the new module: "text", "bytecode" (MLIR's, of StableHLO), "vhlo=1.9.0" (a portable artifact of
-    that version of StableHLO), "vhlo" (of the oldest version that can say it) or "" (the form it was given in).
-    Raises InvalidArgumentError with line and column, or the byte, for what is not a valid module. An attention that
-    cannot be proved stays, with a reason.
+    that version of StableHLO), "vhlo" (of the oldest version that can represent it) or "" (the form of the input).
+    Raises InvalidArgumentError with line and column, or the byte, for an invalid module. An attention that cannot be
+    proved stays unfused, with a reason.
     """
     if fuse_as not in _AS:
         raise InvalidArgumentError(f'fuse_as is "{fuse_as}"; expected one of {", ".join(_AS)}')

@@ -1,7 +1,8 @@
-"""Is a result right? The judge that Flashlift's own tests and benchmarks use, for results of any attention.
+"""Judges whether a result is right. Flashlift's own tests and benchmarks use this; it accepts results of any
+attention.
 
-judgement = flashlift.testing.judge(out, want, eager)     # want in float64; eager is unfused maths in out's type
-assert judgement.ok, judgement.reason
+    judgement = flashlift.testing.judge(out, want, eager)     # want in float64; eager is unfused maths in out's type
+    assert judgement.ok, judgement.reason
 """
 
 import ctypes
@@ -19,7 +20,7 @@ __all__ = ["Judgement", "Measure", "judge"]
 
 @dataclass(frozen=True)
 class Measure:
-    """An error, the same of unfused maths, and what the error may be."""
+    """An error, the same error of unfused maths, and the limit."""
 
     error: float
     eager: float
@@ -32,7 +33,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What `judge` says. docs/design.md has the limits."""
+    """The result of `judge`. docs/design.md has the limits."""
 
     mean: Measure
     """The mean error of all elements."""
@@ -61,16 +62,18 @@ def judge(
     samples: float | None = None,
     is_gradient: bool = False,
 ) -> Judgement:
-    """Compares a result with its float64 reference, beside what unfused maths in the result's type makes of it.
+    """Compares a result with its float64 reference. The limits come from the errors of unfused maths in the result's
+    type.
 
-    The arrays lie in the CPU's memory: numpy's, or any that speak DLPack (torch, JAX). `row_width` is how many elements
-    share their errors (the last dimension), `samples` how many errors are independent (the rows). A gradient's terms
-    may cancel: `magnitudes` are their sums without signs.
+    The arrays are in CPU memory: numpy's, or any that support DLPack (torch, JAX).
+    row_width: the number of elements that share their errors (by default the last dimension).
+    samples: the number of independent errors (by default the rows).
+    magnitudes: the sums of the absolute values of each element's terms, for gradients, whose terms may cancel.
     """
     for key, array in {"got": got, "want": want, "eager": eager}.items():
         if not hasattr(array, "shape"):
             raise InvalidArgumentError(
-                f"{key} is a {type(array).__name__}; expected a numpy array or one that speaks DLPack (torch, JAX)"
+                f"{key} is a {type(array).__name__}; expected a numpy array or one that supports DLPack (torch, JAX)"
             )
     shape = tuple(got.shape)
     arrays = {"got": got, "want": _dense(want, np.float64), "eager": _dense(eager, np.float32)}

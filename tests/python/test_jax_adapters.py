@@ -42,7 +42,7 @@ def test_flax_calls_flash_attention_itself():
     causal = flash_attention(Q[0], K[0], V[0], causal=True)
     np.testing.assert_array_equal(flash_attention(Q[0], K[0], V[0], mask=None, is_causal=True, **keywords), causal)
     np.testing.assert_array_equal(flax_attention_fn(Q[0], K[0], V[0], mask=None, is_causal=True, **keywords), causal)
-    with pytest.raises(flashlift.FlashliftError, match='causal is "bottom_right" and is_causal came'):
+    with pytest.raises(flashlift.FlashliftError, match='causal is "bottom_right" and is_causal is given'):
         flash_attention(Q[0], K[0], V[0], causal="bottom_right", is_causal=True)
 
 
@@ -88,7 +88,7 @@ def test_equinox_is_of_one_head():
     ("arguments", "message"),
     [
         ({"mask": MASK[:1, :2]}, r"mask is bool\[1, 2, 1, 7, 7\]; expected the batches \[2, 3\]"),
-        ({"einsum_dot_general": jnp.einsum}, "einsum_dot_general came"),
+        ({"einsum_dot_general": jnp.einsum}, "einsum_dot_general was given"),
         ({"module": object()}, "leave sow_weights out"),
     ],
 )

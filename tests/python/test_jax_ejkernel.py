@@ -246,7 +246,7 @@ def test_the_call_of_easydel():
     [
         ({"mask_info": IDS}, r"mask_info is int32\[2, 19\]; expected a MaskInfo"),
         ({"mask_info": MaskInfo}, "mask_info is .*; expected a MaskInfo"),
-        ({"mask_info": MaskInfo.from_segments(IDS), "q_segment_ids": IDS}, "mask_info and q_segment_ids came"),
+        ({"mask_info": MaskInfo.from_segments(IDS), "q_segment_ids": IDS}, "mask_info and q_segment_ids are given"),
         (
             {"mesh": jax.make_mesh((1,), ("dp",))},
             "in_specs, out_specs is missing; expected mesh, in_specs and out_specs",
@@ -455,5 +455,5 @@ def test_policies_of_tuners():
     assert measured and not any(measured)
     with pytest.raises(ValueError, match="cache_miss_fallback is 'measure'; expected"):
         fj.AutotunePolicy(cache_miss_fallback="measure")
-    with pytest.raises(NotImplementedError, match="block_tables came; pages are a problem of"):
+    with pytest.raises(NotImplementedError, match="block_tables was given, but flash_attention has no pages"):
         flash_attention(Q, K, V, None, None, None, None, IDS)

@@ -84,7 +84,7 @@ def test_a_float_mask_is_refused_whatever_it_holds():
 
 
 def test_the_same_argument_by_two_names():
-    refused("attention_mask and mask came", attention_mask=KEPT, mask=KEPT)
+    refused("attention_mask and mask are given", attention_mask=KEPT, mask=KEPT)
     refused("dropout_prob is 0.1 and dropout_rate 0.2", dropout_prob=0.1, dropout_rate=0.2, dropout_seed=1)
     refused(
         "both of dropout_seed and dropout_rng came", dropout_prob=0.1, dropout_seed=1, dropout_rng=jax.random.key(0)

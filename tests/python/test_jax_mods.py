@@ -59,7 +59,7 @@ OF_NUMPY = np.linspace(-1, 1, H * T, dtype=np.float32).reshape(H, T)
 )
 def test_tables_of_numpy_are_refused_as_jax_does(mod):
     given = normal(B, S, H, D), normal(B, T, H, D), normal(B, T, H, D)
-    message = r"score_mod asks for the value of a position.*a table of numpy's as jnp.asarray\(table\)\[h, kv\]"
+    message = r"score_mod reads the value of a position.*a table of numpy's as jnp.asarray\(table\)\[h, kv\]"
     for run in (attention, jax.jit(attention, static_argnames="score_mod")):
         with pytest.raises(ValueError, match=message):
             run(*given, score_mod=mod)
@@ -258,9 +258,9 @@ def test_transformations():
         ({"score_mod": lambda s, b, h, q, kv: jax.lax.lgamma(s)}, "score_mod computes lgamma"),
         ({"score_mod": lambda s, b, h, q, kv: None}, "score_mod returns nothing; expected one scalar"),
         ({"score_mod": lambda s, b, h, q, kv: s + jnp.take(DOCUMENTS[0], kv)}, "fills what it reads out of bounds"),
-        ({"score_mod": lambda s, b, h, q, kv: s + [1.0, 2.0][h]}, "asks for the value of a position"),
+        ({"score_mod": lambda s, b, h, q, kv: s + [1.0, 2.0][h]}, "reads the value of a position"),
         ({"score_mod": lambda s, b, h, q, kv: np.tanh(s)}, "np.tanh as jnp.tanh"),
-        ({"mask_mod": lambda b, h, q, kv: q >= kv and h > 0}, "mask_mod asks for the value.* `and` as &"),
+        ({"mask_mod": lambda b, h, q, kv: q >= kv and h > 0}, "mask_mod reads the value.* `and` as &"),
         (
             {"score_mod": lambda s, b, h, q, kv: jax.lax.fori_loop(0, 300, lambda i, x: x * 2, s)},
             "a loop of 300 steps; expected",

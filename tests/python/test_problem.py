@@ -107,5 +107,5 @@ def test_a_field_is_of_its_own_kind(fields, message):
     ],
 )
 def test_a_field_holds_one_word_or_one_program(fields):
-    with pytest.raises(flashlift.InvalidArgumentError, match="no word of a problem|expected one program"):
+    with pytest.raises(flashlift.InvalidArgumentError, match="not a word of a problem|expected one program"):
         flashlift.Problem(**{**SIZES, **fields})

@@ -1,14 +1,14 @@
 """Flashlift in JAX.
 
-    fused = flashlift.jax.fuse(model)            # found in what the function does, and fused
+    fused = flashlift.jax.fuse(model)            # finds the attention in a function and fuses it
     out = fused(params, tokens)
-    print(fused.report)                          # what was found, and why the rest was left alone
+    print(fused.report)                          # what was found, and why the rest stays unfused
 
-    out = flashlift.jax.attention(q, k, v, "causal softcap=30")      # asked for by name
+    out = flashlift.jax.attention(q, k, v, "causal softcap=30")      # one attention, with features as words
     out = flashlift.jax.flash_attention(q, k, v, causal=True, logits_soft_cap=30.0, softmax_aux=sinks)
-    out = flashlift.jax.dot_product_attention(q, k, v, is_causal=True)      # jax.nn's, by its own signature
+    out = flashlift.jax.dot_product_attention(q, k, v, is_causal=True)      # the signature of jax.nn's function
 
-On CPUs and NVIDIA GPUs; elsewhere a fused function runs as it was, and says so.
+It works on CPUs and NVIDIA GPUs. On other platforms a fused function runs unchanged, and its report says so.
 """
 
 from flashlift.jax._adapters import equinox_attention_fn, flax_attention_fn, haiku_attention_fn

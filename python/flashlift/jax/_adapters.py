@@ -1,4 +1,4 @@
-"""Attention by the signatures of neural network libraries, none of which is imported."""
+"""Attention with the signatures of neural network libraries, without importing these."""
 
 import math
 from collections.abc import Callable
@@ -33,15 +33,15 @@ def flax_attention_fn(
     is_causal: bool = False,
     promote_dtype: Callable[..., Any] | None = None,
 ) -> jax.Array:
-    """Flax's dot_product_attention, linen's and nnx's, for `attention_fn=`.
+    """The dot_product_attention of Flax linen and nnx, for `attention_fn=`.
 
     query, key, value: [batch..., length, heads, depth], with any number of batch dimensions, or none. bias, mask:
-    [batch..., heads, q_len, kv_len], each of this size or 1. A query that sees no key gives the mean of value, as
-    there. Softmax is always of float32. promote_dtype: nnx's, of the three together. Dropout is as there but for
-    broadcast_dropout: each batch and head leaves out keys of its own.
+    [batch..., heads, q_len, kv_len]; each size may be 1 instead. A query that sees no key gives the mean of value, as
+    in Flax. Softmax is always computed in float32. promote_dtype: nnx's function, applied to all three together.
+    Dropout works as in Flax, except for broadcast_dropout: each batch and head drops its own keys.
     """
     if einsum_dot_general is not None:
-        raise UnsupportedError("einsum_dot_general came; the products are the kernel's: leave it out")
+        raise UnsupportedError("einsum_dot_general was given, but the kernel computes the products; leave it out")
     if promote_dtype is not None:
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
     q, k, v = (as_array(name, one) for name, one in (("query", query), ("key", key), ("value", value)))
@@ -87,8 +87,9 @@ def equinox_attention_fn(
     key: jax.Array | None = None,
     inference: bool | None = None,
 ) -> jax.Array:
-    """Equinox's dot_product_attention, of one head: query [q_len, depth], key_ and value [kv_len, depth], mask booleans
-    [q_len, kv_len], dropout an equinox.nn.Dropout. jax.vmap over heads and batches makes one call of all."""
+    """Equinox's dot_product_attention of one head: query [q_len, depth], key_ and value [kv_len, depth], mask
+    booleans [q_len, kv_len], dropout an equinox.nn.Dropout. jax.vmap over heads and batches combines them into one
+    call."""
     q, k, v = (as_array(name, one) for name, one in (("query", query), ("key_", key_), ("value", value)))
     if not q.ndim == k.ndim == v.ndim == 2:
         raise InvalidArgumentError(
@@ -115,8 +116,8 @@ def equinox_attention_fn(
 
 
 def haiku_attention_fn(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """What haiku.MultiHeadAttention computes between its projections: of [batch..., length, heads, depth], with a mask
-    [batch..., heads or 1, q_len, kv_len]."""
+    """The attention that haiku.MultiHeadAttention computes between its projections: inputs [batch..., length, heads,
+    depth], with a mask [batch..., heads or 1, q_len, kv_len]."""
     return flax_attention_fn(query, key, value, mask=mask)
 
 

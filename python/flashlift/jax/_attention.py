@@ -34,20 +34,22 @@ def attention(
     mask_mod: Callable[..., Any] | None = None,
     implementation: str | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, and another one for its gradients.
+    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, with a second kernel for its gradients.
 
-    layout: how q, k, v and the result are laid out: one letter for each dimension, b batch, h heads, s length, d depth.
-    features: what the problem has beyond its shapes, in the words of the problem text: "causal window=128 softcap=30",
-    "score_mod(...) {...}". captures: the tensors that the programs read, by name, or in the order in which they are
-    first named; sinks: [q_heads, n], or [n] for all heads; dropout_seed, with "dropout=..." in the features and on
-    CPUs: a key of jax.random, its uint32 [2], or an integer. score_mod(score, b, h, q, kv), mask_mod(b, h, q, kv):
-    functions of scalars in jax.numpy, in place of programs; what they read of arrays around them has gradients.
-    implementation: one by name, or its reason why not, as flashlift.compile takes it. Without "scale=..." the scale is
-    1/sqrt(head_dim).
-    Returns the result, or (result, lse[batch, q_heads, q_len]) if the features ask for "lse".
+    layout: the order of dimensions of q, k, v and the result, one letter each: b batch, h heads, s length, d depth.
+    features: the features of the problem besides its shapes, in the words of the problem text: "causal window=128
+    softcap=30", "score_mod(...) {...}". Without "scale=..." the scale is 1/sqrt(head_dim).
+    captures: the tensors that the programs read, by name, or in the order in which the programs first name them.
+    sinks: [q_heads, n], or [n] for all heads.
+    dropout_seed: for "dropout=..." in the features: a key of jax.random, its uint32 [2], or an integer.
+    score_mod(score, b, h, q, kv), mask_mod(b, h, q, kv): functions of scalars in jax.numpy, instead of programs; arrays
+    that they read from outside have gradients.
+    implementation: the name of one, as in flashlift.compile: if it refuses, its reason is raised.
+    Returns the result, or (result, lse[batch, q_heads, q_len]) if the features include "lse".
 
-    Reverse-mode derivatives by q, k, v, floating-point captures and sinks, through both results, in O(length) memory.
-    Forward-mode and second derivatives are computed by plain maths, with all scores in memory, and say so once.
+    Reverse-mode derivatives with respect to q, k, v, floating-point captures and sinks, through both results, take
+    O(length) memory. Forward-mode and second derivatives use plain maths with all scores in memory, and give one
+    warning.
     """
     if sorted(layout) != sorted("bhsd"):
         raise InvalidArgumentError(f'layout is "{layout}"; expected the letters b, h, s and d in some order')

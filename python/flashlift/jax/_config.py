@@ -1,6 +1,6 @@
-"""How a call is to run, and where that is remembered: ejkernel's configurations, caches and choice.
+"""Configurations of calls, their caches and their choice, with ejkernel's names.
 
-A configuration never changes a result. Nothing is measured unless a tuner is asked for.
+A configuration never changes a result. Only a tuner measures.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Key = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FwdParams:
-    """Tiles, as ejkernel names them. They are taken and kept; Flashlift's follow from shapes."""
+    """Tile sizes with ejkernel's names. They are accepted and stored; Flashlift's own tile sizes follow from shapes."""
 
     q_blocksize: int | None = None
     kv_blocksize: int | None = None
@@ -45,13 +45,13 @@ class FwdParams:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BwdParams(FwdParams):
-    """The same of the backward pass."""
+    """The same for the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashAttentionConfig:
-    """platform: as flash_attention takes it. implementation: one of those that `flashlift.compile(...).considerations`
-    names, or None for the first that accepts the problem; another one is an error with its reason."""
+    """platform: as in flash_attention. implementation: a name from `flashlift.compile(...).considerations`, or None
+    for the first that accepts the problem. If the named one refuses, the call raises its reason."""
 
     platform: str = "auto"
     backend: str = "any"
@@ -97,7 +97,7 @@ def check_config(cfg: Any) -> tuple[str | None, str | None]:
 
 
 class ConfigCache:
-    """Configurations in memory."""
+    """A cache of configurations in memory."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Any] = {}
@@ -119,8 +119,9 @@ class ConfigCache:
 
 
 class PersistentCache:
-    """Configurations in a JSON file that processes share. A file that cannot be read holds none. Without a path it is
-    the operation's, in the folder of Flashlift's caches; what ends in .json is a path itself."""
+    """A cache of configurations in a JSON file that processes share. A file that cannot be read counts as empty. A
+    path that ends in .json names the file; by default it is the operation's file in the folder of Flashlift's
+    caches."""
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ _overlays: contextvars.ContextVar[tuple[Mapping[Key, Any], ...]] = contextvars.C
 
 @contextlib.contextmanager
 def overlay_cache(mapping: Mapping[Key, Any]) -> Iterator[None]:
-    """Within it, these configurations go before remembered ones."""
+    """A context in which these configurations precede stored ones."""
     if not isinstance(mapping, Mapping):
         raise InvalidArgumentError(
             f"mapping is {short(mapping)}; expected a dict of configurations by (device, op_id@vN, call_key), as "
@@ -197,9 +198,8 @@ def overlay_cache(mapping: Mapping[Key, Any]) -> Iterator[None]:
 
 @dataclasses.dataclass
 class AutotunePolicy:
-    """allow_autotune: whether a tuner may measure where nothing is remembered; it is off unless asked for, and with
-    cache_miss_fallback="heuristics". validate_backward: it measures the gradient, too, and a candidate that has none
-    is left out."""
+    """allow_autotune: whether a tuner may measure if nothing is stored; off by default, and with
+    cache_miss_fallback="heuristics". validate_backward: also measure the gradient, and skip candidates without one."""
 
     allow_autotune: bool = False
     allow_heuristics: bool = True
@@ -234,7 +234,7 @@ class Tuner:
     def autotune(
         self, make: Callable[[Any], Callable[..., Any]], args: Any, kwargs: Any, candidates: Iterable[Any]
     ) -> Any:
-        """The candidate whose function, made by `make`, is the fastest; one that fails is left out."""
+        """The candidate whose function, created by `make`, is the fastest; candidates that fail are skipped."""
         measured: list[tuple[float, int, Any]] = []
         for candidate in candidates:
             with contextlib.suppress(FlashliftError, jax.errors.JaxRuntimeError):
@@ -246,7 +246,7 @@ class Tuner:
 
 @dataclasses.dataclass(frozen=True)
 class Invocation:
-    """One call on its way to a configuration."""
+    """One call for which a configuration is chosen."""
 
     op_id: str
     args: tuple[Any, ...]
@@ -268,7 +268,7 @@ class Invocation:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def make_key(self, key_builder: Callable[["Invocation"], str] | None = None) -> str:
-        """The key that a function of one's own makes, or call_key."""
+        """The key from a custom function, or call_key."""
         return self.call_key if key_builder is None else key_builder(self)
 
 
@@ -278,9 +278,9 @@ def _looks(value: Any) -> str:
 
 
 class ConfigSelectorChain:
-    """Chooses by override, overlay, memory, disk, an explicit tuner, heuristics, in this order, and tells `on_event`
-    which it was. An override is not remembered. persist_autotune: what was measured goes to disk, too;
-    forbid_reautotune: nothing is measured twice, even where the cache was cleared since."""
+    """Chooses a configuration by override, overlay, memory, disk, an explicit tuner, heuristics, in this order, and
+    reports to `on_event` which one it was. An override is not stored. persist_autotune: store measured results on
+    disk, too; forbid_reautotune: measure nothing twice, even after the cache was cleared."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ class ConfigSelectorChain:
 
 @contextlib.contextmanager
 def policy_override(selector: ConfigSelectorChain, **updates: Any) -> Iterator[None]:
-    """Within it, the selector's policy has other values."""
+    """A context in which the selector's policy has other values."""
     before = selector.policy
     selector.policy = dataclasses.replace(before, **updates)
     try:
@@ -366,7 +366,7 @@ _forward_only: contextvars.ContextVar[bool] = contextvars.ContextVar("forward_on
 
 @contextlib.contextmanager
 def forward_autotune_only() -> Iterator[None]:
-    """Within it, tuners measure no gradients, whatever the policy says."""
+    """A context in which tuners measure no gradients, for any policy."""
     token = _forward_only.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""jax.nn.dot_product_attention's signature, as one fused kernel."""
+"""The signature of jax.nn.dot_product_attention, as one fused kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,16 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """jax.nn.dot_product_attention with its arguments and its results, as one fused kernel, with gradients.
+    """jax.nn.dot_product_attention with the same arguments and results, as one fused kernel, with gradients.
 
-    query: [batch, q_len, q_heads, depth] or without the batch; key and value alike. bias, mask: four dimensions, or
-    fewer, which are the last of [batch, q_heads, q_len, kv_len]; each is of this size or 1. query_seq_lengths,
-    key_value_seq_lengths: int32 [batch]; a query behind its length gives 0. A query that has no key for another reason
-    gives the mean of value, as there. return_residual: also the logarithm of each row's sum of exponentials, [batch,
-    q_len, q_heads], in query's dtype, -inf behind the query's length, and a constant to gradients, as there.
-    implementation: None or "xla" for wherever JAX runs, "cudnn" for CUDA alone; the kernel is Flashlift's.
+    query: [batch, q_len, q_heads, depth] or without the batch; key and value alike.
+    bias, mask: four dimensions, or fewer, which are the last of [batch, q_heads, q_len, kv_len]; each has this size or
+    1.
+    query_seq_lengths, key_value_seq_lengths: int32 [batch]. A query after its sequence's length gives 0. A query that
+    has no key for another reason gives the mean of value, as in jax.nn.
+    return_residual: also return the logarithm of each row's sum of exponentials, [batch, q_len, q_heads], in query's
+    dtype. It is -inf after the query's length, and a constant for gradients, as in jax.nn.
+    implementation: None or "xla" runs wherever JAX runs, "cudnn" on CUDA alone; the kernel is always Flashlift's.
     """
     if not isinstance(implementation, (str, type(None))) or implementation not in _PLATFORMS:
         raise UnsupportedError(f'implementation is "{implementation}"; expected None, "xla" or "cudnn"')

@@ -36,7 +36,7 @@ Result = jax.Array | tuple[jax.Array, jax.Array]
 
 
 class FlashAttention:
-    """flash_attention as a module: how it runs is a configuration's, and an Executor's to choose."""
+    """flash_attention as a module. A configuration, which an Executor chooses, determines how it runs."""
 
     op_id = "flash_attention"
     version = "1"
@@ -68,7 +68,7 @@ class FlashAttention:
         cfg: FlashAttentionConfig | None = None,
         **others: Any,
     ) -> Result:
-        """flash_attention in ejkernel's order. others: more of its keywords."""
+        """flash_attention with ejkernel's order of arguments. others: its other keyword arguments."""
         return flash_attention(
             query,
             key,
@@ -105,13 +105,13 @@ class FlashAttention:
         return functools.partial(self.run, cfg=cfg)
 
     def heuristic_cfg(self, inv: Invocation) -> FlashAttentionConfig:
-        """What runs unless something else is asked for: the library chooses."""
+        """The default configuration, which leaves the choice to the library."""
         return FlashAttentionConfig()
 
     heuristic_cfg_gpu = heuristic_cfg_tpu = heuristic_cfg_xla = heuristic_cfg
 
     def candidate_cfgs(self, inv: Invocation) -> list[FlashAttentionConfig]:
-        """One for each implementation that accepts shapes like these, the library's own choice first."""
+        """One for each implementation that accepts such shapes, the library's own choice first."""
         given = inspect.signature(FlashAttention.run).bind(self, *inv.args, **inv.kwargs).arguments
         query, key, value = given["query"], given["key"], given["value"]
         check_operands(("query", "key", "value"), query, key, value, "bshd")
@@ -140,8 +140,8 @@ class FlashAttention:
         **arguments: Any,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A function within jax.shard_map, and the arrays to call it with: query, key, value, bias, softmax_aux,
-        cum_seqlens_q, cum_seqlens_k, attention_mask, q_segment_ids, kv_segment_ids, None where one is not given.
-        in_specs: one for each, or for the first seven, where the rest is split as the query is."""
+        cum_seqlens_q, cum_seqlens_k, attention_mask, q_segment_ids, kv_segment_ids, with None for arrays that are
+        not given. in_specs: one for each, or for the first seven; the rest is then split like the query."""
         names = ["query", "key", "value", "bias", "softmax_aux", "cum_seqlens_q", "cum_seqlens_k", "attention_mask"]
         names += ["q_segment_ids", "kv_segment_ids"]
         given = {"query": query, "key": key, "value": value, "bias": bias, "attention_mask": attention_mask}
@@ -212,7 +212,7 @@ class Executor:
         return run(*operands)
 
     def choose_config(self, kernel: Any, *args: Any, cfg: Any = None, **kwargs: Any) -> Any:
-        """The configuration that a call would run with."""
+        """The configuration with which a call would run."""
         if isinstance(kernel, type) or not hasattr(kernel, "op_id") or not hasattr(kernel, "run"):
             raise InvalidArgumentError(f"kernel is {short(kernel)}; expected a module, such as FlashAttention()")
         return self.chooser.choose(Invocation(kernel.op_id, args, kwargs, override_cfg=cfg), kernel)
@@ -220,7 +220,7 @@ class Executor:
     def tune(
         self, kernel: Any, *args: Any, seconds: float = 2.0, policy: str | None = None, **kwargs: Any
     ) -> list[Tuned]:
-        """Measures tiles, splits and threads, too, for the kernels of such a call, and remembers them for all of
+        """Also measures tiles, splits and threads for the kernels of such a call, and stores the results for all of
         Flashlift's front ends; see flashlift.jax.tune."""
         arrays = {name: one for name, one in kwargs.items() if hasattr(one, "shape")}
         plain = {name: one for name, one in kwargs.items() if name not in arrays}
@@ -243,8 +243,8 @@ def create_default_executor(
     warmup_iterations: int = 2,
     timing_iterations: int = 5,
 ) -> Executor:
-    """An executor that remembers in memory, and in a file if one is named. enable_autotuning: calls of arrays, not of
-    traced ones, measure the candidates where nothing is remembered."""
+    """An executor that stores configurations in memory, and in a file if one is named. enable_autotuning: calls with
+    arrays (not traced ones) measure the candidates if nothing is stored."""
     return Executor(
         ConfigSelectorChain(
             cache=ConfigCache(),

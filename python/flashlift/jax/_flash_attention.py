@@ -65,54 +65,62 @@ def flash_attention(
     """softmax(cap(scale query keyᵀ + bias) where kept) value as one fused kernel, with gradients.
 
     query: [batch, q_len, q_heads, depth]; key: [batch, kv_len, kv_heads, depth]; value: [batch, kv_len, kv_heads, value
-    depth], where kv_heads divides q_heads. float32, bfloat16 or float16, the same for all three.
-
-    bias: added to the scaled scores; broadcasts to [batch, q_heads, q_len, kv_len]. attention_mask: booleans or
-        integers, not 0 where a key is kept: [batch, kv_len], or what broadcasts to that shape.
-    mask_info: a MaskInfo, ours or ejkernel's, in place of attention_mask and segment ids.
-    score_mod, mask_mod: functions of (score, b, h, q, kv) and (b, h, q, kv) in jax.numpy, after all of the above and
-        below; what they read of arrays around them has gradients.
-    softmax_scale: 1/sqrt(depth) unless given.
-    causal: keeps keys up to the query's position, both counted from the beginning, or, with "bottom_right", from the
-        end. sliding_window: how many positions to the left and to the right of the query are kept; one number is both,
-        and 0 keeps the query's own position, which counts from the end, too, with "bottom_right".
+        depth], where kv_heads divides q_heads. All three are float32, bfloat16 or float16, of the same type.
+    bias: added to the scaled scores; broadcasts to [batch, q_heads, q_len, kv_len].
+    attention_mask: booleans or integers; a value other than 0 keeps the key: [batch, kv_len], or a shape that
+        broadcasts to [batch, q_heads, q_len, kv_len].
+    mask_info: a MaskInfo, Flashlift's or ejkernel's, instead of attention_mask and segment ids.
+    score_mod, mask_mod: functions of (score, b, h, q, kv) and (b, h, q, kv) in jax.numpy, applied after all other
+        scores and masks; arrays that they read from outside have gradients.
+    softmax_scale: 1/sqrt(depth) by default.
+    causal: keeps keys up to the query's position. Positions count from the beginning, or with "bottom_right" from the
+        end.
+    sliding_window: the number of positions to the left and to the right of the query that are kept; a single number
+        sets both, and 0 keeps the query's own position. With causal="bottom_right", it counts from the end, too.
     cum_seqlens_q, cum_seqlens_k: int32 [sequences + 1], for sequences packed one after the other in a batch of 1;
-        causal and sliding_window then count within each. In a larger batch each sequence begins its own batch, and
-        what is behind its length is padding. Values are checked where they are known when the call is traced.
+        causal and sliding_window then count within each. In a larger batch, each sequence begins its own batch, and
+        positions after its length are padding. The values are checked if they are known when the call is traced.
     q_segment_ids, kv_segment_ids: integers [batch, length]; a query sees the keys of its own segment. Negative ones are
-        padding: such queries and keys see nothing. Without kv_segment_ids they are the query's.
-    logits_soft_cap: c, for c tanh(score / c) after the bias. softmax_aux: sinks, [q_heads, n], or [n] for all heads:
-        logits that take part in the softmax and have no value. NaN and infinities in bias and softmax_aux give what
-        softmax makes of them; what masked keys and values hold does not matter.
-    dropout_prob: leaves each key of a row out with this probability; dropout_seed: a key of jax.random, its uint32 [2]
-        or an integer, traced or not. The keys left out are a function of the seed alone. On CPUs only.
-    normalize_output: False leaves out the division by the softmax's sum, exp(score - largest); its gradient is plain
-        maths'. logits_dtype: what
-        scale query keyᵀ is rounded to; sums, and all else, are float32. precision: whatever it asks for is kept, since
-        products are those of Precision.HIGHEST.
-    platform: None, "auto" or "xla", for wherever JAX runs the call; "cpu" or "cuda", which is an error elsewhere. Tiles
-        are chosen by shapes, and kernels are cached in memory and on disk. cfg: a FlashAttentionConfig, which may name
-        an implementation. block_tables, of pages, are refused.
-    mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as ejkernel's,
-        those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split as
-        the query is, and dropout leaves out what it does on one device.
-    empty_rows: what a query without keys gives, "zero", "uniform" (the mean of value) or "nan".
-    return_lse: also returns float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
+        padding: such queries and keys take part in nothing. kv_segment_ids are the query's by default.
+    logits_soft_cap: c, for c tanh(score / c) after the bias.
+    softmax_aux: sinks, [q_heads, n], or [n] for all heads: logits that take part in the softmax and have no value. NaN
+        and infinities in bias and softmax_aux give the same as in softmax; the contents of masked keys and values have
+        no effect.
+    dropout_prob: drops each key of a row with this probability.
+    dropout_seed: a key of jax.random, its uint32 [2] or an integer, traced or not. The dropped keys depend on the seed
+        alone.
+    normalize_output: False leaves out the division by the softmax's sum, exp(score - largest); its gradient uses plain
+        maths.
+    logits_dtype: the type to which scale query keyᵀ is rounded; sums, and everything else, are float32.
+    precision: any value is satisfied, since products have Precision.HIGHEST.
+    platform: None, "auto" or "xla" run wherever JAX runs the call; "cpu" or "cuda" are an error elsewhere. Tile sizes
+        follow from shapes, and kernels are cached in memory and on disk.
+    cfg: a FlashAttentionConfig, which may name an implementation.
+    block_tables: refused; flashlift.compile supports pages.
+    mesh, in_specs, out_specs: all three or none; the call then runs within jax.shard_map. in_specs are, as in ejkernel,
+        those of query, key, value, bias, softmax_aux, cum_seqlens_q and cum_seqlens_k; masks and segments are split
+        like the query, and dropout drops the same keys as on one device.
+    empty_rows: the output of a query without keys: "zero", "uniform" (the mean of value) or "nan".
+    return_lse: also return float32 [batch, q_heads, q_len], the logarithm of each row's sum of exponentials.
 
-    The rest are Flax's names, so that `attention_fn=flash_attention` is right in linen and nnx. mask: attention_mask,
-        which may be floats 0.0 and 1.0; is_causal: causal; dropout_rate, dropout_rng: dropout_prob, dropout_seed;
-        deterministic: no dropout; dtype: casts query, key and value first. broadcast_dropout is taken and not followed:
-        each batch and head leaves out keys of its own. module, which asks for the weights, and products of one's own
-        (*_einsum) are refused.
+    The other arguments have Flax's names, so that you can pass `attention_fn=flash_attention` in linen and nnx.
 
-    Gradients by query, key, value, bias and softmax_aux, through both results. Errors: InvalidArgumentError for
-    arguments that are wrong or do not go together, UnsupportedError for what no implementation can do.
+    mask: attention_mask, which may be floats 0.0 and 1.0; is_causal: causal; dropout_rate, dropout_rng: dropout_prob,
+        dropout_seed; deterministic: no dropout; dtype: casts query, key and value first.
+    broadcast_dropout: accepted and ignored: each batch and head drops its own keys.
+    module, which requests the weights, and custom products (*_einsum): refused.
+
+    Gradients with respect to query, key, value, bias and softmax_aux, through both results. Errors:
+    InvalidArgumentError for arguments that are wrong or contradict each other, UnsupportedError if no implementation
+    supports the call.
     """
     if mesh is not None or in_specs is not None or out_specs is not None:
         own = {name: one for name, one in locals().items() if name not in ("mesh", "in_specs", "out_specs")}
         return _within_shard_map(mesh, in_specs, out_specs, own)
     if block_tables is not None:
-        raise UnsupportedError("block_tables came; pages are a problem of flashlift.compile's: page_size=N")
+        raise UnsupportedError(
+            "block_tables was given, but flash_attention has no pages; use flashlift.compile with page_size=N"
+        )
     implementation = None
     if cfg is not None:
         of_cfg, implementation = check_config(cfg)
@@ -125,12 +133,12 @@ def flash_attention(
         _check_alone("mask_info", given | {"kv_segment_ids": kv_segment_ids})
         attention_mask, q_segment_ids, kv_segment_ids, rules = masks_of(mask_info)
     if module is not None:
-        raise UnsupportedError("module asks for the attention weights, which are never stored; leave sow_weights out")
+        raise UnsupportedError("module requests the attention weights, which are never stored; leave sow_weights out")
     if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
-        raise UnsupportedError("an einsum of one's own came; the products are the kernel's: leave *_einsum out")
+        raise UnsupportedError("a custom einsum was given, but the kernel computes the products; leave *_einsum out")
     if arguments.check_flag("is_causal", is_causal):
         if isinstance(causal, str):
-            raise InvalidArgumentError(f'causal is "{causal}" and is_causal came; expected one of them')
+            raise InvalidArgumentError(f'causal is "{causal}" and is_causal is given; expected one of them')
         causal = True
     query, key, value = _cast(query, key, value, dtype)
     arguments.check_operands(("query", "key", "value"), query, key, value, "bshd")
@@ -189,7 +197,7 @@ def flash_attention(
 def _check_alone(name: str, others: Mapping[str, Any]) -> None:
     twice = [other for other, one in others.items() if one is not None]
     if twice:
-        raise InvalidArgumentError(f"{name} and {', '.join(twice)} came; expected one of them")
+        raise InvalidArgumentError(f"{name} and {', '.join(twice)} are given; expected one of them")
 
 
 # In ejkernel's order.
@@ -352,7 +360,7 @@ def _mask(
     attention_mask: jax.Array | None, flax_mask: jax.Array | None, query: jax.Array, key: jax.Array
 ) -> jax.Array | None:
     if attention_mask is not None and flax_mask is not None:
-        raise InvalidArgumentError("attention_mask and mask came; they are the same: expected one of them")
+        raise InvalidArgumentError("attention_mask and mask are given; they are the same: expected one of them")
     if attention_mask is not None:
         return arguments.mask_plane("attention_mask", arguments.as_array("attention_mask", attention_mask), query, key)
     if flax_mask is None:

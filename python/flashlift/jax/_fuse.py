@@ -1,8 +1,8 @@
 """JAX functions with their attention found and fused.
 
-A function is exported to StableHLO for the shapes that it is called with, the text is fused, and the result takes the
-original's place in the exported function, which JAX then calls, inlines into other jitted functions, batches and
-differentiates (fusing the batched function, and the gradient, anew).
+A function is exported to StableHLO for the shapes of its arguments, and the text is fused. The result replaces the
+original in the exported function. JAX then calls it, inlines it into other jitted functions, batches and differentiates
+it (the batched function and the gradient are fused anew).
 """
 
 import functools
@@ -36,7 +36,7 @@ source_info_util.register_exclusion(__file__)
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in one function for one set of shapes."""
+    """What was found in a function for one set of shapes."""
 
     candidates: tuple[stablehlo.Candidate, ...]
     """Every place that looked like attention, fused or not, in the order of the module."""
@@ -68,7 +68,7 @@ class Report:
 
 
 class FusedFunction:
-    """A function whose attention is fused anew for each set of shapes; what fuse() returns."""
+    """A function whose attention is fused anew for each set of shapes; the result of fuse()."""
 
     def __init__(
         self, function: Callable, static_argnums: Sequence[int], static_argnames: Sequence[str], strict: bool
@@ -93,7 +93,7 @@ class FusedFunction:
         return self._latest
 
     def analyze(self, *args: Any, **kwargs: Any) -> Report:
-        """Finds and fuses for these arguments, or jax.ShapeDtypeStruct in their place, and runs nothing."""
+        """Finds and fuses for these arguments, or jax.ShapeDtypeStructs instead of them, and runs nothing."""
         return self._prepare(args, kwargs)[0]
 
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, list]:
@@ -190,13 +190,15 @@ def fuse(
 ) -> FusedFunction:
     """Returns `function`, jitted, with the attention in it replaced by fused kernels.
 
-    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported
-    and fused once. Where nothing can be fused the function runs as it was, and `report` says why; with strict=True
-    that is an UnsupportedError. jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is
-    fused, too, forward and backward, with `function` differentiated here or within (`fuse(jax.grad(loss))`), once
-    or, as it would be unfused, several times. A gradient computes the forward pass anew: where the value is wanted,
-    too, `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Forward-mode
-    derivatives are taken within (`fuse(jax.jacfwd(function))`).
+    Arguments may be any pytrees of arrays; static ones are named as for jax.jit. Each new set of shapes is exported and
+    fused once. If nothing can be fused, the function runs unchanged, and `report` gives the reason; with strict=True
+    this is an UnsupportedError.
+
+    jax.jit, jax.vmap and jax.grad of the result work. The attention in a gradient is fused, too, forward and backward,
+    whether `function` is differentiated here or inside (`fuse(jax.grad(loss))`), once or, as for unfused functions,
+    several times. A gradient computes the forward pass again. If you want the value, too,
+    `fuse(jax.value_and_grad(loss))` computes it once, `jax.value_and_grad(fuse(loss))` twice. Use forward-mode
+    derivatives inside (`fuse(jax.jacfwd(function))`).
     """
     if not callable(function):
         raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""What a mask is made of, as ejkernel's MaskInfo has it, without the mask.
+"""The parts of a mask, as in ejkernel's MaskInfo, without the mask itself.
 
-Conditions are kept as they were given: nothing of the size of q_len times kv_len exists before `attention_mask` asks
-for it, and flash_attention never does.
+Conditions stay conditions: nothing of size q_len times kv_len exists until `attention_mask` is read, and
+flash_attention never reads it.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ AxisName = str | tuple[str, ...] | None
 
 
 class MaskSharding(NamedTuple):
-    """How the arrays of a MaskInfo are split; None for those that it lacks."""
+    """How the arrays of a MaskInfo are split; None for arrays that it does not have."""
 
     attention_mask: PartitionSpec | None = None
     q_segment_ids: PartitionSpec | None = None
@@ -52,10 +52,10 @@ def _static(default: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskInfo:
-    """Which keys a query sees: a mask, segment ids, and conditions on positions, all of which hold together.
+    """Which keys a query sees: a mask, segment ids, and conditions on positions. A key must satisfy all of them.
 
-    Make one by from_segments, from_attention_mask or from_cu_seqlens, and add conditions by apply_*. Each apply_*
-    gives a new object. The four axis names are ejkernel's: of the mesh's axes that get_shardings splits by.
+    Create one by from_segments, from_attention_mask or from_cu_seqlens, and add conditions by apply_*, each of which
+    returns a new object. The four axis names are ejkernel's: the mesh axes by which get_shardings splits.
     """
 
     _attention_mask: jax.Array | None = None
@@ -86,7 +86,8 @@ class MaskInfo:
         is_attn_mask: bool = False,
         **axis_names: Any,
     ) -> "MaskInfo":
-        """Integers [batch, length]; negative ones are padding. is_attn_mask: 0 is padding, all else one segment."""
+        """Integers [batch, length]; negative ones are padding. is_attn_mask: 0 is padding, all other values are one
+        segment."""
         of_q = checked_ids("q_segment_ids", q_segment_ids)
         of_kv = of_q if kv_segment_ids is None else checked_ids("kv_segment_ids", kv_segment_ids)
         if is_attn_mask:
@@ -110,7 +111,7 @@ class MaskInfo:
         **axis_names: Any,
     ) -> "MaskInfo":
         """Booleans or integers: [batch, length] is padding of queries and keys; [batch, q_len, kv_len] and [batch,
-        heads or 1, q_len, kv_len] are masks. mask_is_valid=False: 0 is what is kept."""
+        heads or 1, q_len, kv_len] are masks. mask_is_valid=False: 0 keeps a key."""
         mask = as_array("attention_mask", attention_mask)
         if jnp.issubdtype(mask.dtype, jnp.floating) or mask.ndim not in (2, 3, 4):
             raise InvalidArgumentError(
@@ -132,7 +133,7 @@ class MaskInfo:
         max_kv_len: int | None = None,
         **others: Any,
     ) -> "MaskInfo":
-        """Where each batch's sequence begins and ends, one after the other: [start, end, start, end, ...]. others:
+        """The starts and ends of each batch's sequences, one after the other: [start, end, start, end, ...]. others:
         positions and axis names."""
 
         def ids(name: str, bounds: ArrayLike, length: int) -> tuple[jax.Array, jax.Array]:
@@ -168,7 +169,7 @@ class MaskInfo:
         seed: int = 0,
         **others: Any,
     ) -> "MaskInfo":
-        """A mask that leaves out each key with the probability `sparsity`, for tests. others: as of from_cu_seqlens."""
+        """A mask that drops each key with the probability `sparsity`, for tests. others: as in from_cu_seqlens."""
         if not 0 <= sparsity <= 1:
             raise InvalidArgumentError(f"sparsity is {sparsity}; expected a probability, from 0 to 1")
         shape = (batch_size, 1, q_len, q_len if kv_len is None else kv_len)
@@ -183,7 +184,8 @@ class MaskInfo:
         inputs_embeds: ArrayLike | None = None,
         attention_mask: ArrayLike | None = None,
     ) -> "MaskInfo":
-        """mask_info, if it is given; else what attention_mask says; else one without padding, of the inputs' size."""
+        """mask_info, if given; otherwise from attention_mask, if given; otherwise one without padding, of the
+        inputs' size."""
         if mask_info is not None:
             return mask_info
         if attention_mask is not None:
@@ -208,9 +210,10 @@ class MaskInfo:
         mode: str | None = None,
         index: int | jax.Array | None = None,
     ) -> "MaskInfo":
-        """Keeps so many positions to the left and to the right of the query's plus an offset; one number is both.
-        mode="decode" leaves the one query at `index`, an integer or int32 [batch], and the keys that its window can
-        see; mode="prefill" leaves as many keys as a window holds, from the end. The call then gets these alone."""
+        """Keeps that many positions to the left and to the right of the query's position plus an offset; a single
+        number sets both. mode="decode" keeps only the query at `index`, an integer or int32 [batch], and the keys
+        that its window can see. mode="prefill" keeps only as many keys as a window holds, from the end. The call
+        then gets only these."""
         if mode not in (None, "default", "decode", "prefill"):
             raise InvalidArgumentError(f'mode is {mode!r}; expected None, "default", "decode" or "prefill"')
         if (mode == "decode") != (index is not None):
@@ -235,7 +238,7 @@ class MaskInfo:
         return whole._sliced(at, 1, jnp.clip(at - left, 0, kv_len - width), width)
 
     def apply_chunked(self, chunk_size: int, offset: int = 0) -> "MaskInfo":
-        """Keeps keys of the query's own chunk, up to its position plus an offset."""
+        """Keeps the keys of the query's own chunk, up to its position plus an offset."""
         size = whole_number("chunk_size", chunk_size)
         if size == 0:
             raise InvalidArgumentError("chunk_size is 0; expected at least 1")
@@ -251,8 +254,8 @@ class MaskInfo:
         end_index: ArrayLike | None = None,
         sliding_window: int | None = None,
     ) -> "MaskInfo":
-        """Keeps the first kv_lengths[batch] keys. q_len: leaves the q_len queries before end_index[batch] alone;
-        sliding_window: leaves as many keys alone, before kv_lengths. The call then gets these alone."""
+        """Keeps the first kv_lengths[batch] keys. q_len: keeps only the q_len queries before end_index[batch].
+        sliding_window: keeps only as many keys before kv_lengths. The call then gets only these."""
         lengths = checked_lengths("kv_lengths", kv_lengths)
         if self.batch_size is not None and lengths.size not in (1, self.batch_size):
             raise InvalidArgumentError(
@@ -284,11 +287,14 @@ class MaskInfo:
         zero_policy: str = "q",
         update_segment_ids: bool | None = None,
     ) -> "MaskInfo":
-        """Keys of the query's own type: one array [batch, length], or one for queries and one for keys. They are kept
-        besides what was kept until now ("union"), or of what was kept those alone ("intersect"), or all else is
-        forgotten ("replace"). Type 0 sees nothing by its type ("q"), is not seen ("kv"), both, or is a type like others
-        ("none"). Padding and other segments stay what they are; update_segment_ids, which "intersect" and "replace"
-        do unless told otherwise: the types are the segments from then on, and 0 is padding."""
+        """Keeps keys of the query's own type: one array [batch, length], or one for queries and one for keys.
+
+        combine: "union" keeps them in addition to the keys that were kept before, "intersect" keeps only those of them
+        that were kept before, "replace" drops all earlier conditions.
+        zero_policy: whether type 0 sees nothing by its type ("q"), is not seen ("kv"), both, or is a type like others
+        ("none").
+        Padding and other segments do not change. update_segment_ids (by default with "intersect" and "replace"): the
+        types become the segments, and 0 is padding."""
         if combine not in ("union", "intersect", "replace") or zero_policy not in ("q", "kv", "both", "none"):
             raise InvalidArgumentError(
                 f'combine is "{combine}" and zero_policy "{zero_policy}"; expected union, intersect or replace, and q, '
@@ -340,7 +346,7 @@ class MaskInfo:
         cu_seqlens_kv: jax.Array | None = None,
         **fields: Any,
     ) -> "MaskInfo":
-        """The same with other fields; None is as it was. A mask takes the place of all conditions, but segment ids."""
+        """The same with other fields; None keeps a field. A mask replaces all conditions except segment ids."""
         changed = {
             "_attention_mask": attention_mask, "_q_segment_ids": q_segment_ids, "_kv_segment_ids": kv_segment_ids,
         }  # fmt: skip
@@ -433,7 +439,7 @@ class MaskInfo:
         return 0, (array.astype(jnp.int32).reshape(-1),)
 
     def is_self_attention(self) -> bool | jax.Array:
-        """Whether queries and keys have the same segments, or as many positions where there are none."""
+        """Whether queries and keys have the same segments, or the same number of positions if there are none."""
         of_q, of_kv = self._q_segment_ids, self._kv_segment_ids
         if of_q is None or of_kv is None or of_q is of_kv:
             return self.q_len is not None and self.q_len == self.kv_len
@@ -446,8 +452,8 @@ class MaskInfo:
         return dict(zip(kinds, (*flags, self.token_type_ids_baked_in), strict=True))
 
     def get_or_compute_segment_ids(self, per_head: bool = False) -> tuple[jax.Array, jax.Array]:
-        """Those given; of a mask, 0 for queries and keys that it keeps anything of, and -1 for padding. Conditions that
-        came since do not count."""
+        """The given segment ids; for a mask, 0 for queries and keys of which it keeps anything, and -1 for padding.
+        Conditions that were added later do not count."""
         if per_head:
             raise InvalidArgumentError("per_head is True; expected False: segments are the same for all heads")
         if self._q_segment_ids is not None and self._kv_segment_ids is not None:
@@ -473,20 +479,20 @@ class MaskInfo:
         return (self.q_segment_ids != -1).astype(jnp.int32)
 
     def get_qkv_masks(self, dtype: DTypeLike = jnp.bool_) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Which queries and keys are no padding, [batch, length], and which are of one segment."""
+        """Which queries and keys are not padding, [batch, length], and which pairs have the same segment."""
         of_q, of_kv = self.get_or_compute_segment_ids()
         both = Rule("segments", (), (of_q, of_kv))
         return (of_q >= 0).astype(dtype), (of_kv >= 0).astype(dtype), plane_of(both.keep, of_q, of_kv).astype(dtype)
 
     @property
     def is_multi_sequence(self) -> jax.Array:
-        """Whether there is a segment besides number 0."""
+        """Whether there is a segment other than number 0."""
         ids = self._kv_segment_ids if self._q_segment_ids is None else self._q_segment_ids
         return jnp.asarray(False) if ids is None else jnp.max(ids, initial=0) > 0
 
     @property
     def q_lens(self) -> jax.Array | None:
-        """How many queries each segment has, all batches together, or each batch where number 0 is the only one."""
+        """The number of queries of each segment, over all batches, or of each batch if number 0 is the only segment."""
         return None if self._q_segment_ids is None else counts(self._q_segment_ids)
 
     @property
@@ -521,7 +527,8 @@ class MaskInfo:
         return positions(self.q_segment_ids, -1)
 
     def get_or_compute_positions(self) -> tuple[jax.Array | None, jax.Array | None]:
-        """Those given, or else positions within segments: for padding -1 of queries, and the largest int32 of keys."""
+        """The given positions, or else positions within segments: for padding -1 of queries, and the largest int32
+        of keys."""
         of_q, of_kv = self.q_positions, self.kv_positions
         if self.q_len is None or self.kv_len is None or (of_q is not None and of_kv is not None):
             return of_q, of_kv
@@ -531,7 +538,7 @@ class MaskInfo:
 
     @property
     def attention_mask(self) -> jax.Array:
-        """All of it as booleans [batch, heads or 1, q_len, kv_len], in memory."""
+        """The whole mask as booleans [batch, heads or 1, q_len, kv_len], in memory."""
         return self.get_or_compute_attention_mask()
 
     def get_or_compute_attention_mask(self, dtype: DTypeLike = jnp.bool_) -> jax.Array:
@@ -570,7 +577,7 @@ class MaskInfo:
     def create_chunked_attention_mask(
         chunk_size: int, q_len: int, kv_len: int | None = None, offset: int = 0, dtype: DTypeLike = jnp.bool_
     ) -> jax.Array:
-        """apply_chunked's condition as a mask [q_len, kv_len]."""
+        """The condition of apply_chunked as a mask [q_len, kv_len]."""
         rules = MaskInfo().apply_chunked(chunk_size, offset).rules
         q, kv = jnp.arange(q_len)[:, None], jnp.arange(q_len if kv_len is None else kv_len)
         return jnp.asarray(rules[0].keep(0, 0, q, kv)).astype(dtype)
@@ -580,7 +587,7 @@ class MaskInfo:
         return MaskSharding()
 
     def get_shardings(self, sequence_parallel: bool = False, *, mesh: jax.sharding.Mesh) -> MaskSharding:
-        """How the arrays are split over the mesh by the four axis names: batches, heads, and lengths of queries where
+        """How the arrays are split over the mesh by the four axis names: batches, heads, and lengths of queries if
         sequence_parallel. Axes that do not divide a dimension do not split it."""
         axes = {"b": self.batch_axis_name, "h": self.qheads_axis_name}
         axes["q"] = axes["k"] = self.sequence_axis_name if sequence_parallel else None
@@ -621,8 +628,8 @@ class MaskInfo:
         show_segments: bool = True,
         return_str: bool = False,
     ) -> str | None:
-        """Prints one batch's and head's mask, two characters for each block_size queries and keys, or returns the text.
-        fit_in_screen: by larger blocks where there are more than max_rows and max_cols. charset: or "ascii"."""
+        """Prints the mask of one batch and head, with two characters per block_size queries and keys, or returns the
+        text. fit_in_screen: uses larger blocks if there are more than max_rows and max_cols. charset: or "ascii"."""
         if charset not in ("unicode", "ascii"):
             raise InvalidArgumentError(f'charset is {charset!r}; expected "unicode" or "ascii"')
         mask = self.attention_mask

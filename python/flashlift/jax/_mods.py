@@ -150,7 +150,7 @@ def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -
         return jax.make_jaxpr(function)(*scalars)
     except _NEEDS_VALUES as error:
         raise InvalidArgumentError(
-            f"{kind} asks for the value of a position or a score, which has none while the function is traced; "
+            f"{kind} reads the value of a position or a score, which has none while the function is traced; "
             "expected jax.numpy: a table of numpy's as jnp.asarray(table)[h, kv], np.tanh as jnp.tanh, `if` as "
             "jnp.where, `and` as &"
         ) from error

@@ -1,4 +1,4 @@
-"""Flashlift's custom-call handler, made known to JAX."""
+"""Registers Flashlift's custom-call handlers with JAX."""
 
 import functools
 
@@ -20,9 +20,9 @@ _HANDLERS = (
 
 @functools.cache
 def register() -> None:
-    """Registers the handlers of `flashlift.attention` and of its backward pass, for the CPU and for NVIDIA GPUs.
+    """Registers the handlers of `flashlift.attention` and of its backward pass, for CPUs and NVIDIA GPUs.
 
-    fuse() and attention() do this themselves; it is for modules that were fused elsewhere, such as by
+    fuse() and attention() call this themselves. Call it for modules that were fused elsewhere, for example by
     `flashlift fuse`.
     """
     library = load("flashlift_xla")

@@ -1,4 +1,4 @@
-"""Tuning of all attention that a function of JAX runs."""
+"""Tunes all attention that a JAX function runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +19,12 @@ def tune(
     progress: bool | None = None,
     **kwargs: Any,
 ) -> list[Tuned]:
-    """Measures the candidates for each of Flashlift's calls in a function, forward and backward, and remembers the
-    fastest; see flashlift.tune, which seconds (of each call), policy and progress are for.
+    """Measures the candidates for each of Flashlift's calls in a function, forward and backward, and stores the
+    fastest. flashlift.tune explains seconds (for each call), policy and progress.
 
-    function: what may be jitted, fused or differentiated, called with args and kwargs, arrays or jax.ShapeDtypeStruct.
-    It is traced and not run. Functions that JAX compiles from now on take what was found; those that it has compiled
-    keep what they have.
+    function: any function, also a jitted, fused or differentiated one. It is traced with args and kwargs, which are
+    arrays or jax.ShapeDtypeStructs, and is not run. Functions that JAX compiles after that use the results; functions
+    that are already compiled do not change.
     """
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     device = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"

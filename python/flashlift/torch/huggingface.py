@@ -5,11 +5,11 @@
     flashlift.torch.huggingface.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lifted")
 
-torch.compile(model, fullgraph=True) takes padding and static caches. A DynamicCache that the model makes itself needs
-use_cache=False there: torch 2.13's Dynamo forgets its attributes behind the first layer, with PyTorch's own
-flex_attention too.
+torch.compile(model, fullgraph=True) works with padding and static caches. If the model creates a DynamicCache itself,
+use_cache=False is needed: torch 2.13's Dynamo loses the cache's attributes after the first layer, also with PyTorch's
+own flex_attention.
 
-Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is made.
+Masks stay functions from transformers' own mask to the kernel: nothing of size N×N is created.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,10 @@ from flashlift.torch._run.modes import are_readable, makes_graph
 
 
 def register(name: str = "lifted") -> None:
-    """Makes the implementation known to transformers under a name. May be called again.
+    """Registers the implementation with transformers under a name. May be called again.
 
-    Not "flashlift": transformers takes every name with "flash" in it for a FlashAttention of its own.
+    The default name is not "flashlift", because transformers treats every name with "flash" in it as one of its own
+    FlashAttention implementations.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -36,8 +37,8 @@ def register(name: str = "lifted") -> None:
 
 
 class Mask(BlockMask):
-    """A mask_mod as transformers hands masks about: generate() makes them outside of the model, asks for their shape,
-    and has them contiguous. There are no lists of blocks in it."""
+    """A mask_mod in the form in which transformers passes masks: generate() creates them outside of the model, reads
+    their shape, and makes them contiguous. It has no lists of blocks."""
 
     def __init__(self, mask_mod: Callable, shape: tuple[int, int, int, int]) -> None:
         self.mask_mod = mask_mod
@@ -71,7 +72,7 @@ def attention_mask(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Mask:
-    """What transformers asks for a mask.
+    """Creates the mask that transformers requests.
 
     attention_mask: the padding mask [batch, tokens seen], True or 1 for a token. q_offset and kv_offset: the positions
     of the first query and the first key, as in decoding with a cache.
@@ -121,11 +122,11 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One attention layer: [batch, heads, length, depth] in, [batch, length, heads, depth] out.
+    """One attention layer: input [batch, heads, length, depth], output [batch, length, heads, depth].
 
-    softcap, s_aux (sinks) and position_bias are what models with such things pass. attention_mask: what
-    attention_mask() gives, or what callers who make their own masks give: a mask_mod, a BlockMask, or a tensor of bools
-    or of numbers to add.
+    softcap, s_aux (sinks) and position_bias come from models that have them. attention_mask: the result of
+    attention_mask(), or of callers that create their own masks: a mask_mod, a BlockMask, or a tensor of bools or of
+    numbers to add.
     """
     if kwargs.get("output_attentions"):
         warn_once(

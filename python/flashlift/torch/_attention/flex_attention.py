@@ -1,4 +1,4 @@
-"""flex_attention in PyTorch's signature and beyond it."""
+"""flex_attention with PyTorch's signature and more arguments."""
 
 import functools
 import math
@@ -39,32 +39,33 @@ def flex_attention(
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
-    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, in PyTorch's signature and beyond it.
+    """softmax(score_mod(scale q kᵀ) where mask_mod) v as one fused kernel, with PyTorch's signature and more
+    arguments.
 
     query [batch, q_heads, q_len, depth], key [batch, kv_heads, kv_len, depth], value [batch, kv_heads, kv_len,
-    value_depth]: float32, bfloat16 or float16, on the CPU or on one CUDA device, of any strides. float64, and a
-    depth above 256, are computed unfused. Grouped heads need enable_gqa, as in PyTorch.
-    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors; they
-    are run once, traced, and compiled. What they capture may change with each call: only a new structure is traced.
-    Where there is a mask, keys and values of a batch of 1 serve the queries of all.
-    block_mask: a BlockMask of PyTorch's, as PyTorch compiles it: nothing is kept outside of its listed blocks,
-    everything in full ones, and in partial ones what its mask_mod keeps. mask_mod gives a mask without any block mask,
-    and is applied on top of one.
+    value_depth]: float32, bfloat16 or float16, on the CPU or on one CUDA device, with any strides. float64, and depths
+    above 256, are computed unfused. Grouped heads need enable_gqa, as in PyTorch.
+    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) are functions of 0-dimensional tensors. They
+    run once, are traced and compiled. Captured tensors may change with each call; only a new structure is traced again.
+    If there is a mask, keys and values with a batch of 1 serve all queries.
+    block_mask: PyTorch's BlockMask, with the semantics that it has when PyTorch compiles it: blocks that are not listed
+    keep nothing, full blocks keep everything, and partial blocks keep what the mask_mod keeps. mask_mod: a mask that
+    needs no block mask; with a block mask, both apply.
     sinks [q_heads] or [q_heads, n]: extra logits that take part in the softmax and have no value.
-    cu_seqlens: sequences packed one after the other in a batch of 1, that do not see each other. Integers
-    [sequences + 1] that begin with 0 and rise: where each begins, and the last ends. A pair of them where keys have
-    other lengths than queries. Mods count positions in the whole, as they do without it.
-    dropout_p leaves each key out of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of
-    one, says which; None draws it from torch's generator, so that torch.manual_seed and checkpointing have their way.
-    deterministic: True refuses what may give other bits in each run: the gradients of captured tensors on CUDA, which
-    are sums of atomic additions. False allows it; None does as torch.use_deterministic_algorithms says. All else always
-    gives the same bits.
-    kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE, all meaning the best there is.
-    return_aux: which of lse and max_scores to return too (natural logarithms, float32).
+    cu_seqlens: sequences packed one after the other in a batch of 1, which do not see each other. Integers [sequences +
+    1] in ascending order, from 0: the start of each sequence, and the end of the last. Pass a pair if keys have other
+    lengths than queries. Mods receive positions in the whole packed sequence, as without cu_seqlens.
+    dropout_p drops each key of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of one,
+    determines which. None draws it from torch's generator, so that torch.manual_seed and checkpointing work.
+    deterministic: True refuses the gradients of captured tensors on CUDA, which are sums of atomic additions and may
+    differ between runs. False allows them; None follows torch.use_deterministic_algorithms. All other results always
+    have the same bits.
+    kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
+    return_aux: whether to also return lse and max_scores (natural logarithms, float32).
 
-    A query with no key left gives 0, and an lse of -inf. The gradients by query, key, value, what score_mod captures
-    and the sinks are computed, through out and lse alike (max_scores has none). Second derivatives are refused.
-    Raises what PyTorch raises for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
+    A query with no key left gives 0, and an lse of -inf. It has gradients with respect to query, key, value, captured
+    tensors of score_mod and sinks, through out and lse (max_scores has none). Second derivatives are refused.
+    Raises PyTorch's errors for misuse; UnsupportedError (a NotImplementedError) for a mod that cannot be compiled.
     """
     checks.check_flags(enable_gqa=enable_gqa, return_lse=return_lse, deterministic=deterministic)
     checks.check_tensors(query, key, value, enable_gqa)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention in PyTorch's signature."""
+"""scaled_dot_product_attention with PyTorch's signature."""
 
 import math
 from typing import Any
@@ -25,12 +25,12 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention as one fused kernel.
 
-    query, key, value: [..., length, depth] of one type, with any dimensions before these that broadcast together. The
-    last of them are the heads, of which enable_gqa lets keys and values have fewer. attn_mask: bool (True is kept) or
-    floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without being copied. Beside
-    is_causal both count, as in those kernels of PyTorch's that take both. A query with no key left gives 0.
-    Raises what PyTorch raises where none of its kernels takes the arguments. Dropout draws its seed from torch's
-    generator; which keys it leaves out is not what PyTorch's own leaves out.
+    query, key, value: [..., length, depth] of one type; the dimensions before these may have any number and must
+    broadcast. The last of them is the heads; with enable_gqa, keys and values may have fewer. attn_mask: bool (True
+    keeps) or floating point (added to the scores), broadcast to [..., heads, q_len, kv_len] without a copy. With
+    is_causal both apply, as in PyTorch's kernels that accept both. A query with no key left gives 0.
+    Raises PyTorch's errors if none of PyTorch's kernels accepts the arguments. Dropout draws its seed from torch's
+    generator, but drops other keys than PyTorch.
     """
     checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     _check(query, key, value, attn_mask)
