@@ -101,28 +101,26 @@ void add_compile(CLI::App& app, Outcome& outcome) {
   command->add_option("PROBLEM", options->problems, "One or more problems, each in one line; see below")->required();
   command
       ->add_option("--architecture", options->architectures,
-                   "Compute capabilities, such as 80,90; without it those of this machine's GPUs")
+                   "Compute capabilities, such as 80,90; by default those of this machine's GPUs")
       ->delimiter(',')
       ->option_text("N,...");
   command
-      ->add_option("--q-len", options->precompile.q_lens,
-                   "For calls with so many queries; without it as many as the problem has")
+      ->add_option("--q-len", options->precompile.q_lens, "Numbers of queries of the calls; by default the problem's")
       ->delimiter(',')
       ->option_text("N,...");
-  command->add_flag("--backward", options->precompile.backward, "The backward pass too");
+  command->add_flag("--backward", options->precompile.backward, "Compile the backward pass, too");
   command
       ->add_option("--gradients", options->precompile.gradients,
-                   "Captured tensors of which the backward pass gives gradients")
+                   "Captured tensors whose gradients the backward pass computes")
       ->delimiter(',')
       ->option_text("NAME,...");
   command->add_option("--implementation", options->precompile.implementation,
-                      "This one only; without it the first that "
-                      "takes the problem");
+                      "This implementation only; by default the first that accepts the problem");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(
-      "Needs NVRTC and no GPU. Calls find the kernels where they have the cache's folder\n"
-      "(FLASHLIFT_CACHE_DIR), and the same versions of Flashlift and NVRTC. Code for CPUs is not\n"
-      "kept: it takes milliseconds.\n\n" +
+      "This needs NVRTC, but no GPU. Calls find the kernels on a machine with the cache's folder\n"
+      "(FLASHLIFT_CACHE_DIR) and the same versions of Flashlift and NVRTC. Code for CPUs is not\n"
+      "cached: compiling it takes milliseconds.\n\n" +
       problem_footer());
   command->callback([options, &outcome] { outcome = run_compile(*options); });
 }

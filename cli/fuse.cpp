@@ -99,17 +99,18 @@ void add_fuse(CLI::App& app, Outcome& outcome) {
   command->add_option("-o,--output", options->output, "Where the fused module goes; - is standard output")->required();
   command
       ->add_option("--as", options->as,
-                   "custom_call: runs where Flashlift's handler is registered; composite: runs anywhere, keeping the "
+                   "custom_call: runs if Flashlift's handler is registered; composite: runs anywhere, and keeps the "
                    "original as its decomposition")
       ->check(CLI::IsMember({"custom_call", "composite"}))
       ->option_text("TEXT [custom_call]");
   command->add_flag("--gradients", options->gradients,
-                    "Fuse attention with its gradient where the module holds both, as custom calls");
+                    "Fuse attention with its gradient if the module contains both, as custom calls");
   command
-      ->add_option("--emit", options->emit,
-                   "The form of the fused module: text, bytecode (MLIR's, of StableHLO), vhlo=1.9.0 (a portable "
-                   "artifact of that version) or vhlo (of the oldest version that can say it); without it, the form "
-                   "of the file")
+      ->add_option(
+          "--emit", options->emit,
+          "The form of the fused module: text, bytecode (MLIR's, of StableHLO), vhlo=1.9.0 (a portable "
+          "artifact of that version) or vhlo (of the oldest version that can represent it); by default the form "
+          "of the file")
       ->option_text("FORM");
   command->add_option("--report", options->report, "Where a JSON report of all candidates goes; - is standard output");
   command->add_flag("--json", options->json, "Print the report as one JSON object");

@@ -28,8 +28,8 @@ namespace {
 constexpr const char* kProblem = "attn h8 s1024 d64 causal";
 
 constexpr const char* kFooter =
-    "Exit codes: 0 success, 1 a check failed, 2 a wrong call or input.\n"
-    "Each subcommand has a --help of its own.";
+    "Exit codes: 0 success, 1 a check failed, 2 invalid arguments or input.\n"
+    "Each subcommand has its own --help.";
 
 // The subcommand that the arguments got to, for "run `flashlift run --help`".
 std::string called_name(const CLI::App& app) {
@@ -232,7 +232,7 @@ int parse_and_run(int argc, char** argv) {
       return kSuccess;
     }
     print_error(
-        fmt::format("{}\nRun `{} --help` for what it takes.", message_of(error, app, argc, argv), called_name(app)));
+        fmt::format("{}\nRun `{} --help` for its arguments.", message_of(error, app, argc, argv), called_name(app)));
     return kBadInput;
   }
   if (!outcome) {

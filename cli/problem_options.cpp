@@ -59,10 +59,10 @@ std::string problem_footer() {
     }
   }
   return text +
-         "`flashlift info --words` says what each means.\n"
-         "Tensors are random: floats standard normal; integers, where there is one for each query or key, eight runs "
+         "`flashlift info --words` explains each word.\n"
+         "Tensors are random: floats are standard normal; integers with one element per query or key are eight runs "
          "of\n"
-         "rising ids, elsewhere 0 to the number of keys; bool true three times in four.";
+         "ascending ids, other integers are from 0 to the number of keys; bools are true three times in four.";
 }
 
 CLI::Option* add_seconds(CLI::App& command, double& seconds, const char* meaning) {

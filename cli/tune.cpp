@@ -114,7 +114,7 @@ Outcome run_tune(const Options& options) {
 }  // namespace
 
 void add_tune(CLI::App& app, Outcome& outcome) {
-  CLI::App* command = app.add_subcommand("tune", "Measure the candidates for problems, and remember the fastest");
+  CLI::App* command = app.add_subcommand("tune", "Measure the candidates for problems, and store the fastest");
   auto options = std::make_shared<Options>();
   command->add_option("PROBLEMS", options->problems, "The problems, in one line each; see below")->required();
   command->add_option("--device", options->device, "Where they run: cpu or cuda")
@@ -123,19 +123,19 @@ void add_tune(CLI::App& app, Outcome& outcome) {
   command->add_option("--layout", options->layout, "Order of the dimensions of q, k, v and out in memory: bhsd or bshd")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
       ->option_text("TEXT [bhsd]");
-  command->add_flag("--backward", options->backward, "The backward pass, which is tuned by itself");
-  add_seconds(*command, options->seconds, "How long to measure each, about");
+  command->add_flag("--backward", options->backward, "Tune the backward pass, which is tuned separately");
+  add_seconds(*command, options->seconds, "About how long to measure each");
   command
       ->add_option("--policy", options->policy,
-                   "write: measure and remember; read: measure only what is not remembered, and do not remember; off: "
-                   "measure only. Without it FLASHLIFT_TUNING")
+                   "write: measure and store; read: measure only what is not stored, and store nothing; off: measure "
+                   "only. By default FLASHLIFT_TUNING")
       ->check(CLI::IsMember(policy_words()));
   command->add_flag("--all", options->all, "Show all candidates");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(
-      "Candidates are the implementations that take a problem; on a CPU with other tiles, splits and\n"
-      "threads, too. They are measured in turns. What is remembered holds for this device, this version\n"
-      "and the problem's own lengths, and every compile in any process takes it.\n\n" +
+      "Candidates are the implementations that accept a problem; on a CPU also with other tiles, splits\n"
+      "and threads. They are measured in turns. A stored result applies to this device, this version and\n"
+      "the problem's own lengths, and every process uses it when it compiles.\n\n" +
       problem_footer());
   command->callback([options, &outcome] { outcome = run_tune(*options); });
 }

@@ -18,7 +18,7 @@ namespace {
 template <typename T, typename Given>
 Result<std::vector<T>> read_list(const char* name, const Given* items, size_t count) {
   if (items == nullptr && count > 0) {
-    return invalid_argument("FlashliftPrecompileOptions::{} is NULL, but it shall have {} elements", name, count);
+    return invalid_argument("FlashliftPrecompileOptions::{} is NULL; expected an array of {} elements", name, count);
   }
   return std::vector<T>(items, items + count);
 }
@@ -28,7 +28,8 @@ Result<std::vector<std::string>> read_names(const char* const* names, size_t cou
   std::vector<std::string> result;
   for (const char* name : pointers) {
     if (name == nullptr) {
-      return invalid_argument("FlashliftPrecompileOptions::gradients has a NULL: expected names");
+      return invalid_argument(
+          "FlashliftPrecompileOptions::gradients contains NULL; expected names of captured tensors");
     }
     result.emplace_back(name);
   }

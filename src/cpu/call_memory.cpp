@@ -51,7 +51,7 @@ Status CallMemory::reserve(const Sizes& sizes) {
   sizes_.shared = (sizes.shared + 63) / 64 * 64;
   const size_t bytes = sizes_.shared + static_cast<size_t>(sizes.workers) * sizes.tiles;
   if (!block_.reserve(bytes)) {
-    return internal_error("no memory for {} bytes of tiles and sums; nothing was written", bytes);
+    return internal_error("not enough memory for {} bytes of tiles and sums; nothing was written", bytes);
   }
   const auto rows = static_cast<size_t>(sizes.workers * sizes.visits);
   if (rows_.size() < rows) {

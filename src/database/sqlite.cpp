@@ -86,7 +86,8 @@ Result<const Library*> find_library() {
     return is_whole ? &library : nullptr;
   }();
   if (found == nullptr) {
-    return not_found("libsqlite3.so.0 was not found, which holds what is tuned; install it (Debian: libsqlite3-0)");
+    return not_found(
+        "libsqlite3.so.0 was not found; the database of tuning results needs it; install it (Debian: libsqlite3-0)");
   }
   return found;
 }

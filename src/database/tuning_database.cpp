@@ -176,7 +176,7 @@ bool is_there(const std::filesystem::path& file) {
 
 Status verify_file(const std::filesystem::path& file) {
   if (!stamp_of(file)) {
-    return not_found("{} is no file of this user that nobody else may write to; `flashlift cache clear` removes it",
+    return not_found("{} is not a file of this user that nobody else may write to; `flashlift cache clear` removes it",
                      file.string());
   }
   return {};

@@ -115,8 +115,8 @@ std::string to_json(const std::vector<TunedEntry>& entries) {
 
 Result<std::vector<TunedEntry>> from_json(const std::string& text) {
   if (text.size() > kMostTextBytes) {
-    return invalid_argument("{} bytes came; expected what `flashlift cache export` writes, at most {}", text.size(),
-                            kMostTextBytes);
+    return invalid_argument("got {} bytes; expected the output of `flashlift cache export`, at most {} bytes",
+                            text.size(), kMostTextBytes);
   }
   const Json json = nests_deeper(text, kMostDepth) ? Json() : Json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("flashlift_tuned") || !json["flashlift_tuned"].is_array()) {

@@ -63,10 +63,13 @@ Status verify_apart(const Problem& problem, const BackwardArguments& arguments) 
 
 Status verify_backward(const Problem& problem) {
   if (!problem.normalize) {
-    return unsupported("an output that is not normalised has no backward: ask for a normalised one and scale it");
+    return unsupported(
+        "an output that is not normalised has no backward pass: compile the problem without `unnormalized` and scale "
+        "the output");
   }
   if (problem.page_size > 0) {
-    return unsupported("paged keys and values have no backward: pages are shared, so gather them into tensors first");
+    return unsupported(
+        "paged keys and values have no backward pass: pages are shared, so gather them into tensors first");
   }
   return {};
 }

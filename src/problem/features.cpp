@@ -30,25 +30,26 @@ constexpr Feature kFeatures[] = {
     {.word = {.name = "window",
               .value = one_or_two_numbers("<left>[,<right>]"),
               .examples = "128 128,0",
-              .doc = "keep `q - left <= kv <= q + right`, counted as `causal` counts; one number is for both sides"},
+              .doc = "keep `q - left <= kv <= q + right`, counted like `causal`; a single number sets both sides"},
      .mask =
          [](const Place& at, const GivenFeature& given) {
            return at.kv >= at.diagonal - as_int(given.value.whole) && at.kv <= at.diagonal + as_int(given.value.second);
          },
      .drawn = {.once_in = 5, .high = 100}},
-    {.word = {.name = "dilated",
-              .value = whole_number(1),
-              .examples = "4",
-              .doc =
-                  "keep keys whose distance from the query is a multiple of N, counted as `causal` counts; a `window` "
-                  "stays as wide as it is, and keeps one key in N"},
+    {.word =
+         {.name = "dilated",
+          .value = whole_number(1),
+          .examples = "4",
+          .doc =
+              "keep keys whose distance from the query is a multiple of N, counted like `causal`; a `window` keeps its "
+              "width, and then one key in N"},
      .mask = [](const Place& at,
                 const GivenFeature& given) { return mod(at.kv - at.diagonal, as_int(given.value.whole)) == 0; },
      .drawn = {.once_in = 6, .low = 1, .high = 9}},
     {.word = {.name = "prefix",
               .value = whole_number(0),
               .examples = "16",
-              .doc = "keep the first N keys whatever the words above say"},
+              .doc = "keep the first N keys, even if the words above mask them"},
      .mask = [](const Place& at,
                 const GivenFeature& given) { return at.kv < at.first_key + as_int(given.value.whole); },
      .overrules = true,
@@ -56,7 +57,7 @@ constexpr Feature kFeatures[] = {
     {.word = {.name = "documents",
               .value = whole_number(1),
               .examples = "4",
-              .doc = "N documents of equal length that do not see each other"},
+              .doc = "N documents of equal length; keep the keys of the query's own document"},
      .mask =
          [](const Place& at, const GivenFeature& given) {
            const int size = as_int((at.problem.kv_len + given.value.whole - 1) / given.value.whole);
@@ -76,7 +77,7 @@ constexpr Feature kFeatures[] = {
      .not_with_because = "key_lengths are those of each batch, and cu_seqlens packs sequences within one: let "
                          "cu_seqlens_kv name the keys that count",
      .drawn = {.once_in = 3}},
-    {.word = {.name = "segment_ids", .doc = "queries see the keys of their own segment"},
+    {.word = {.name = "segment_ids", .doc = "keep the keys of the query's own segment"},
      .mask =
          [](const Place& at, const GivenFeature& given) {
            return given.tensor("q_segments")(at.b, at.q) == given.tensor("kv_segments")(at.b, at.kv);

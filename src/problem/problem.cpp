@@ -93,13 +93,14 @@ Status verify(const Problem& problem) {
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the problem", problem.dtype));
   FLASHLIFT_RETURN_IF_ERROR(verify_dtype("the output", problem.out_dtype));
   if (problem.want_residual && problem.out_dtype == DType::kF32) {
-    return invalid_argument("residual is what rounding to 16 bits takes from the output, which is f32; leave it out");
+    return invalid_argument("residual is the output's rounding error to 16 bits, but the output is f32; leave it out");
   }
   if (!(problem.dropout >= 0 && problem.dropout < 1)) {
     return invalid_argument("dropout must be a probability from 0 to below 1, got {}", problem.dropout);
   }
   if (problem.dropout_words && problem.keep_mask) {
-    return invalid_argument("dropout_words give a seed, but the problem has a keep_mask in its place");
+    return invalid_argument(
+        "dropout_words give a seed, but the problem uses a keep_mask instead of a seed; leave one of them out");
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_range("page_size", problem.page_size, 0, kMaxLength));
   if (problem.page_size > 0 && problem.kv_len % problem.page_size != 0) {

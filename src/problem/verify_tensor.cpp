@@ -57,8 +57,9 @@ Status verify_view(const WantedTensor& wanted) {
                             fmt::join(view.strides.begin(), view.strides.begin() + dims, ","));
   }
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(item) != 0) {
-    return invalid_argument("{}: the data pointer is no multiple of the {} bytes of an element; copy the tensor first",
-                            title(wanted), item);
+    return invalid_argument(
+        "{}: the data pointer is not a multiple of the {} bytes of an element; copy the tensor first", title(wanted),
+        item);
   }
   return {};
 }

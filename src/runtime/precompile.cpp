@@ -24,7 +24,7 @@ namespace {
 
 using cuda::KernelSource;
 
-// A source that calls of a problem need, and for whom.
+// A kernel source that calls of a problem need, and the problems that need it.
 struct Wanted {
   PrecompiledKernel kernel;
   KernelSource source;
@@ -37,7 +37,7 @@ std::string kernel_name(const std::string& source) {
   return source.substr(begin, source.rfind('.') - begin);
 }
 
-// A device that is known by its architecture alone, which is all that the lists ask of it.
+// A device described by its architecture alone, which is all that the lists need.
 cuda::Device device_of(int architecture) {
   cuda::Device device;
   device.name = fmt::format("sm_{}", architecture);
@@ -100,7 +100,7 @@ class Sources {
     for (const std::string& name : options_.gradients) {
       const auto found = std::ranges::find(problem_.captures, name, &Capture::name);
       if (found == problem_.captures.end() || !is_float(found->dtype)) {
-        return invalid_argument("{} is no captured tensor of floats of this problem: expected the name of one", name);
+        return invalid_argument("{} is not a captured float tensor of this problem: expected the name of one", name);
       }
       wants_gradient[static_cast<size_t>(found - problem_.captures.begin())] = true;
     }
@@ -156,7 +156,7 @@ Result<std::vector<Wanted>> find_sources(const std::vector<Problem>& problems, c
   return wanted;
 }
 
-// Problems, lengths and heads share kernels: each is stored once, and listed once a problem.
+// Problems, lengths and heads share kernels: each kernel is stored once, and listed once per problem.
 Result<std::vector<PrecompiledKernel>> store(std::vector<Wanted> wanted) {
   std::map<std::string, std::optional<Result<cuda::StoredCubin>>> stored;
   std::vector<std::pair<const KernelSource*, std::optional<Result<cuda::StoredCubin>>*>> tasks;

@@ -74,8 +74,7 @@ Status verify_node(const Program& program, ValueId id) {
   std::vector<Type> types;
   for (const ValueId operand : node.operands) {
     if (operand >= id) {
-      return invalid_argument("node {} ({}) reads node {}, which does not stand before it", id, info(node.op).name,
-                              operand);
+      return invalid_argument("node {} ({}) reads node {}, which is not before it", id, info(node.op).name, operand);
     }
     types.push_back(program.nodes[operand].type);
   }

@@ -112,7 +112,9 @@ Result<Split> Partitioner::plan(const LiftedAttention& found) {
   }
   for (mlir::Operation* op = found.second_product->getParentOp(); op != nullptr; op = op->getParentOp()) {
     if (kind(op) == OpKind::kSdyManualComputation) {
-      return unsupported("it stands in a manual computation that leaves some of the mesh's axes to the partitioner");
+      return unsupported(
+          "it is inside a manual computation over only some of the mesh's axes, which leaves the others to the "
+          "partitioner");
     }
   }
   if (meshes_.empty()) {

@@ -155,7 +155,8 @@ Result<LocalProblem> local_problem(const Problem& problem, const Split& split) {
     }
     const auto reads_length = [](const Node& node) { return node.op == Op::k_q_len; };
     if (split.parts('q') > 1 && std::any_of((*program)->nodes.begin(), (*program)->nodes.end(), reads_length)) {
-      return unsupported("its score or mask reads the number of queries, of which each device has a part");
+      return unsupported(
+          "its score or mask reads the number of queries, but each device has only a part of the queries");
     }
     **program = counter.in_whole(**program);
     for (Capture& capture : (*program)->captures) {

@@ -86,7 +86,7 @@ Result<CallLetters> letters_of(mlir::Operation* call, mlir::DictionaryAttr confi
     std::istringstream positions(word("gradients"));
     for (size_t position = 0; positions >> position;) {
       if (position >= gradients.size()) {
-        return internal_error("a backward call asks for the gradient by operand {}", position);
+        return internal_error("a backward call requests the gradient of operand {}", position);
       }
       letters.results.push_back(gradients[position]);
     }

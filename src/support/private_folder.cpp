@@ -77,7 +77,8 @@ Result<PrivateFolder> PrivateFolder::open(const std::filesystem::path& path) {
     return invalid_argument("{} belongs to another user; name a folder of your own", name.string());
   }
   if ((status.st_mode & kOthersMayWrite) != 0) {
-    return invalid_argument("others may write to {}; remove it, or take that right away (chmod 700)", name.string());
+    return invalid_argument("other users may write to {}; remove it, or remove their permission (chmod 700)",
+                            name.string());
   }
   return folder;
 }

@@ -29,7 +29,7 @@ Status verify_library_is_whole(const std::filesystem::path& path) {
     return {};
   }
   if (!S_ISREG(status.st_mode)) {
-    return invalid_argument("{} is no file, but a folder, a pipe or a device; name a shared library", path.string());
+    return invalid_argument("{} is not a file but a folder, a pipe or a device; name a shared library", path.string());
   }
   Elf64_Ehdr header{};
   if (!read_at(file, &header, sizeof(header), 0) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
@@ -49,8 +49,8 @@ Status verify_library_is_whole(const std::filesystem::path& path) {
     }
   }
   if (needed > size) {
-    return invalid_argument("{} is cut off: it has {} bytes, and its header speaks of {}; get it again", path.string(),
-                            size, needed);
+    return invalid_argument("{} is cut off: it has {} bytes, but its header gives {}; copy or install it again",
+                            path.string(), size, needed);
   }
   return {};
 }

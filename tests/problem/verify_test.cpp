@@ -150,7 +150,7 @@ TEST(VerifyArguments, RefusesViewsThatNoMemoryHas) {
       {"beyond what 64 bits address", [](TensorView& view) { view.strides[0] = INT64_MIN; }},
       {"has 9 dimensions", [](TensorView& view) { view.rank = 9; }},
       {"has -1 dimensions", [](TensorView& view) { view.rank = -1; }},
-      {"no multiple of the 4 bytes", [](TensorView& view) { view.data = static_cast<char*>(view.data) + 1; }},
+      {"not a multiple of the 4 bytes", [](TensorView& view) { view.data = static_cast<char*>(view.data) + 1; }},
   };
   const auto problem = parse_problem(
       "attn b2 hq4 hkv2 sq3 skv5 d8 lse sinks=2 score_mod(t: f32[?]) { %0 = load t[kv]; %1 = add score, %0; return %1 "

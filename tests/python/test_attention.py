@@ -221,7 +221,7 @@ def test_refuses_texts_that_c_would_cut(text):
 
 @pytest.mark.parametrize("text", [b"attn h1 s8 d8", None, 3, "attn h1 s8 d8 \ud800"])
 def test_refuses_what_is_no_text(text):
-    with pytest.raises(flashlift.InvalidArgumentError, match="expected a str|no text"):
+    with pytest.raises(flashlift.InvalidArgumentError, match="expected a str|not a text"):
         flashlift.compile(text)
 
 
@@ -305,7 +305,7 @@ def test_dropout_leaves_out_the_keys_that_the_document_says():
         (lambda: attention(q, k, values, dropout_words=words), "the problem has no dropout_words, but the call gives"),
         (lambda: by_words(q, k, values, dropout_words=words[:1]), "dropout_words"),
         (lambda: by_words(q, k, values, dropout_words=np.repeat(words, 2)[::2]), "dropout_words has stride 2"),
-        (lambda: flashlift.compile("attn h1 s8 d8 dropout_words keep_mask"), "but the problem has a keep_mask in its"),
+        (lambda: flashlift.compile("attn h1 s8 d8 dropout_words keep_mask"), "but the problem uses a keep_mask"),
     ):
         with pytest.raises(flashlift.InvalidArgumentError, match=message):
             call()

@@ -14,7 +14,8 @@ TEST(Backward, RefusesWhatItHasNotWithAReasonAndWritesNothing) {
     const char* reason;
   };
   for (const Refusal& refusal : {
-           Refusal{"attn h2 s8 d16 f32 lse unnormalized", ErrorKind::kUnsupported, "ask for a normalised one"},
+           Refusal{"attn h2 s8 d16 f32 lse unnormalized", ErrorKind::kUnsupported,
+                   "compile the problem without `unnormalized`"},
            Refusal{"attn h2 s8 d16 f32 lse page_size=4", ErrorKind::kUnsupported, "gather them into tensors first"},
            Refusal{"attn h2 s8 d16 f32", ErrorKind::kInvalidArgument,
                    "gives d_lse, but the problem does not ask for lse"},

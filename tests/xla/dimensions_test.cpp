@@ -44,7 +44,7 @@ TEST(DimensionOrder, IgnoresWhereSizeOneStands) {
 }
 
 TEST(DimensionOrder, RefusesLettersThatAreNoNeighbours) {
-  expect_error(view("bhshd", {2, 4, 5, 3, 7}, {2, 12, 5, 7}), "are no neighbours");
+  expect_error(view("bhshd", {2, 4, 5, 3, 7}, {2, 12, 5, 7}), "are not neighbours");
 }
 
 TEST(DimensionOrder, SharesInputsWithoutBatchOrHead) {

@@ -134,7 +134,7 @@ Status check(const llvm::Module& module) {
   std::string message;
   llvm::raw_string_ostream stream(message);
   if (llvm::verifyModule(module, &stream)) {
-    return internal_error("the code made for a score program is malformed: {}", message);
+    return internal_error("the code generated for a score program is malformed: {}", message);
   }
   return {};
 }

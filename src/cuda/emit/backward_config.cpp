@@ -62,7 +62,8 @@ Status choose_tiles(std::span<const Tiles> choices, int64_t available, ForwardCo
       return {};
     }
   }
-  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
+  return unsupported("it needs {} bytes of shared memory, more than the {} that a block may have", config.shared_bytes,
+                     available);
 }
 
 // In the order of preference, as measured on an H100 (docs/lessons).
@@ -121,19 +122,19 @@ constexpr const char* kRoundedOutput =
 // Why the fused kernel does not take the problem, or the gradients that are wanted.
 Status refuse_fused(const Problem& problem, bool wants_captures) {
   if (problem.dtype == DType::kF32) {
-    return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
+    return unsupported("its matrix products take bf16 and f16 only, and Flashlift does not round f32 inputs silently");
   }
   if (!problem.want_lse) {
-    return unsupported("it takes the rows' sums from lse, which the problem does not ask for");
+    return unsupported("it reads the row sums from lse; compile the problem with `lse`");
   }
   if (!keeps_exact_output(problem)) {
     return unsupported("{}", kRoundedOutput);
   }
   if (wants_captures) {
-    return unsupported("it does not sum gradients of captured tensors");
+    return unsupported("it does not compute gradients of captured tensors");
   }
   if (problem.page_size > 0) {
-    return unsupported("it does not read pages");
+    return unsupported("it does not support paged keys and values");
   }
   if (problem.empty_rows == EmptyRows::kUniform) {
     return unsupported("it does not spread the gradients of rows without keys over all values");
@@ -262,20 +263,20 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
 std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bool wants_captures) {
   constexpr int kWidest = 256;
   if (problem.dtype == DType::kF32) {
-    return "its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent";
+    return "its matrix products take bf16 and f16 only, and Flashlift does not round f32 inputs silently";
   }
   if (std::max(config.head_dim_padded, config.value_dim_padded) > kWidest) {
     return fmt::format("rows of {} and {} columns are more than the {} that its registers hold", problem.head_dim,
                        problem.value_dim, kWidest);
   }
   if (!problem.want_lse) {
-    return "it takes the rows' sums from lse, which the problem does not ask for";
+    return "it reads the row sums from lse; compile the problem with `lse`";
   }
   if (wants_captures) {
-    return "it does not sum gradients of captured tensors";
+    return "it does not compute gradients of captured tensors";
   }
   if (problem.page_size > 0) {
-    return "it does not read pages";
+    return "it does not support paged keys and values";
   }
   if (problem.empty_rows == EmptyRows::kUniform && config.dropout) {
     return "it does not spread the gradients of rows without keys over values that dropout leaves";

@@ -218,15 +218,15 @@ const char* to_string(KernelKind kind) {
 Status choose_page_piece(ForwardConfig& config) {
   config.page_piece = std::gcd(config.page_size, config.kv_tile);
   if (config.page_piece % kSwizzledRows != 0) {
-    return unsupported("its copies bring {} keys or a multiple, which pages of {} keys do not consist of",
-                       kSwizzledRows, config.page_size);
+    return unsupported("it copies multiples of {} keys, and pages of {} keys are not a multiple of that", kSwizzledRows,
+                       config.page_size);
   }
   return {};
 }
 
 Result<ForwardConfig> choose_hopper_config(const Problem& problem, LengthClass length) {
   if (problem.dtype == DType::kF32) {
-    return unsupported("its matrix products take bf16 and f16 only, and rounding f32 inputs would not be silent");
+    return unsupported("its matrix products take bf16 and f16 only, and Flashlift does not round f32 inputs silently");
   }
   ForwardConfig config = common_config(problem);
   config.kind = KernelKind::kHopper;
@@ -250,13 +250,13 @@ struct DecodeTiles {
 constexpr DecodeTiles kDecodeTiles[] = {{64, 3}, {64, 2}, {32, 3}, {32, 2}, {16, 3}, {16, 2}};
 
 Status refuse_residual(const Problem& problem) {
-  return problem.want_residual ? unsupported("it does not keep what rounding takes from the output") : Status();
+  return problem.want_residual ? unsupported("it does not write the output's rounding error (`residual`)") : Status();
 }
 
 Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int architecture) {
   FLASHLIFT_RETURN_IF_ERROR(refuse_residual(problem));
   if (problem.dtype == DType::kF32) {
-    return unsupported("its copies are of bf16 and f16");
+    return unsupported("it copies bf16 and f16 only");
   }
   ForwardConfig config = common_config(problem);
   config.kind = KernelKind::kBulkDecode;
@@ -276,7 +276,8 @@ Result<ForwardConfig> choose_bulk_decode_config(const Problem& problem, int arch
       return config;
     }
   }
-  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kAvailable);
+  return unsupported("it needs {} bytes of shared memory, more than the {} that a block may have", config.shared_bytes,
+                     kAvailable);
 }
 
 Result<ForwardConfig> choose_decode_config(const Problem& problem, int architecture) {
@@ -297,7 +298,8 @@ Result<ForwardConfig> choose_decode_config(const Problem& problem, int architect
       return config;
     }
   }
-  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available);
+  return unsupported("it needs {} bytes of shared memory, more than the {} that a block may have", config.shared_bytes,
+                     available);
 }
 
 constexpr int64_t kReservedShared = 1024;
@@ -339,7 +341,8 @@ Result<ForwardConfig> choose_portable_f32_config(ForwardConfig config) {
       return config;
     }
   }
-  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, kPortableSharedBytes);
+  return unsupported("it needs {} bytes of shared memory, more than the {} that a block may have", config.shared_bytes,
+                     kPortableSharedBytes);
 }
 
 Result<ForwardConfig> choose_portable_config(const Problem& problem, int architecture) {
@@ -364,7 +367,8 @@ Result<ForwardConfig> choose_portable_config(const Problem& problem, int archite
       return config;
     }
   }
-  return unsupported("{} bytes of shared memory are more than {}", config.shared_bytes, available - kReservedShared);
+  return unsupported("it needs {} bytes of shared memory, more than the {} that a block may have", config.shared_bytes,
+                     available - kReservedShared);
 }
 
 int64_t shared_memory(int architecture) {

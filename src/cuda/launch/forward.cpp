@@ -114,7 +114,7 @@ Status Forward::State::divide(ForwardParams& params) const {
     total *= params.splits;
   }
   if (total > INT32_MAX / 2) {
-    return unsupported("{} query tiles are more than one launch numbers; split the batch", total);
+    return unsupported("{} query tiles are too many for one kernel launch; split the batch", total);
   }
   params.total_tiles = static_cast<int>(total);
   params.heads_per_section = heads_per_section(params, config, device);
@@ -129,7 +129,8 @@ Status Forward::State::encode_query_map(const AttentionArguments& arguments, For
       aligned = aligned && (out.sizes[d] == 1 || out.strides[d] % 8 == 0);
     }
     if (!aligned) {
-      return unsupported("the output {} does not consist of contiguous rows at multiples of 16 bytes", describe(out));
+      return unsupported("the rows of the output {} must be contiguous and start at multiples of 16 bytes",
+                         describe(out));
     }
   }
   constexpr int kWarpgroupRows = 64;

@@ -21,8 +21,8 @@ constexpr int64_t kLargestStride = int64_t{1} << 40;
 Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view, int rows) {
   const auto element = static_cast<int64_t>(size_in_bytes(view.dtype));
   if (view.sizes[3] > 1 && view.strides[3] != 1) {
-    return unsupported("the columns of {} are {} elements apart, the copy engine reads neighbours", describe(view),
-                       view.strides[3]);
+    return unsupported("the columns of {} have a stride of {} elements, but the copy engine needs contiguous columns",
+                       describe(view), view.strides[3]);
   }
   uint64_t sizes[4];
   uint64_t strides[3];
@@ -35,8 +35,9 @@ Result<TensorMap> encode_tensor_map(const Driver& driver, const TensorView& view
     }
     const int64_t bytes = view.sizes[d] > 1 ? view.strides[d] * element : kStrideUnit;
     if (bytes <= 0 || bytes % kStrideUnit != 0 || bytes >= kLargestStride) {
-      return unsupported("dimension {} of {} has a stride of {} bytes, the copy engine needs a positive multiple of {}",
-                         d, describe(view), bytes, kStrideUnit);
+      return unsupported(
+          "dimension {} of {} has a stride of {} bytes, but the copy engine needs a positive multiple of {}", d,
+          describe(view), bytes, kStrideUnit);
     }
     strides[i - 1] = static_cast<uint64_t>(bytes);
   }

@@ -104,7 +104,7 @@ mlir::Attribute AttributeReader::read_attribute_entry(const Entry& entry, ByteRe
   if (entry.dialect == "sdy") {
     return read_sdy_attribute(reader);
   }
-  failure_.unsupported("byte {}: an attribute of the dialect '{}' is in a form of its own; give the module as text",
+  failure_.unsupported("byte {}: an attribute of the dialect '{}' has a custom encoding; give the module as text",
                        reader.offset(), entry.dialect);
   return {};
 }
@@ -131,7 +131,7 @@ mlir::Type AttributeReader::read_type_entry(const Entry& entry, ByteReader& read
         reader.offset());
     return {};
   }
-  failure_.unsupported("byte {}: a type of the dialect '{}' is in a form of its own; give the module as text",
+  failure_.unsupported("byte {}: a type of the dialect '{}' has a custom encoding; give the module as text",
                        reader.offset(), entry.dialect);
   return {};
 }

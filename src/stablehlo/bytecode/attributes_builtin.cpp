@@ -87,7 +87,7 @@ mlir::Attribute AttributeReader::make_dense_elements(mlir::Type type, std::strin
     element = complex.getElementType();
   }
   if (width_of(element) == 0) {
-    failure_.unsupported("a constant has elements that are no numbers of up to 64 bits");
+    failure_.unsupported("a constant has elements that are not numbers of up to 64 bits");
     return {};
   }
   const auto elements = static_cast<size_t>(shaped.getNumElements());

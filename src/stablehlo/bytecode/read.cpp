@@ -73,7 +73,8 @@ class OperationReader {
     made.vhlo = find_vhlo_op(entry.name);
     if (made.vhlo == nullptr) {
       failure_.unsupported(
-          "'vhlo.{}' of {} is no operation of versions {} to {}; write the module for one of them, or give it as text",
+          "'vhlo.{}' of {} is not an operation of versions {} to {}; write the module for one of them, or give it as "
+          "text",
           entry.name, container_.producer, print(kOldest), print(kNewest));
       return;
     }
@@ -337,7 +338,7 @@ class OperationReader {
       }
     } else {
       if (!name.is_known && !properties.empty()) {
-        failure_.unsupported("byte {}: '{}' has attributes in a form of its own; give the module as text, or as VHLO",
+        failure_.unsupported("byte {}: '{}' has attributes with a custom encoding; give the module as text, or as VHLO",
                              properties.offset(), name.name);
       }
       const bool is_early = count_numbers(properties) < name.properties.size();

@@ -142,7 +142,7 @@ Status check_module_text(std::string_view text, std::string_view name) {
     return invalid_argument("{}: the text is empty; expected a StableHLO module", name);
   }
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    return invalid_argument("{}: byte {} is zero, so this is no text; expected a StableHLO module as text", name, nul);
+    return invalid_argument("{}: byte {} is zero, so this is not text; expected a StableHLO module as text", name, nul);
   }
   return measure_text(text, name);
 }

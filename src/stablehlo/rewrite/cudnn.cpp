@@ -194,7 +194,7 @@ Result<Config> read_config(std::string_view text, bool is_backward) {
   const Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto found = whole.is_object() ? whole.find("cudnn_fmha_backend_config") : whole.end();
   if (!whole.is_object() || found == whole.end() || !found->is_object()) {
-    return unsupported("its backend_config is no JSON text with a cudnn_fmha_backend_config");
+    return unsupported("its backend_config is not a JSON text with a cudnn_fmha_backend_config");
   }
   const Json& json = *found;
   FLASHLIFT_RETURN_IF_ERROR(check_names(json));
@@ -224,7 +224,7 @@ class Replacement {
     FLASHLIFT_RETURN_IF_ERROR(read_name());
     const auto text = mlir::dyn_cast_or_null<mlir::StringAttr>(custom_call(op_)->backend_config);
     if (!text) {
-      return unsupported("its backend_config is no text");
+      return unsupported("its backend_config is not a text");
     }
     FLASHLIFT_ASSIGN_OR_RETURN(config_, read_config({text.data(), text.size()}, is_backward_));
     FLASHLIFT_RETURN_IF_ERROR(check_config());
@@ -264,7 +264,7 @@ class Replacement {
       return unsupported("its dropout leaves out other keys than Flashlift's would");
     }
     if (config_.is_paged) {
-      return unsupported("its keys lie in pages");
+      return unsupported("its keys are paged");
     }
     if (config_.segments != 1) {
       return unsupported("its batches hold several sequences each (max_seg_per_batch)");
@@ -280,7 +280,7 @@ class Replacement {
       return unsupported("its sliding window has no causal mask");
     }
     if (!gradients_ && is_backward_) {
-      return unsupported("a gradient stays unless gradients are asked for");
+      return unsupported("a gradient is fused only if gradients are requested");
     }
     return {};
   }
@@ -297,7 +297,7 @@ class Replacement {
     }
     for (const mlir::Value operand : op_->getOperands()) {
       if (!static_tensor(operand)) {
-        return unsupported("an operand is no tensor of known sizes");
+        return unsupported("an operand is not a tensor of known sizes");
       }
     }
     unsigned next = 0;
@@ -350,7 +350,7 @@ class Replacement {
     if (has_bias_) {
       const std::optional<DType> bias_type = dtype(bias_.getType());
       if (!bias_type || shape(bias_).size() != 4) {
-        return unsupported("its bias is no tensor of rank 4 of floats");
+        return unsupported("its bias is not a float tensor of rank 4");
       }
       text += fmt::format(" bias={}", to_string(*bias_type));
     }
@@ -405,10 +405,10 @@ class Replacement {
       return unsupported("its results are not those that cuDNN gives for these operands");
     }
     if (!op_->getResult(count - 1).use_empty()) {
-      return unsupported("something reads its workspace");
+      return unsupported("the module reads its workspace");
     }
     if (!is_backward_ && !gradients_ && count == 3 && feeds_gradient(op_->getResult(1))) {
-      return unsupported("its gradient stands in the module; ask for gradients to fuse both");
+      return unsupported("the module contains its gradient; request gradients to fuse both");
     }
     return {};
   }

@@ -47,8 +47,8 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
       result.strides[axis] = stride;
     } else if (stride != result.strides[axis] * result.sizes[axis]) {
       return invalid_argument(
-          "{}_dims = \"{}\" on shape [{}]: the dimensions called {} are no neighbours, so no single "
-          "stride steps through them; transpose {} first",
+          "{}_dims = \"{}\" on shape [{}]: the dimensions called {} are not neighbours, so no single stride steps "
+          "through them; transpose {} first",
           tensor_, text_, fmt::join(dims, ","), letter, name);
     }
     result.sizes[axis] *= dims[i];
@@ -58,7 +58,7 @@ Result<TensorView> DimensionOrder::view(void* data, DType dtype, std::span<const
     const bool shared =
         absent == AbsentLetters::kShared && (letter == 'b' || letter == 'h') && text_.find(letter) == std::string::npos;
     if (shared && logical[axis] < 0) {
-      return invalid_argument("{}_dims = \"{}\" lacks {}; expected each letter where the call settles its size",
+      return invalid_argument("{}_dims = \"{}\" lacks {}; expected every letter whose size the call determines",
                               tensor_, text_, letter);
     }
     if (result.sizes[axis] != logical[axis] && logical[axis] >= 0 && !shared) {

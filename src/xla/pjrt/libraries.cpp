@@ -104,7 +104,7 @@ Status check(const Api* api) {
   }
   constexpr size_t kMostBytes = size_t{1} << 20;
   if (api->struct_size < kFunctionsOffset || api->struct_size > kMostBytes) {
-    return invalid_argument("its PJRT_Api has a struct_size of {} bytes: it is no PJRT plugin", api->struct_size);
+    return invalid_argument("its PJRT_Api has a struct_size of {} bytes: it is not a PJRT plugin", api->struct_size);
   }
   return {};
 }

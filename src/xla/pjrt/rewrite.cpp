@@ -76,7 +76,7 @@ Status try_to_rewrite(const Program& program, std::string_view options, Rewritte
   }
   const int64_t partitions = partition_count(options);
   if (partitions == 0) {
-    return unsupported("its compile options cannot be read, which would say whether it is partitioned");
+    return unsupported("its compile options cannot be read, so that it is unknown whether it is partitioned");
   }
   return fuse(module, partitions, rewritten);
 }

@@ -21,7 +21,7 @@ TEST(Reason, EachHasATextOfItsOwn) {
 TEST(Reason, RefusalsFillTheTextIn) {
   const Refusal refusal = refuse<Reason::kSinkPieces>(3);
   EXPECT_EQ(refusal.reason, Reason::kSinkPieces);
-  EXPECT_EQ(refusal.text, "sink logits stand in 3 separate pieces");
+  EXPECT_EQ(refusal.text, "sink logits are split into 3 separate pieces");
 }
 
 TEST(Reason, ErrorsOfTheProblemAreRefusals) {

@@ -267,7 +267,7 @@ class BadPlugins(PluginTest):
     def test_no_plugin(self):
         self.assert_says(FAKE, "returned NULL", behaviour="null")
         self.assert_says(FAKE, "struct_size of 0 bytes", behaviour="empty")
-        self.assert_says(FAKE, "it is no PJRT plugin", behaviour="garbage")
+        self.assert_says(FAKE, "it is not a PJRT plugin", behaviour="garbage")
 
     def test_no_functions(self):
         """Structures and lists that end early, or never."""

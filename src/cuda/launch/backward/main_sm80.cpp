@@ -75,7 +75,7 @@ class MainSm80 : public BackwardMain {
     if (config_.fused) {
       blocks = std::max(blocks, fused_.blocks(call.forward));
     }
-    return blocks > INT32_MAX / 2 ? unsupported("{} tiles are more than one launch numbers; split the batch", blocks)
+    return blocks > INT32_MAX / 2 ? unsupported("{} tiles are too many for one kernel launch; split the batch", blocks)
                                   : Status();
   }
 

@@ -56,10 +56,10 @@ class MainSm90 : public BackwardMain {
     const int64_t blocks = std::max(query_tiles(params) * params.batch * params.q_heads,
                                     key_tiles(params) * params.batch * params.kv_heads);
     if (params.q_len == 0) {
-      return unsupported("there are no queries, and its tile for no rows would read captured tensors without elements");
+      return unsupported("there are no queries, and its tile would read captured tensors without elements");
     }
     if (blocks > INT32_MAX / 2) {
-      return unsupported("{} tiles are more than one launch numbers; split the batch", blocks);
+      return unsupported("{} tiles are too many for one kernel launch; split the batch", blocks);
     }
     if (fallback_ != nullptr) {
       FLASHLIFT_RETURN_IF_ERROR(fallback_->accepts(call));

@@ -144,7 +144,7 @@ Status Preprocess::fill_row_tiles(BackwardCall& call, CuPointer bounds) const {
   const int64_t rows = int64_t{call.forward.batch} * call.forward.q_heads * call.row_tiles.tiles * call.row_tiles.rows;
   const int64_t blocks = divide_up(rows * row_threads(problem_), kElementThreads);
   if (blocks > INT32_MAX) {
-    return unsupported("{} rows are more than one launch numbers; split the batch", rows);
+    return unsupported("{} rows are too many for one kernel launch; split the batch", rows);
   }
   std::vector<BoundsArgument> arguments;
   bounds_.place(call.forward, bounds, arguments);
