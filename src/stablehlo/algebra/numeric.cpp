@@ -70,12 +70,14 @@ std::vector<SymId> children(const SymArena& arena, SymId id) {
   return bodies;
 }
 
-void collect(const SymArena& arena, SymId id, std::set<SymId>& into) {
-  if (into.insert(id).second) {
-    for (const SymId child : children(arena, id)) {
-      collect(arena, child, into);
+void collect(const SymArena& arena, SymId formula, std::set<SymId>& into) {
+  any_part({formula}, [&](SymId id, std::vector<SymId>& next) {
+    if (into.insert(id).second) {
+      const std::vector<SymId> below = children(arena, id);
+      next.insert(next.end(), below.begin(), below.end());
     }
-  }
+    return false;
+  });
 }
 
 std::set<SymId> parts_of(const SymArena& arena, const std::vector<SymId>& formulas) {

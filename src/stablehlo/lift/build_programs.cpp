@@ -192,21 +192,12 @@ bool has_infinite_constant(const Plane& plane, SymId score) {
   if (!whole.may_be_nan && whole.real_hi < INFINITY) {
     return false;
   }
-  std::set<SymId> seen;
-  std::vector<SymId> stack{score};
-  while (!stack.empty()) {
-    const SymId id = stack.back();
-    stack.pop_back();
+  return any_part({score}, [&](SymId id, std::vector<SymId>& next) {
     const Sym& sym = arena[id];
     const bool is_number = sym.kind == SymKind::kConstant || sym.kind == SymKind::kLoad;
-    if (is_number && sym.type == Type::kF32 && !bounds.finite(id)) {
-      return true;
-    }
-    if (seen.insert(id).second) {
-      stack.insert(stack.end(), sym.args.begin(), sym.args.end());
-    }
-  }
-  return false;
+    next.insert(next.end(), sym.args.begin(), sym.args.end());
+    return is_number && sym.type == Type::kF32 && !bounds.finite(id);
+  });
 }
 
 }  // namespace

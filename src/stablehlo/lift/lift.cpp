@@ -5,6 +5,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/attempt.h"
 #include "stablehlo/lift/products.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/ops.h"
 
 namespace flashlift::stablehlo {
@@ -50,34 +51,10 @@ bool sums(mlir::Operation* op) {
   }
 }
 
-using Stack = std::vector<mlir::Operation*>;
-
-// Whether `finds` an operation among the first `farthest` that are reached from those on the stack; it puts those on it
-// that come next. Null pointers, of arguments' definitions, are left out.
-template <typename Finds>
-bool reaches(Stack stack, size_t farthest, Finds finds) {
-  llvm::DenseSet<mlir::Operation*> seen;
-  while (!stack.empty() && seen.size() < farthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op != nullptr && seen.insert(op).second && finds(op, stack)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Of all operands.
-void push_definitions(mlir::Operation* op, Stack& stack) {
-  for (const mlir::Value operand : op->getOperands()) {
-    stack.push_back(operand.getDefiningOp());
-  }
-}
-
 // Whether a sum divides something, or its logarithm is taken, in whatever shape and with whatever guard.
 bool divides(mlir::Operation* sum) {
   constexpr size_t kFarthest = 50;
-  return reaches({sum}, kFarthest, [](mlir::Operation* op, Stack& stack) {
+  return any_operation({sum}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
     for (mlir::OpOperand& use : op->getUses()) {
       mlir::Operation* const user = use.getOwner();
       switch (kind(user)) {
@@ -123,7 +100,7 @@ bool is_bell(mlir::Operation* exponential) {
 bool is_summed(mlir::Operation* exponential) {
   const bool must_divide = is_bell(exponential);
   constexpr size_t kFarthest = 500;  // operations between the exponential and its sum
-  return reaches({exponential}, kFarthest, [&](mlir::Operation* op, Stack& stack) {
+  return any_operation({exponential}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
     if (!is_of_products(op)) {
       stack.insert(stack.end(), op->user_begin(), op->user_end());
     }
@@ -150,45 +127,39 @@ bool is_spread(mlir::Value value) {
 // sum to 1 without being divided.
 bool subtracts_row(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 12;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Value> stack{exponent_of(exponential)};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back().getDefiningOp();
-    stack.pop_back();
-    if (op == nullptr || !seen.insert(op).second) {
-      continue;
-    }
-    switch (kind(op)) {
-      case OpKind::kSubtract:
-        if (is_spread(op->getOperand(1))) {
-          return true;
-        }
-        stack.push_back(op->getOperand(0));
-        break;
-      case OpKind::kAdd:
-        for (const mlir::Value operand : op->getOperands()) {
-          mlir::Operation* const negated = defining(operand, OpKind::kNegate);
-          if (negated != nullptr && is_spread(negated->getOperand(0))) {
-            return true;
-          }
-          stack.push_back(operand);
-        }
-        break;
-      case OpKind::kMultiply:
-      case OpKind::kDivide:
-      case OpKind::kSelect:
-      case OpKind::kConvert:
-      case OpKind::kMinimum:
-      case OpKind::kMaximum:
-      case OpKind::kReshape:
-      case OpKind::kTranspose:
-        stack.insert(stack.end(), op->operand_begin(), op->operand_end());
-        break;
-      default:
-        break;
-    }
-  }
-  return false;
+  return any_operation({exponent_of(exponential).getDefiningOp()}, kFarthest,
+                       [](mlir::Operation* op, OperationStack& stack) {
+                         switch (kind(op)) {
+                           case OpKind::kSubtract:
+                             if (is_spread(op->getOperand(1))) {
+                               return true;
+                             }
+                             stack.push_back(op->getOperand(0).getDefiningOp());
+                             break;
+                           case OpKind::kAdd:
+                             for (const mlir::Value operand : op->getOperands()) {
+                               mlir::Operation* const negated = defining(operand, OpKind::kNegate);
+                               if (negated != nullptr && is_spread(negated->getOperand(0))) {
+                                 return true;
+                               }
+                               stack.push_back(operand.getDefiningOp());
+                             }
+                             break;
+                           case OpKind::kMultiply:
+                           case OpKind::kDivide:
+                           case OpKind::kSelect:
+                           case OpKind::kConvert:
+                           case OpKind::kMinimum:
+                           case OpKind::kMaximum:
+                           case OpKind::kReshape:
+                           case OpKind::kTranspose:
+                             push_definitions(op, stack);
+                             break;
+                           default:
+                             break;
+                         }
+                         return false;
+                       });
 }
 
 // Whether what is multiplied with it stays what it is, but for a scale or places that are 0: not a value with a gate.
@@ -202,35 +173,36 @@ bool masks(mlir::Value factor) {
 // product, or be left out. One that is added to something, as in a sigmoid, is none.
 bool weighs(mlir::Operation* exponential) {
   constexpr size_t kFarthest = 20;
-  return !is_bell(exponential) && reaches({exponential}, kFarthest, [](mlir::Operation* op, Stack& stack) {
-    for (mlir::OpOperand& use : op->getUses()) {
-      mlir::Operation* const user = use.getOwner();
-      switch (kind(user)) {
-        case OpKind::kDot:
-        case OpKind::kDotGeneral:
-          return true;
-        case OpKind::kDivide:
-        case OpKind::kSelect:
-          if (use.getOperandNumber() == (kind(user) == OpKind::kDivide ? 0 : 1)) {
-            stack.push_back(user);
-          }
-          break;
-        case OpKind::kMultiply:
-          if (masks(user->getOperand(1 - use.getOperandNumber()))) {
-            stack.push_back(user);
-          }
-          break;
-        case OpKind::kConvert:
-        case OpKind::kReshape:
-        case OpKind::kTranspose:
-          stack.push_back(user);
-          break;
-        default:
-          break;
-      }
-    }
-    return false;
-  });
+  return !is_bell(exponential) &&
+         any_operation({exponential}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+           for (mlir::OpOperand& use : op->getUses()) {
+             mlir::Operation* const user = use.getOwner();
+             switch (kind(user)) {
+               case OpKind::kDot:
+               case OpKind::kDotGeneral:
+                 return true;
+               case OpKind::kDivide:
+               case OpKind::kSelect:
+                 if (use.getOperandNumber() == (kind(user) == OpKind::kDivide ? 0 : 1)) {
+                   stack.push_back(user);
+                 }
+                 break;
+               case OpKind::kMultiply:
+                 if (masks(user->getOperand(1 - use.getOperandNumber()))) {
+                   stack.push_back(user);
+                 }
+                 break;
+               case OpKind::kConvert:
+               case OpKind::kReshape:
+               case OpKind::kTranspose:
+                 stack.push_back(user);
+                 break;
+               default:
+                 break;
+             }
+           }
+           return false;
+         });
 }
 
 bool is_of_softmax(mlir::Operation* op, Work& work) {
@@ -245,7 +217,7 @@ bool is_of_differences(mlir::Operation* sum) {
     return op != nullptr && is_elementwise(op) ? op : nullptr;
   };
   return sums(sum) && sum->getNumOperands() > 0 &&
-         reaches({elementwise(sum->getOperand(0))}, kFarthest, [&](mlir::Operation* op, Stack& stack) {
+         any_operation({elementwise(sum->getOperand(0))}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
            for (const mlir::Value operand : op->getOperands()) {
              stack.push_back(elementwise(operand));
            }
@@ -387,7 +359,7 @@ mlir::Operation* product_between(mlir::Operation* first, mlir::Value probabiliti
   }
   DependsOn& depends = work.computed_from.try_emplace(first, first, std::vector<mlir::Operation*>()).first->second;
   mlir::Operation* found = nullptr;
-  reaches({probabilities.getDefiningOp()}, kLongestChain, [&](mlir::Operation* op, Stack& stack) {
+  any_operation({probabilities.getDefiningOp()}, kLongestChain, [&](mlir::Operation* op, OperationStack& stack) {
     if (is_of_products(op)) {
       found = op != first && depends(op) ? op : nullptr;
       return found != nullptr;
@@ -534,13 +506,14 @@ Outcome<LiftedAttention> lift_in_any_way(mlir::Operation* first, mlir::Operation
 
 bool is_normalised_by_row(mlir::Operation* product) {
   constexpr size_t kFarthest = 100;
-  return reaches({product->user_begin(), product->user_end()}, kFarthest, [](mlir::Operation* op, Stack& stack) {
-    if (is_of_products(op)) {
-      return false;
-    }
-    stack.insert(stack.end(), op->user_begin(), op->user_end());
-    return is_exponential(op) && subtracts_row(op) && !is_summed(op);
-  });
+  return any_operation({product->user_begin(), product->user_end()}, kFarthest,
+                       [](mlir::Operation* op, OperationStack& stack) {
+                         if (is_of_products(op)) {
+                           return false;
+                         }
+                         stack.insert(stack.end(), op->user_begin(), op->user_end());
+                         return is_exponential(op) && subtracts_row(op) && !is_summed(op);
+                       });
 }
 
 Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work) {
@@ -559,20 +532,20 @@ bool is_near_softmax(mlir::Value value) {
   const auto goes_on = [](mlir::Operation* op) {
     return !is_of_products(op) && kind(op) != OpKind::kOptimizationBarrier;
   };
-  const auto ahead = [&](mlir::Operation* op, Stack& stack) {
+  const auto ahead = [&](mlir::Operation* op, OperationStack& stack) {
     if (goes_on(op)) {
       stack.insert(stack.end(), op->user_begin(), op->user_end());
     }
     return is_of_softmax(op);
   };
-  const auto behind = [&](mlir::Operation* op, Stack& stack) {
+  const auto behind = [&](mlir::Operation* op, OperationStack& stack) {
     if (goes_on(op)) {
       push_definitions(op, stack);
     }
     return is_of_softmax(op);
   };
-  return reaches({value.user_begin(), value.user_end()}, kFarthest, ahead) ||
-         reaches({value.getDefiningOp()}, kFarthest, behind);
+  return any_operation({value.user_begin(), value.user_end()}, kFarthest, ahead) ||
+         any_operation({value.getDefiningOp()}, kFarthest, behind);
 }
 
 std::vector<const ResultView*> results_of(const LiftedAttention& found) {

@@ -1,8 +1,8 @@
 // The output of an attention of which a module computes a gradient alone.
 
-#include "llvm/ADT/DenseSet.h"
 #include "mlir/IR/Builders.h"
 #include "stablehlo/lift/products.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/attributes.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/rearrange.h"
@@ -16,29 +16,21 @@ struct Behind {
   std::vector<mlir::Operation*> products;
 };
 
-// What a value is computed from, up to the products before it.
+// The exponentials and products that a value is computed from, up to the nearest products.
 Behind behind(mlir::Value value) {
   constexpr size_t kFarthest = 300;
   Behind found;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op == nullptr || !seen.insert(op).second) {
-      continue;
-    }
+  any_operation({value.getDefiningOp()}, kFarthest, [&](mlir::Operation* op, OperationStack& stack) {
     if (is_product(op) && !side_summed_by_product(op)) {
       found.products.push_back(op);
-      continue;
+      return false;
     }
     if (kind(op) == OpKind::kExponential && static_tensor(op->getResult(0))) {
       found.exponentials.push_back(op);
     }
-    for (const mlir::Value operand : op->getOperands()) {
-      stack.push_back(operand.getDefiningOp());
-    }
-  }
+    push_definitions(op, stack);
+    return false;
+  });
   return found;
 }
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "llvm/ADT/DenseSet.h"
 #include "stablehlo/lift/lift.h"
 #include "stablehlo/lift/products.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"
 #include "stablehlo/rearrange/rearrange.h"
@@ -35,25 +35,16 @@ struct Side {
   }
 };
 
-// Whether an exponential stands on the way back, with no product and no other such sum between.
+// Whether a value is computed from an exponential, without a product or another such sum in between.
 bool is_of_exponential(mlir::Value value) {
   constexpr size_t kFarthest = 100;
-  llvm::DenseSet<mlir::Operation*> seen;
-  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
-  while (!stack.empty() && seen.size() < kFarthest) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op == nullptr || is_product(op) || !seen.insert(op).second) {
-      continue;
+  return any_operation({value.getDefiningOp()}, kFarthest, [](mlir::Operation* op, OperationStack& stack) {
+    if (is_product(op)) {
+      return false;
     }
-    if (kind(op) == OpKind::kExponential) {
-      return true;
-    }
-    for (const mlir::Value operand : op->getOperands()) {
-      stack.push_back(operand.getDefiningOp());
-    }
-  }
-  return false;
+    push_definitions(op, stack);
+    return kind(op) == OpKind::kExponential;
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "stablehlo/lift/products.h"
+#include "stablehlo/lift/walk.h"
 #include "stablehlo/reader/ops.h"
 #include "stablehlo/rearrange/builder.h"
 #include "stablehlo/rearrange/rearrange.h"
@@ -187,30 +188,21 @@ void weigh_gradient_of_probabilities(mlir::Operation* product, mlir::Operation* 
   }
 }
 
-// The products that a value is computed from, with no other one between. Nothing where that takes too long to find out.
+// The nearest products that a value is computed from. Nothing if the walk to them is too long.
 std::optional<std::set<mlir::Operation*>> products_behind(mlir::Value value) {
   constexpr size_t kMost = 2000;
-  std::set<mlir::Operation*> seen;
+  size_t visited = 0;
   std::set<mlir::Operation*> products;
-  std::vector<mlir::Operation*> stack{value.getDefiningOp()};
-  while (!stack.empty()) {
-    mlir::Operation* op = stack.back();
-    stack.pop_back();
-    if (op == nullptr || !seen.insert(op).second) {
-      continue;
-    }
-    if (seen.size() > kMost) {
-      return std::nullopt;
-    }
-    if (is_product(op) && !side_summed_by_product(op)) {
-      products.insert(op);
-      continue;
-    }
-    for (const mlir::Value operand : op->getOperands()) {
-      stack.push_back(operand.getDefiningOp());
-    }
-  }
-  return products;
+  const bool is_too_long =
+      any_operation({value.getDefiningOp()}, kMost + 1, [&](mlir::Operation* op, OperationStack& stack) {
+        if (is_product(op) && !side_summed_by_product(op)) {
+          products.insert(op);
+        } else {
+          push_definitions(op, stack);
+        }
+        return ++visited > kMost;
+      });
+  return is_too_long ? std::nullopt : std::optional(std::move(products));
 }
 
 // Whether weights are computed from the scores that the probabilities are of: then they are part of the softmax.
