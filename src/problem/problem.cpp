@@ -269,6 +269,38 @@ Status verify_residual(const Problem& p, const AttentionArguments& arguments, st
   return {};
 }
 
+Status verify_sinks(const Problem& p, const std::optional<TensorView>& sinks) {
+  if (sinks.has_value() != (p.sinks > 0)) {
+    return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,
+                            sinks ? "gives" : "lacks");
+  }
+  if (!sinks) {
+    return {};
+  }
+  const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
+  const std::span<const int64_t> wanted = sinks->rank == 1 ? std::span(shape).last(1) : std::span(shape);
+  return problem::verify_tensor({"sinks", *sinks, DType::kF32, wanted});
+}
+
+// `shape`: [batch, q_heads, q_len, kv_len].
+Status verify_dropout(const Problem& p, const AttentionArguments& arguments, std::array<int64_t, 4> shape) {
+  if (arguments.keep_mask.has_value() != p.keep_mask) {
+    return invalid_argument("the problem has {} keep_mask, but the call {} one", p.keep_mask ? "a" : "no",
+                            arguments.keep_mask ? "gives" : "lacks");
+  }
+  if (arguments.keep_mask) {
+    for (size_t d = 0; d < shape.size(); ++d) {
+      shape[d] = arguments.keep_mask->sizes[d] == 1 ? 1 : shape[d];
+    }
+    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"keep_mask", *arguments.keep_mask, DType::kBool, shape}));
+  }
+  if (arguments.dropout_words.has_value() != p.dropout_words) {
+    return invalid_argument("the problem has {}dropout_words, but the call {} them", p.dropout_words ? "" : "no ",
+                            arguments.dropout_words ? "gives" : "lacks");
+  }
+  return arguments.dropout_words ? verify_dropout_words(*arguments.dropout_words) : Status();
+}
+
 }  // namespace
 
 Status verify(const Problem& problem, const AttentionArguments& arguments) {
@@ -296,33 +328,8 @@ Status verify(const Problem& problem, const AttentionArguments& arguments) {
     return invalid_argument("the batch is at most {}, got {}", kMaxLength, batch);
   }
   FLASHLIFT_RETURN_IF_ERROR(verify_captures(problem, arguments.captures, {batch, q_len, kv_len}));
-  if (arguments.sinks.has_value() != (p.sinks > 0)) {
-    return invalid_argument("the problem has {} sinks per head, but the call {} a sinks tensor", p.sinks,
-                            arguments.sinks ? "gives" : "lacks");
-  }
-  if (arguments.sinks) {
-    const std::array<int64_t, 2> shape = {p.q_heads, p.sinks};
-    const std::span<const int64_t> wanted = arguments.sinks->rank == 1 ? std::span(shape).last(1) : std::span(shape);
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"sinks", *arguments.sinks, DType::kF32, wanted}));
-  }
-  if (arguments.keep_mask.has_value() != p.keep_mask) {
-    return invalid_argument("the problem has {} keep_mask, but the call {} one", p.keep_mask ? "a" : "no",
-                            arguments.keep_mask ? "gives" : "lacks");
-  }
-  if (arguments.keep_mask) {
-    std::array<int64_t, 4> shape = {batch, p.q_heads, q_len, kv_len};
-    for (size_t d = 0; d < shape.size(); ++d) {
-      shape[d] = arguments.keep_mask->sizes[d] == 1 ? 1 : shape[d];
-    }
-    FLASHLIFT_RETURN_IF_ERROR(problem::verify_tensor({"keep_mask", *arguments.keep_mask, DType::kBool, shape}));
-  }
-  if (arguments.dropout_words.has_value() != p.dropout_words) {
-    return invalid_argument("the problem has {}dropout_words, but the call {} them", p.dropout_words ? "" : "no ",
-                            arguments.dropout_words ? "gives" : "lacks");
-  }
-  if (arguments.dropout_words) {
-    FLASHLIFT_RETURN_IF_ERROR(verify_dropout_words(*arguments.dropout_words));
-  }
+  FLASHLIFT_RETURN_IF_ERROR(verify_sinks(p, arguments.sinks));
+  FLASHLIFT_RETURN_IF_ERROR(verify_dropout(p, arguments, {batch, p.q_heads, q_len, kv_len}));
   const std::array<int64_t, 3> row_shape = {batch, p.q_heads, q_len};
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("lse", arguments.lse, p.want_lse, row_shape));
   FLASHLIFT_RETURN_IF_ERROR(verify_row_output("row_max", arguments.row_max, p.want_row_max, row_shape));
