@@ -16,19 +16,19 @@ namespace flashlift::cpu {
 struct BackwardConfig {
   int64_t q_tile = 96;
   int64_t kv_tile = 128;
-  // Keys of a task: whole tiles. Every task reads all queries and d_out, and adds to all of d_q.
+  // The bounds of the keys per task, in whole tiles. Every task reads all queries and d_out, and adds to all of d_q.
   int64_t min_chunk = 256;
   int64_t max_chunk = 1024;
-  int64_t chunk = 0;  // so many keys a task; 0: by caches and threads, within the two above
+  int64_t chunk = 0;  // keys per task; 0: chosen from caches and threads, within the two bounds above
 
-  // Errors: sizes that the kernels cannot work with.
+  // Errors: sizes that the kernels do not support.
   Status verify() const;
 };
 
-// Compiled once per problem class and set of captured tensors whose gradients are wanted; immutable.
+// Compiled once per problem class and set of captured tensors with gradients; immutable.
 class Backward {
  public:
-  // compile_gradient, or a cache in front of it.
+  // Either compile_gradient or a cache of its results.
   using Compiler =
       std::function<Result<std::shared_ptr<const CompiledGradient>>(const Problem&, Isa, const std::vector<bool>&)>;
   static Result<Backward> compile(const Forward& forward, const std::vector<bool>& wants_gradient,
@@ -40,12 +40,12 @@ class Backward {
   const Forward& forward() const { return forward_; }
   const CompiledGradient* gradient() const { return gradient_.get(); }
   const BackwardConfig& config() const { return config_; }
-  // Floats between the rows of sums that are as wide as head_dim, and as value_dim: whole vectors.
+  // The row strides of sums with head_dim and with value_dim columns, in floats: whole vectors.
   int64_t d_stride() const { return round_up(forward_.problem().head_dim, int64_t{forward_.kernels().lanes}); }
   int64_t v_stride() const { return round_up(forward_.problem().value_dim, int64_t{forward_.kernels().lanes}); }
-  // What a call of the problem's own sizes uses besides inputs and outputs for d_q, d_k and d_v.
+  // The memory of a call of the problem's own sizes for d_q, d_k and d_v, without inputs and outputs.
   static int64_t workspace_bytes(const Forward& forward, const BackwardConfig& config, int concurrency);
-  // How a backward pass with the kernels of `forward` runs, for people.
+  // A readable text of how a backward pass with the kernels of `forward` runs.
   static std::string describe(const Forward& forward, const BackwardConfig& config);
 
  private:

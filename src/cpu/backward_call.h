@@ -1,4 +1,4 @@
-// What the parts of one backward call share.
+// The data that the parts of one backward call share.
 #pragma once
 
 #include <atomic>
@@ -15,15 +15,15 @@ struct BackwardCall {
   const Backward& kernel;
   const BackwardArguments& arguments;
   CallSizes sizes;
-  int64_t kv_chunk;  // keys of a task
+  int64_t kv_chunk;  // keys per task
   const visits::Visits& visits;
   const CaptureView* captures;
   RowGradient* rows;  // [batch, q_heads, q_len]
-  // [batch, q_heads, tiles of queries]: the block of keys that all rows of a tile find their keys in, so that their
-  // softmax comes from there; kNoBlock: find_rows() has found it.
+  // [batch, q_heads, tiles of queries]: the single block of keys that all rows of the tile see, whose scores give their
+  // softmax; kNoBlock: find_rows() has computed the softmax.
   int32_t* sole_blocks;
-  bool multiplies;   // there is more to do than the sums of rows
-  float* dq;         // [batch, q_heads, q_len, d_stride] sums; null if d_q is not wanted
+  bool multiplies;   // the call needs more than the sums of rows
+  float* dq;         // [batch, q_heads, q_len, d_stride] sums; null if the call does not compute d_q
   int64_t d_stride;  // head_dim and value_dim in whole vectors
   int64_t v_stride;
   Dropout dropout;
@@ -42,7 +42,7 @@ struct BackwardCall {
 
 // ---- Row statistics (backward_rows.cpp) ----
 
-// What a row's scores come to: sum is that of e^(score - max), weighted that of e^(score - max) dp.
+// Sums over a row's scores: `sum` of e^(score - max), `weighted` of e^(score - max) dp.
 struct RowSums {
   double max = -__builtin_inf();
   double sum = 0;
@@ -50,7 +50,7 @@ struct RowSums {
 
   void add(const RowSums& other);
 };
-// What follows from them for row (b, h, q).
+// The statistics of row (b, h, q) that follow from these sums.
 RowGradient row_gradient(const BackwardCall& call, int64_t b, int64_t h, int64_t q, const RowSums& sums);
 
 // Fills in call.rows and call.sole_blocks for a tile of queries.
@@ -67,18 +67,18 @@ void store_sink_gradients(const BackwardCall& call, int64_t h_begin, int64_t h_e
 
 // ---- The products (backward_tile.cpp) ----
 
-// How far each chunk of keys has come in the sequence of query tiles, so that sums into dq have a fixed order.
+// The progress of each chunk of keys in the sequence of query tiles, which gives the sums of dq a fixed order.
 struct Progress {
   static constexpr int64_t kDone = INT64_MAX;
-  std::atomic<int64_t>* chunks;  // tiles that are done, of this stream's chunks
+  std::atomic<int64_t>* chunks;  // completed tiles of this stream's chunks
   int64_t stride;                // between two chunks
 };
 
 // Tiles of keys in a chunk, each with its own visited query tiles.
 inline constexpr int64_t kMaxBlocks = BackwardConfig{}.max_chunk / BackwardConfig{}.kv_tile;
 
-// The kernels of products over bf16 operands, or null where a call's products are in f32. A call of few queries has
-// those: packing takes most of its time, and too few rounding errors of ds are summed for them to average out.
+// The kernels of products with bf16 operands, or null if a call's products are in f32. A call with few queries uses
+// f32: packing would take most of its time, and it sums too few rounding errors of ds for them to average out.
 inline constexpr int64_t kLeastPairQueries = 64;
 inline const PairKernels* product_pairs(const Backward& kernel, const CallSizes& sizes) {
   return sizes.q_len < kLeastPairQueries ? nullptr : kernel.forward().pairs();
@@ -95,7 +95,7 @@ struct ChunkLayout {
 };
 
 // Keys [chunk * call.kv_chunk, ...) of the key-value heads [pair_begin, pair_end), counted over batches, one after the
-// other. `gradients` are where captured tensors' gradients are added.
+// other. `gradients`: the destinations of captured tensors' gradients.
 void run_chunk(const BackwardCall& call, int64_t chunk, int64_t pair_begin, int64_t pair_end, const Progress& progress,
                const CaptureView* gradients, const ChunkLayout& layout, const WorkerMemory& memory);
 

@@ -10,9 +10,9 @@
 
 namespace flashlift::cpu {
 
-// Small tensors: each task adds to a buffer of its own, and the buffers are added up in the order of the tasks.
-// Large ones (a full bias) are added to by all tasks, where they lie if they are dense and f32. If each element belongs
-// to one key, tasks of different keys may run at the same time; otherwise all run one after the other.
+// Small tensors: each task adds to its own buffer, and the buffers are added in the order of the tasks. Large tensors
+// (a full bias): all tasks add to the same sums, directly in the gradient's memory if it is dense and f32. If each
+// element belongs to one key, tasks of different keys may run at the same time; otherwise they run one after the other.
 class CaptureGradients {
  public:
   enum class Mode { kNone, kPrivate, kSharedByKeys, kSerial };
@@ -21,17 +21,18 @@ class CaptureGradients {
 
   Mode mode() const { return mode_; }
   bool is_private() const { return mode_ == Mode::kPrivate; }
-  // Floats of a task's own buffer; 0 if it has none.
+  // The size of a task's own buffer in floats; 0 if it has none.
   int64_t task_floats() const { return is_private() ? floats_ : 0; }
-  // Bytes that the sums of all tasks take, and where they are: memory that outlives the call, cleared here.
+  // The size in bytes of the sums of all tasks, and their memory, which must outlive the call and is cleared here.
   size_t bytes() const { return static_cast<size_t>(floats_) * (is_private() ? sizeof(double) : sizeof(float)); }
   void place(std::byte* memory);
 
-  // Where a task adds: `own` is its buffer, which is cleared here, or null. `views` has room for every capture.
+  // The destinations of a task's additions: `own` is its buffer, which is cleared here, or null. `views` has room for
+  // every capture.
   void begin_task(float* own, std::span<CaptureView> views);
   // Adds a task's own buffer to the sums.
   void commit(const float* own);
-  // Writes the gradients that were asked for.
+  // Writes the requested gradients.
   void store() const;
 
  private:

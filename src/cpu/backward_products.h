@@ -1,6 +1,6 @@
-// The five products of the backward pass: a chunk of keys against one tile of queries after the other. Two ways to
-// compute them share an interface: f32 products of operands widened when they are packed, and products of bf16
-// operands, summed in f32, where the processor has fast ones.
+// The five products of the backward pass: a chunk of keys against query tiles in sequence. There are two
+// implementations of this interface: f32 products, whose operands are widened when they are packed, and products of
+// bf16 operands with f32 sums, if the processor has fast ones.
 #pragma once
 
 #include "cpu/backward_call.h"
@@ -18,8 +18,8 @@ struct ScorePart {
   bool partial;
 };
 
-// The tile's scores, p and ds stand in rows of ChunkLayout::s_stride floats. p and ds are 0 from a part's columns up to
-// the next whole vector.
+// The tile's scores, p and ds are in rows of ChunkLayout::s_stride floats. p and ds are 0 from the end of a part's
+// columns up to the next whole vector.
 class BackwardProducts {
  public:
   BackwardProducts(const BackwardCall& call, int64_t chunk, const ChunkLayout& layout, const WorkerMemory& memory);
@@ -29,18 +29,18 @@ class BackwardProducts {
 
   // Packs the chunk's keys and values of key-value head (b, g), and sets the sums of their gradients to 0.
   virtual void begin(int64_t b, int64_t g) = 0;
-  // Reads the tile of queries that the functions below are for.
+  // Loads the tile of queries for the functions below.
   virtual void load(int64_t b, int64_t h, int64_t q_begin, int64_t rows) = 0;
   // s = <q, k>, dp = <d_out, v>.
   virtual void multiply(const ScorePart& part, float* s, float* dp) = 0;
-  // d_v += p^T d_out, d_k += ds^T q, dq += ds k. What has p = 0 or ds = 0 takes no part even if the other factor is
-  // infinite or NaN.
+  // d_v += p^T d_out, d_k += ds^T q, dq += ds k. Terms with p = 0 or ds = 0 do not contribute, even if the other factor
+  // is infinite or NaN.
   virtual void add_to_values(const ScorePart& part, const float* p) = 0;
   virtual void add_to_keys(const ScorePart& part, const float* ds) = 0;
   virtual void add_to_queries(const ScorePart& part, const float* ds, float* dq) = 0;
   // Adds a row of d_out times a factor to one key's d_v.
   virtual void add_row_to_value(int64_t key, const float* row) = 0;
-  // Writes d_k and d_v, those that are wanted.
+  // Writes d_k and d_v, if requested.
   virtual void store(int64_t b, int64_t g) = 0;
 
   int64_t kv_begin() const { return kv_begin_; }
@@ -49,7 +49,7 @@ class BackwardProducts {
   int64_t columns_of(int64_t block) const { return std::min(kv_tile_, keys_ - block * kv_tile_); }
   const TileKernels& kernels() const { return kernels_; }
 
-  PrefetchQueue prefetches;  // what the products bring near
+  PrefetchQueue prefetches;  // data that the products prefetch
 
  protected:
   template <typename T>
@@ -112,17 +112,17 @@ class F32Products final : public BackwardProducts {
   Operand d_out_;
 };
 
-// Rows of d_out as operands of bf16 products, each followed by zeros up to `stride`: as they are, or as the sum of two
-// bf16 numbers (PairKernels::split) if they are of another dtype. Returns whether some second part is not 0. `row` is
+// Rows of d_out as operands of bf16 products, each followed by zeros up to `stride`: unchanged, or as the sum of two
+// bf16 numbers (PairKernels::split) if they have another dtype. Returns whether some second part is not 0. `row` is
 // memory for `stride` floats.
 bool load_pair_rows(const TileKernels& kernels, const MatrixView& from, int64_t rows, int64_t width, int64_t stride,
                     Bf16* high, Bf16* low, float* row);
 
-// d_k and d_v are summed as their transposes, d_out^T p and q^T ds: p and ds, rounded to bf16, are the second operands,
-// which pairs of rows are packed for without a transposition. Their first operands are transposed once a tile.
+// d_k and d_v are summed as their transposes, d_out^T p and q^T ds. p and ds, rounded to bf16, are the second operands,
+// whose packing in pairs of rows needs no transposition. The first operands are transposed once per tile.
 //
-// A d_out of another dtype (that of the output) is taken as the sum of two bf16 numbers. The second is 0 where d_out
-// was computed in bf16, and takes no part then.
+// A d_out of another dtype (that of the output) is used as the sum of two bf16 numbers. If d_out was computed in bf16,
+// the second number is 0 and is skipped.
 class PairProducts final : public BackwardProducts {
  public:
   PairProducts(const BackwardCall& call, int64_t chunk, const ChunkLayout& layout, const WorkerMemory& memory);

@@ -1,5 +1,5 @@
-// Temporary memory of one call: all of it is there before the call writes anything, and kept for the thread's later
-// calls, so that a warmed call allocates nothing.
+// The temporary memory of one call. All of it is reserved before the call writes anything, and kept for the thread's
+// later calls, so that a repeated call allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace flashlift::cpu {
 
-// What one worker of a call has for itself. A worker's memory is the call's rather than the thread's: a thread that
-// runs out of it could only say so when others have begun to write.
+// The memory of one worker of a call. It belongs to the call and not to the worker's thread: a thread could only report
+// that memory runs out after others have begun to write.
 struct WorkerMemory {
   std::byte* tiles = nullptr;
   std::span<visits::VisitRow> visits;
@@ -24,17 +24,17 @@ struct WorkerMemory {
 class CallMemory {
  public:
   struct Sizes {
-    size_t shared = 0;  // bytes that all workers share
+    size_t shared = 0;  // bytes shared by all workers
     int64_t workers = 1;
-    size_t tiles = 0;     // bytes of each worker, a multiple of 64
-    int64_t visits = 0;   // rows of visited tiles that each worker has at a time
-    int64_t visited = 0;  // the most tiles in one of them
+    size_t tiles = 0;     // bytes per worker, a multiple of 64
+    int64_t visits = 0;   // rows of visited tiles that each worker holds at a time
+    int64_t visited = 0;  // the largest number of tiles in one of these rows
   };
 
   // Bound by each call before reserve().
   visits::Visits visits;
 
-  // The content of what is reserved is undefined. Errors: no memory; may throw std::bad_alloc too.
+  // The contents of the reserved memory are undefined. Errors: no memory; may throw std::bad_alloc too.
   Status reserve(const Sizes& sizes);
 
   std::byte* shared() const { return block_.data; }
@@ -65,10 +65,10 @@ class CallMemory {
   CallMemory* next_ = nullptr;  // of the thread's unused ones
 };
 
-// Takes pieces of one block of memory, each on a cache line of its own.
+// Allocates pieces of one block of memory, each on its own cache line.
 class LayoutCounter {
  public:
-  // Where `count` elements of `size` bytes begin.
+  // The start of `count` elements of `size` bytes.
   size_t take(int64_t count, size_t size) {
     const size_t at = bytes_;
     bytes_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(size), 64));
@@ -80,8 +80,8 @@ class LayoutCounter {
   size_t bytes_ = 0;
 };
 
-// The memory of a call while it runs. A thread that waits inside one call's parallel section may be given another call,
-// which gets memory of its own.
+// The memory of a call while it runs. A thread that waits inside one call's parallel section may run another call,
+// which gets its own memory.
 class CallLease {
  public:
   CallLease();  // may throw std::bad_alloc

@@ -21,20 +21,20 @@ struct Parallel {
   bool is_cancelled() const { return cancelled != nullptr && cancelled->load(std::memory_order_relaxed) != 0; }
 };
 
-// Tile sizes, and how the work is cut into tasks.
+// Tile sizes, and the division of work into tasks.
 struct ForwardConfig {
-  int64_t q_tile = 1056;  // rows of a task: each packed block of keys serves this many
-  int64_t kv_tile = 128;  // keys of a block; a whole number of panels for every instruction set
-  int64_t splits = 0;     // parts that the keys of a few rows are cut into; 0: by the problem
+  int64_t q_tile = 1056;  // query rows per task, which share each packed block of keys
+  int64_t kv_tile = 128;  // keys per block; a whole number of panels for every instruction set
+  int64_t splits = 0;     // number of parts of the keys for calls with few rows; 0: chosen from the problem
 
-  // Errors: sizes that the kernels cannot work with.
+  // Errors: sizes that the kernels do not support.
   Status verify() const;
 };
 
 // Compiled once per problem class; immutable, so that any thread may run it.
 class Forward {
  public:
-  // compile_score, or a cache in front of it.
+  // Either compile_score or a cache of its results.
   using ScoreCompiler = std::function<Result<std::shared_ptr<const CompiledScore>>(const Problem&, Isa)>;
   static Result<Forward> compile(const Problem& problem, const TileKernels& kernels,
                                  const ScoreCompiler& compiler = compile_score, const ForwardConfig& config = {});
@@ -57,10 +57,10 @@ class Forward {
     return problem_.dtype == DType::kBF16 && !problem_.drops_keys() ? kernels_->pairs : nullptr;
   }
   const CompiledScore* score() const { return score_.get(); }
-  // The problem's scale in two factors. A power of two multiplies one operand without rounding: the keys where they are
-  // packed as f32, so that f32 queries can be read as they lie, and the queries elsewhere. Any other scale waits for
-  // the dot products: rounding the scaled queries would shift all scores of a row alike where a query's elements are
-  // equal, and no average over the keys takes that out again.
+  // The problem's scale as two factors. A power of two multiplies one operand without rounding: the keys if they are
+  // packed as f32, so that f32 queries need not be copied, and the queries otherwise. Any other scale is applied after
+  // the dot products. Rounding scaled queries would shift all scores of a row by the same amount if a query's elements
+  // are equal, and an average over the keys does not remove this error.
   float operand_scale() const { return operand_scale_; }
   float score_scale() const { return score_scale_; }
 

@@ -1,12 +1,12 @@
-// From the online softmax's state to the output row.
+// Computes the output rows from the state of the online softmax.
 #pragma once
 
 #include "cpu/forward_tile.h"
 
 namespace flashlift::cpu {
 
-// Neighbouring rows of a head and their accumulated outputs, `stride` floats apart, as one task or the combination of
-// several leaves them.
+// Neighbouring rows of a head and their accumulated outputs, `stride` floats apart, from one task or the combination of
+// several.
 struct FinishedRows {
   int64_t b;
   int64_t g;
@@ -21,8 +21,8 @@ struct FinishedRows {
 // Applies sinks, normalisation and the rule for empty rows, and writes out, lse and row maxima. `scratch` holds a row.
 void finish_rows(const ForwardCall& call, const FinishedRows& rows, float* scratch);
 
-// Puts the partial results of one group of rows together, in the order of their keys. `task` is any of its splits;
-// `task_stride` the floats between two of them.
+// Combines the partial results of one group of rows, in the order of their keys. `task` is any of its splits;
+// `task_stride` is the distance between two splits in floats.
 void combine_splits(const ForwardCall& call, const Task& task, const float* partials, int64_t task_stride,
                     int64_t splits, const TileLayout& layout, const WorkerMemory& memory);
 

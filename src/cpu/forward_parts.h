@@ -1,4 +1,4 @@
-// Which rows and keys of a task meet.
+// Determines which rows of a task see which keys.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace flashlift::cpu {
 
-// Groups of kVisitRows that go through both products and the softmax together. More would push the scores out of the
-// first-level cache, fewer would read the packed keys and values from the second level more often.
+// The number of groups of kVisitRows that go through both products and the softmax together. More would evict the
+// scores from the L1 cache, fewer would read the packed keys and values from the L2 cache more often.
 inline constexpr int64_t kRunGroups = 2;
 
 // Rows of the task against some of a block's keys.
@@ -31,17 +31,17 @@ struct Part {
   }
 };
 
-// The parts of a task, block by block, for other tasks with the same rows of other heads.
+// The parts of a task, block by block, which other tasks with the same rows of other heads reuse.
 class PartList {
  public:
   PartList(Part* parts, int64_t capacity) : parts_(parts), capacity_(capacity) {}
 
-  // The parts of a task with so many rows, if a task has found them.
+  // The parts of a task with that many rows, if a task has found them.
   std::span<const Part> ready(int64_t rows) const {
     const bool is_ready = state_.load(std::memory_order_acquire) == State::kReady && rows_ == rows;
     return is_ready ? std::span<const Part>(parts_, static_cast<size_t>(count_)) : std::span<const Part>();
   }
-  // True for the one task that fills the list.
+  // True for the task that fills the list.
   bool claim(int64_t rows);
   void add(std::span<const Part> parts);
   void finish();
@@ -53,18 +53,18 @@ class PartList {
   Part* parts_;
   int64_t capacity_;
   int64_t rows_ = 0;
-  int64_t count_ = 0;  // beyond the capacity: there was no room
+  int64_t count_ = 0;  // larger than the capacity if there was no room
 };
 
-// A list for each tile of queries, where masks ask neither for the batch nor for the head: finding the parts of 8 heads
-// with documents of 256 tokens took 7 % of their time.
+// One list per tile of queries, if masks depend neither on the batch nor on the head: finding the parts of 8 heads with
+// documents of 256 tokens separately took 7 % of their time.
 class SharedParts {
  public:
   static size_t bytes(const Problem& problem, const Partition& partition);
 
-  // `memory` has so many bytes.
+  // `memory` must have that many bytes.
   SharedParts(std::byte* memory, const Problem& problem, const Partition& partition, const visits::Visits& visits);
-  // Null: the task is to find its own.
+  // Null: the task must find its own.
   PartList* of(const Task& task) const;
 
  private:
@@ -76,17 +76,18 @@ class PartFinder {
   // `visits` has room for each group of rows; `shared` may be null.
   PartFinder(const ForwardCall& call, const Task& task, visits::VisitRow* visits, PartList* shared);
 
-  // What group 0 needs of a block; blocks are asked for in rising order. For tasks of few rows, instead of next().
+  // The part of a block that group 0 needs; call it for blocks in ascending order. For tasks of few rows, instead of
+  // next().
   visits::TileKind first_kind(int64_t block) { return kind_at(0, block); }
-  // The parts of the next visited block in the order of their rows, each within one or two groups; empty behind the
-  // last. They stay until the next but one is asked for.
+  // The parts of the next visited block in the order of their rows, each within one or two groups; empty after the last
+  // block. They stay valid until the call after the next one.
   std::span<const Part> next();
 
  private:
   static constexpr int64_t kMaxParts = kMaxVisitGroups * (kVisitRows / kTrimRows);
   static_assert(kVisitRows % kTrimRows == 0);
 
-  // Parts of one block while they are being found.
+  // The parts of one block, during the search.
   struct Found {
     Part parts[kMaxParts];
     int count = 0;
@@ -107,11 +108,11 @@ class PartFinder {
   int64_t groups_;
   visits::VisitRow* visits_;  // of each group
   size_t next_run_[kMaxVisitGroups] = {};
-  int untrimmed_ = 0;  // partial tiles in a row that could not be made smaller
+  int untrimmed_ = 0;  // consecutive partial tiles that could not be cut
   int64_t block_;      // the last one found
   Found found_[2];
   int turn_ = 0;
-  std::span<const Part> known_;  // what is left of a list that another task has found
+  std::span<const Part> known_;  // the rest of a list that another task has found
   bool is_known_ = false;
   PartList* filled_ = nullptr;  // the list that this task fills
 };

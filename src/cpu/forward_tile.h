@@ -11,7 +11,8 @@
 
 namespace flashlift::cpu {
 
-// Rows that are judged skipped, full or partial together: a multiple of the rows of every micro-kernel.
+// The number of rows that are classified together as skipped, full or partial: a multiple of the rows of every
+// micro-kernel.
 inline constexpr int64_t kVisitRows = 48;
 inline constexpr int64_t kMaxVisitGroups = ForwardConfig{}.q_tile / kVisitRows;
 
@@ -19,13 +20,13 @@ inline constexpr int64_t kMaxVisitGroups = ForwardConfig{}.q_tile / kVisitRows;
 inline constexpr int64_t kPanelKeys = 64;
 inline constexpr int64_t kMostSplits = 64;
 
-// Tasks of up to so many rows multiply keys and values as they lie, in f32: to pack them would cost more than it saves.
-// A task has no fewer rows than a head group has in all, or many more.
+// Tasks of up to that many rows multiply keys and values in place, in f32: packing would cost more than it saves. A
+// task has all rows of a head group if there are fewer, and many more rows otherwise.
 inline constexpr int64_t kDirectRows = 8;
 
 class SharedParts;  // forward_parts.h
 
-// What all tasks of one call share.
+// The data that all tasks of one call share.
 struct ForwardCall {
   const Forward& kernel;
   const AttentionArguments& arguments;
@@ -36,18 +37,18 @@ struct ForwardCall {
   const SharedParts& parts;
 };
 
-// Where a thread's tile buffers lie.
+// The layout of a thread's tile buffers.
 struct TileLayout {
   TileLayout(const Forward& kernel, int64_t rows);
 
-  bool direct;       // few rows: keys and values are read as they lie, in f32
+  bool direct;       // few rows: keys and values are read in place, in f32
   int64_t q_stride;  // elements in a row of the queries: head_dim, padded as the products need it
   int64_t o_stride;  // floats in a row of the accumulated output: value_dim in whole vectors
   size_t q, k, v, s, o, maxima, state, coordinates, kept, gathered;
   size_t bytes;
 };
 
-// Where key j of batch b lies in k and v: itself, or through the page table.
+// The position of key j of batch b in k and v: direct, or through the page table.
 struct KeyPlace {
   int64_t batch;
   int64_t row;
@@ -64,7 +65,7 @@ inline KeyPlace key_place(const AttentionArguments& arguments, int64_t page_size
 // Floats of a partial result: maximum, sum and divisor (see RowState), and from 16 on the accumulated output.
 inline int64_t partial_stride(int64_t o_stride) { return o_stride + 16; }
 
-// Columns of the value panels, each a whole number of vectors, as even as possible.
+// The columns of the value panels: whole numbers of vectors of similar size.
 struct Panel {
   int64_t begin;
   int vectors;

@@ -1,4 +1,4 @@
-// How a forward call is cut into tasks.
+// The division of a forward call into tasks.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace flashlift::cpu {
 
-// Up to so many rows a call counts as decoding: its keys may be split among tasks.
+// A call with up to that many rows counts as decoding: its keys may be split among tasks.
 inline constexpr int64_t kSplitMaxRows = 128;
 
 // Sizes of one call.
@@ -39,8 +39,8 @@ struct Task {
   int64_t rows() const { return h_count * q_count; }
 };
 
-// A row's result has the same bits whatever tile the row is in, so the tiles may depend on the number of threads; the
-// splits of the keys change the order of sums, so they depend on the problem alone.
+// A row's result has the same bits in any tile, so that the tiles may depend on the number of threads. Splits of the
+// keys change the order of sums, so that they depend on the problem alone.
 class Partition {
  public:
   Partition(const CallSizes& sizes, const ForwardConfig& config, int concurrency);

@@ -1,4 +1,4 @@
-// A queue of what a thread reads next, prefetched while it multiplies.
+// A queue of data that a thread reads next; products prefetch it.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,11 @@
 namespace flashlift::cpu {
 
 inline constexpr int64_t kCacheLine = 64;
-// Rows of a product of whole panels that stand in registers together, or nearly so: how often it brings lines near.
+// About the number of rows that a product of whole panels holds in registers, which determines how often it prefetches.
 inline constexpr int64_t kProductRows = 6;
 
-// Adds rows x columns elements. A scattered matrix is left out, and what comes after PrefetchQueue::kMaxPieces others.
+// Adds rows x columns elements. It skips scattered matrices, and everything after the first PrefetchQueue::kMaxPieces
+// pieces.
 inline void push(PrefetchQueue& prefetches, const MatrixView& matrix, int64_t rows, int64_t columns) {
   const auto size = static_cast<int64_t>(size_in_bytes(matrix.dtype));
   const bool by_row = matrix.column_stride == 1;
@@ -37,7 +38,7 @@ inline void push(PrefetchQueue& prefetches, const MatrixView& matrix, int64_t ro
   }
 }
 
-// How often a product of a panel prefetches.
+// The number of prefetching steps in a panel's product.
 inline int64_t prefetch_steps(int64_t rows, int64_t depth) {
   return divide_up(rows, kProductRows) * divide_up(depth, kPrefetchSteps);
 }
@@ -51,7 +52,7 @@ inline void set_rate(PrefetchQueue& prefetches, int64_t steps) {
   prefetches.rate = divide_up(lines, std::max<int64_t>(steps, 1));
 }
 
-// Prefetches what is left, and empties the queue.
+// Prefetches the rest, and empties the queue.
 inline void drain(const TileKernels& kernels, PrefetchQueue& prefetches) {
   prefetches.rate = std::numeric_limits<int64_t>::max();
   kernels.bring_near(prefetches);

@@ -1,4 +1,4 @@
-// Score and mask programs made into functions that work on rows of a score tile: compiled by LLVM, or interpreted.
+// Score and mask programs as functions on rows of a score tile: compiled by LLVM, or interpreted.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashlift::cpu {
 
-// Where a row of a tile stands in the problem.
+// The coordinates of a tile's row in the problem.
 struct RowCoordinates {
   int32_t b;
   int32_t h;
@@ -32,7 +32,7 @@ class ProgramCode {
   virtual ~ProgramCode() = default;
 };
 
-// What the compiled code is called with. Its layout is known to jit/emitter.cpp.
+// The arguments of the compiled code. jit/emitter.cpp depends on its layout.
 struct ScoreArguments {
   float* s;          // in: dot products; out: final scores, -inf where masked and in the padding
   int64_t s_stride;  // floats between rows; room for columns rounded up to whole vectors

@@ -1,5 +1,5 @@
-// SQLite, loaded when it is first needed: most processes never tune, and a package need not carry it. Its entry points
-// are declared here by hand; SQLite promises never to change them.
+// SQLite, loaded at its first use: most processes never tune, and packages need not contain it. Its functions are
+// declared here by hand; SQLite guarantees not to change them.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace flashlift::database {
 
 using Value = std::variant<int64_t, double, std::string>;
 
-// Of one row of a result.
+// The values of one row of a result.
 class Row {
  public:
   explicit Row(void* statement) : statement_(statement) {}
@@ -29,22 +29,23 @@ class Row {
   void* statement_;
 };
 
-// Whose fault a failed statement is.
+// The kind of error of a failed statement.
 enum class Fault : uint8_t { kNone, kCorrupt, kOther };
 
 class Connection {
  public:
   enum class Access : uint8_t { kRead, kWrite };
 
-  // Errors: kNotFound without SQLite or the file; what SQLite says. A file is made for kWrite.
+  // Errors: kNotFound without SQLite or the file; SQLite's errors. kWrite creates the file.
   static Result<Connection> open(const std::filesystem::path& file, Access access);
   Connection(Connection&&) noexcept = default;
   Connection& operator=(Connection&&) noexcept = default;
 
-  // One statement, with a value for each `?`, and what it gives, row by row. Rows of more than 4 MiB are errors.
+  // Runs one statement, with a value for each `?`, and returns its result row by row. Rows of more than 4 MiB are
+  // errors.
   Status run(const std::string& sql, const std::vector<Value>& values = {},
              const std::function<void(const Row&)>& on_row = {});
-  // Whether the last error was a file that is no database, or a torn one.
+  // Whether the last error was a file that is not a database, or is damaged.
   Fault fault() const { return fault_; }
 
  private:

@@ -1,5 +1,5 @@
-// What was tuned, in an SQLite file that processes share. A file that cannot be read, that is torn or of another
-// version holds nothing for a compile.
+// The tuning results, in an SQLite file that processes share. For a compilation, a file that is unreadable, damaged or
+// of another version counts as empty.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct TunedEntry {
 // kOff, kRead or kWrite; the environment has been checked.
 TuningPolicy effective(TuningPolicy policy);
 
-// The text of a problem in which its batch and lengths only fill their places.
+// The text of a problem with placeholders for its batch and lengths.
 std::string problem_class(const Problem& problem);
 // Of this version of Flashlift, now.
 TunedEntry make_entry(const std::string& device, bool backward, const Problem& problem);
@@ -39,25 +39,25 @@ TunedEntry make_entry(const std::string& device, bool backward, const Problem& p
 // FLASHLIFT_CACHE_DIR/tuning.sqlite3. Errors: no such folder can be named.
 Result<std::filesystem::path> tuning_file();
 
-// Whether there is a file that may be looked into: most machines have none, and pay for nothing else.
+// Whether there is a file to read: most machines have none, and only pay for this check.
 bool anything_tuned();
 
-// What a compile is to use: the entry of the problem's own lengths, or, where they are unknown, the one that was tuned
-// last. Nothing is opened unless the file has changed since the last look.
+// The entry that a compilation uses: that of the problem's own lengths, or, if these are unknown, the latest one. The
+// file is only opened if it has changed since the last call.
 std::optional<TunedEntry> find_tuned(const std::string& device, bool backward, const Problem& problem,
                                      bool lengths_known);
 
-// All entries, the latest first. No file is no entry. Errors: what is wrong with the file.
+// All entries, the latest first; none without a file. Errors: a file that cannot be used.
 Result<std::vector<TunedEntry>> all_tuned();
-// Takes the place of entries for the same. A torn file is begun anew. Errors: no SQLite, a folder that cannot be used,
-// a file of a later version.
+// Replaces entries for the same problem and device. A damaged file is replaced. Errors: no SQLite, a folder that cannot
+// be used, a file of a later version.
 Status store_tuned(const std::vector<TunedEntry>& entries);
-// Removes all entries; also a file that cannot be read. Gives how many there were.
+// Removes all entries, or a file that cannot be read. Returns the number of entries.
 Result<int64_t> clear_tuned();
 
 // For other machines of the same kind.
 std::string to_json(const std::vector<TunedEntry>& entries);
-// Errors: no such text, naming the entry and what is wrong with it.
+// Errors: an invalid text, with the entry and the reason.
 Result<std::vector<TunedEntry>> from_json(const std::string& text);
 
 }  // namespace flashlift::database

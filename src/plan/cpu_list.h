@@ -16,27 +16,28 @@ namespace flashlift::plan {
 struct CpuImplementation {
   const char* full_name;
   cpu::Isa isa;
-  bool bf16_products = false;                                 // of operands in bf16 only; the others multiply f32
-  std::optional<cpu::Capability> faster_with = std::nullopt;  // without it, it runs only if it is asked for by name
+  bool bf16_products = false;  // its products take bf16 operands only; those of the others take f32
+  std::optional<cpu::Capability> faster_with =
+      std::nullopt;  // without this capability it runs only if a caller names it
 
   const char* name() const { return full_name; }
 };
 
-// Of both directions: a backward pass runs on the tile kernels of a forward pass.
+// One list for both directions: a backward pass runs on the tile kernels of a forward pass.
 std::span<const CpuImplementation> cpu_list();
 
-// What decides on a CPU's implementations besides the problem.
+// What the choice of an implementation depends on besides the problem.
 struct CpuMachine {
   cpu::Capabilities has;
-  std::optional<cpu::Isa> first;  // FLASHLIFT_ISA: implementations listed before this one's are passed over
+  std::optional<cpu::Isa> first;  // FLASHLIFT_ISA: skips the implementations listed before this one's
 };
 // Errors: kInvalidArgument for an unknown FLASHLIFT_ISA.
 Result<CpuMachine> this_cpu();
 
-// The first tile kernels of the list that the machine runs, whatever they multiply.
+// The first tile kernels of the list that the machine can run, with products of any type.
 std::optional<cpu::Isa> best_isa(const CpuMachine& machine);
 
-// Why an implementation does not take a verified problem, forward or backward; none if it does.
+// The reason why an implementation refuses a verified problem, forward or backward; none if it accepts.
 std::optional<std::string> refusal(const CpuImplementation& row, const Problem& problem, const CpuMachine& machine,
                                    bool by_name);
 

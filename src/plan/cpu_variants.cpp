@@ -7,7 +7,7 @@
 namespace flashlift::plan {
 namespace {
 
-// Those of the values that change anything, behind the library's own choice.
+// The library's own choice, followed by those of the values that change anything.
 std::vector<int64_t> up_to(int64_t most, std::initializer_list<int64_t> values) {
   std::vector<int64_t> kept{0};
   for (const int64_t value : values) {
@@ -22,7 +22,7 @@ std::vector<int64_t> up_to(int64_t most, std::initializer_list<int64_t> values) 
 
 std::vector<Tuning> cpu_variants(const Problem& problem, bool backward, const std::string& implementation,
                                  int concurrency) {
-  constexpr int64_t kLeastKeys = 64;  // of a split, and of a block
+  constexpr int64_t kLeastKeys = 64;  // per split, and per block
   const int64_t rows = problem.q_heads / problem.kv_heads * problem.q_len;
   const bool decodes = rows <= cpu::kSplitMaxRows;
   const int64_t keys = problem.kv_len;
@@ -52,7 +52,7 @@ std::vector<Tuning> cpu_variants(const Problem& problem, bool backward, const st
   std::ranges::stable_sort(variants, {}, [](const Tuning& one) {
     return (one.q_tile > 0) + (one.kv_tile > 0) + (one.splits > 0) + (one.threads > 0);
   });
-  variants.erase(variants.begin());  // nothing but the library's own choice
+  variants.erase(variants.begin());  // the library's own choice
   return variants;
 }
 

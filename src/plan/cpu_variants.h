@@ -8,8 +8,8 @@
 
 namespace flashlift::plan {
 
-// Every combination of tiles, splits and threads that may run the problem differently, without the library's own
-// choice; those that differ in one thing come first. To let a size be tuned, add its values here.
+// Every combination of tiles, splits and threads that may run the problem differently, except the library's own choice.
+// Those that differ from it in a single value come first. To tune another size, add its values here.
 std::vector<Tuning> cpu_variants(const Problem& problem, bool backward, const std::string& implementation,
                                  int concurrency);
 

@@ -9,7 +9,7 @@ namespace {
 constexpr int kAnyNewer = std::numeric_limits<int>::max();
 
 constexpr CudaBackward kList[] = {
-    // No newer architecture has its instructions. Calls that want gradients of captured tensors are left to the next.
+    // No newer architecture has its instructions. The next row runs calls that request gradients of captured tensors.
     {.kind = cuda::BackwardKind::kHopper, .architectures = {90, 90}},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };
@@ -30,7 +30,7 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
 
 bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device, bool wants_captures) {
   if (problem.out_dtype == DType::kF32) {
-    return false;  // nothing is rounded
+    return false;  // an f32 output has no rounding error
   }
   Problem exact = problem;
   exact.want_residual = true;

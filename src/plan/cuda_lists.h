@@ -18,14 +18,15 @@ struct Architectures {
 };
 
 struct CudaForward {
-  cuda::KernelKind kind;  // which kernel, and how its configuration is chosen
+  cuda::KernelKind kind;  // the kernel, and how its configuration is chosen
   Architectures architectures;
-  // Calls with more queries are left to others, unless this one is asked for by name.
+  // It refuses calls with more queries, unless a caller names it.
   cuda::LengthClass longest;
-  // Its tiles depend on the length: it is compiled for each class of calls. Otherwise once for all.
+  // True: its tiles depend on the length, and it is compiled for each class of lengths. False: it is compiled once for
+  // all.
   bool tiles_by_length;
 
-  // The class that the kernel of such calls is compiled for.
+  // The class of lengths that the kernel of these calls is compiled for.
   cuda::LengthClass compiled_for(cuda::LengthClass length) const { return tiles_by_length ? length : longest; }
   const char* name() const { return to_string(kind); }
 };
@@ -40,15 +41,15 @@ struct CudaBackward {
 std::span<const CudaForward> cuda_forward_list();
 std::span<const CudaBackward> cuda_backward_list();
 
-// Why an implementation does not take such calls of a problem, which is verified and simplified; none if it does.
+// The reason why an implementation refuses these calls of a verified and simplified problem; none if it accepts.
 std::optional<std::string> refusal(const CudaForward& row, const Problem& problem, cuda::LengthClass length,
                                    const cuda::Device& device, bool by_name);
 std::optional<std::string> refusal(const CudaBackward& row, const Problem& problem, const cuda::Device& device);
 
-// The same of a device alone.
+// The same, for a device alone.
 std::optional<std::string> refusal(const Architectures& architectures, const cuda::Device& device);
 
-// Whether the implementation runs its kernel of five products where the problem asks for `residual` too.
+// Whether the implementation runs its kernel of five products if the problem also has `residual`.
 bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device, bool wants_captures);
 
 }  // namespace flashlift::plan

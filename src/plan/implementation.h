@@ -1,7 +1,8 @@
 // Ordered lists of implementations, the preferred one first.
 //
 // To add an implementation, add its row to a list (cpu_list.cpp, for both directions; cuda_forward_list.cpp,
-// cuda_backward_list.cpp). runtime takes the first row that does not refuse a call, and `explain` shows what each said.
+// cuda_backward_list.cpp). The runtime uses the first row that does not refuse a call, and `explain` shows the answer
+// of each row.
 #pragma once
 
 #include <optional>
@@ -15,19 +16,19 @@
 
 namespace flashlift::plan {
 
-// What one row of a list says of a class of calls.
+// The answer of one row of a list for a class of calls.
 template <typename Row>
 struct Answer {
   const Row* row;
-  std::optional<std::string> refusal;  // none: it takes the calls
+  std::optional<std::string> refusal;  // none: it accepts the calls
 };
 
 template <typename Row>
 using Answers = std::vector<Answer<Row>>;
 
-// Asks every row: refusal(row, by_name) gives the reason why it does not take the calls. Where `asked` is not empty,
-// only the row of that name is asked. Errors: kUnsupported where no row has that name; `what` is whose list it is, for
-// people.
+// Collects the answers of all rows: refusal(row, by_name) returns the row's reason for refusal, if any. If `asked` is
+// not empty, it considers only the row of that name. Errors: kUnsupported if no row has that name; `what` names the
+// list in the message.
 template <typename Row, typename Refusal>
 Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, const char* what,
                          const Refusal& refusal) {
@@ -49,7 +50,7 @@ Result<Answers<Row>> ask(std::span<const Row> list, const std::string& asked, co
   return answers;
 }
 
-// The first row that takes the calls, or null.
+// The first row that accepts the calls, or null.
 template <typename Row>
 const Row* first_of(const Answers<Row>& answers) {
   for (const Answer<Row>& answer : answers) {
@@ -60,7 +61,7 @@ const Row* first_of(const Answers<Row>& answers) {
   return nullptr;
 }
 
-// The answers up to the first row that takes the calls. describe(row) says how that one runs them.
+// The answers up to the first row that accepts the calls. describe(row) describes how this row runs them.
 template <typename Row, typename Describe>
 std::vector<Consideration> considerations(const Answers<Row>& answers, const Describe& describe) {
   std::vector<Consideration> list;

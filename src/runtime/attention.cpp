@@ -45,7 +45,7 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_for_device(cons
   return invalid_argument("device {} is unknown: expected DeviceKind::kCpu or kCuda", static_cast<int>(options.device));
 }
 
-// What the database says of passes of which the caller says nothing. True if it said anything.
+// Fills in the database's entries for passes that the caller leaves open. True if it has any.
 bool take_tuned(const Problem& problem, CompileOptions& options) {
   if (!options.implementation.empty() || database::effective(options.tuning) == TuningPolicy::kOff ||
       !database::anything_tuned()) {
@@ -64,7 +64,7 @@ bool take_tuned(const Problem& problem, CompileOptions& options) {
   return take(true, options.backward) || forward;
 }
 
-// Memory that runs out is an error like any other. Its message is short enough to need no memory itself.
+// Running out of memory is an error like any other. Its message is short enough to need no memory itself.
 Error out_of_memory() { return {ErrorKind::kInternal, "out of memory"}; }
 
 Status check_fork() {

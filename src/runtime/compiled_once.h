@@ -1,4 +1,4 @@
-// Something compiled when it is first asked for: whoever asks meanwhile waits, for this one only.
+// An object that is compiled at its first use. Threads that need it in the meantime wait for this object only.
 #pragma once
 
 #include <mutex>
@@ -14,8 +14,8 @@ namespace flashlift::runtime {
 template <typename Kernel>
 class CompiledOnce {
  public:
-  // The kernel or why there is none, for good: compile() is called until it has once returned. What it gives lives as
-  // long as this.
+  // The kernel, or the error of its compilation, which is kept. compile() is called again only if it throws. The result
+  // lives as long as this object.
   template <typename Compile>
   Result<const Kernel*> get(const Compile& compile) const {
     const UncutByFork uncut;

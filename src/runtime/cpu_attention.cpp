@@ -17,7 +17,7 @@ namespace flashlift::runtime {
 namespace {
 
 constexpr size_t kCachedPrograms = 256;
-constexpr size_t kCachedBackwards = 16;  // of one attention
+constexpr size_t kCachedBackwards = 16;  // per attention
 
 KernelCache<cpu::CompiledScore>& score_cache() {
   static auto* cache = new KernelCache<cpu::CompiledScore>(kCachedPrograms);
@@ -40,7 +40,7 @@ Result<std::shared_ptr<const cpu::CompiledGradient>> compile_gradient(const Simp
 
 class CpuAttention : public Attention::Implementation {
  public:
-  // The forward pass's kernels, and the backward pass's: none, if it has none, for the reason that is given.
+  // The kernels of the forward pass, and those of the backward pass, or the reason why there are none.
   CpuAttention(const Problem& given, const SimplifiedProblem& compiled, const CompileOptions& options,
                cpu::Forward forward, Result<cpu::Forward> backward_kernels)
       : given_(given),
@@ -87,7 +87,7 @@ class CpuAttention : public Attention::Implementation {
   Result<std::string> code() const override { return forward_.code(); }
 
  private:
-  // wanted_bits: a bit for each captured tensor. Such a key is short enough to need no memory.
+  // wanted_bits: one bit per captured tensor. The key is short enough for std::string to allocate nothing.
   Result<std::shared_ptr<const cpu::Backward>> get_backward(uint64_t wanted_bits) const {
     static_assert(2 * kMaxCaptures <= 64);
     if (!backward_kernels_.ok()) {
@@ -110,7 +110,7 @@ class CpuAttention : public Attention::Implementation {
     });
   }
 
-  // most: 0 for as many threads as there are
+  // most: the largest number of threads, 0 for all
   static cpu::Parallel parallel(const RunOptions& options, int most) {
     Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
     return {
@@ -126,7 +126,7 @@ class CpuAttention : public Attention::Implementation {
   cpu::BackwardConfig backward_config_;
   cpu::Forward forward_;
   Result<cpu::Forward> backward_kernels_;
-  // By which captured tensors' gradients are wanted.
+  // The key is the set of captured tensors whose gradients are requested.
   mutable KernelCache<cpu::Backward> backwards_{kCachedBackwards};
 };
 
@@ -139,7 +139,7 @@ Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa 
   return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score, config);
 }
 
-// The kernels of the first implementation of a list that takes the problem, and what each said.
+// The kernels of the first implementation of a list that accepts the problem, and the answer of each.
 Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
                             const cpu::ForwardConfig& config, std::vector<Consideration>& considerations) {
   if (!answers.ok()) {
@@ -153,7 +153,7 @@ Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answe
   return compile_forward(problem, row->isa, config);
 }
 
-// 0 where nothing is said of a size.
+// 0 leaves a size to the library.
 cpu::ForwardConfig forward_config(const Tuning& tuning) {
   cpu::ForwardConfig config;
   config.q_tile = tuning.q_tile == 0 ? config.q_tile : tuning.q_tile;
@@ -162,7 +162,7 @@ cpu::ForwardConfig forward_config(const Tuning& tuning) {
   return config;
 }
 
-// What differs from the library's own choice, for people.
+// A readable text of what differs from the library's own choice.
 std::string note(const Tuning& tuning) {
   return tuning == Tuning{} ? "" : fmt::format(" (tuned: {})", to_string(tuning));
 }

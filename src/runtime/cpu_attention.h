@@ -7,7 +7,7 @@
 
 namespace flashlift::runtime {
 
-// Asks the CPU's implementations in their order. Errors: see Attention::compile.
+// Tries the CPU's implementations in their order. Errors: see Attention::compile.
 Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Problem& problem,
                                                                      const CompileOptions& options);
 

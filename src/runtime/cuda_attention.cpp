@@ -35,8 +35,8 @@ using Forwards = plan::Answers<plan::CudaForward>;
 using Backwards = plan::Answers<plan::CudaBackward>;
 using cuda::LengthClass;
 
-// Kernels of the implementations in the lists. Which one suits depends on a call's lengths, and whether it can read the
-// strides is known when the call comes, so kernels are compiled by the first call that needs them.
+// Kernels of the implementations in the lists. The choice depends on a call's lengths and strides, so that the first
+// call that needs a kernel compiles it.
 class CudaAttention : public Attention::Implementation {
  public:
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
@@ -119,7 +119,7 @@ class CudaAttention : public Attention::Implementation {
     return no_backward(reasons);
   }
 
-  // Of the kernel that calls of the problem's own lengths take.
+  // For the kernel that calls of the problem's own lengths use.
   int64_t workspace_bytes(int /*concurrency*/) const override {
     const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
     const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
@@ -128,7 +128,7 @@ class CudaAttention : public Attention::Implementation {
   }
 
   int64_t backward_workspace_bytes(int /*concurrency*/) const override {
-    int64_t most = 0;  // the first one that takes a call depends on the gradients that it wants
+    int64_t most = 0;  // the first one that accepts a call depends on the gradients that it requests
     for (const auto& [row, refusal] : backwards_) {
       if (!refusal) {
         const Result<int64_t> bytes = cuda::Backward::workspace_bytes(compiled_, device_, row->kind);
@@ -143,7 +143,7 @@ class CudaAttention : public Attention::Implementation {
  private:
   using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
 
-  // What was tuned says something of calls of the problem's own lengths, and of no others.
+  // A tuning result applies to calls of the problem's own lengths only.
   Status ask_lists(const CompileOptions& options) {
     const auto asked_for = [&](const Tuning& tuning) {
       return tuning.implementation.empty() ? options.implementation : tuning.implementation;
@@ -167,13 +167,14 @@ class CudaAttention : public Attention::Implementation {
     if (backwards.ok()) {
       backwards_ = *std::move(backwards);
     } else {
-      backwards_status_ = backwards.error();  // whoever only runs forward need not hear of it
+      backwards_status_ = backwards.error();  // forward-only callers need not see this error
       backward_considerations.push_back({asked, false, backwards.error().message});
     }
     return {};
   }
 
-  // What calls of the problem's lengths will run, or where it has none, long ones. Compiles it in the first case.
+  // The implementation that calls of the problem's lengths will run, and compiles it. If the problem has no lengths:
+  // the one for long calls.
   Status choose(bool lengths_known, bool at_once) {
     const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
@@ -190,12 +191,12 @@ class CudaAttention : public Attention::Implementation {
       return unsupported("no CUDA implementation takes this problem: {}", plan::reasons_of(answers));
     }
     name = row->name();
-    // A defect or a missing compiler is no reason to run something slower.
+    // A defect or a missing compiler must not silently select a slower kernel.
     const Result<const cuda::Forward*> kernel = lengths_known && at_once ? get(*row, length) : nullptr;
     return kernel.ok() ? Status() : Status(kernel.error());
   }
 
-  // The kernel that takes calls of a class, compiled if it has not been.
+  // The kernel for a class of calls; compiles it if necessary.
   Result<const cuda::Forward*> get(const plan::CudaForward& row, LengthClass length) const {
     const LengthClass suits = row.compiled_for(length);
     return kernels_[static_cast<size_t>(row.kind)][static_cast<size_t>(suits)].get([&] {
@@ -206,7 +207,7 @@ class CudaAttention : public Attention::Implementation {
     });
   }
 
-  // The backward kernels for a set of captured tensors whose gradients are wanted; compiled by the first call.
+  // The backward kernels for the set of captured tensors whose gradients a call requests; the first call compiles them.
   Result<const cuda::Backward*> get_backward(cuda::BackwardKind kind, const std::vector<bool>& wants_gradient) const {
     return kernels_for(wants_gradient)[static_cast<size_t>(kind)].get([&] {
       Result<cuda::Backward> kernel = cuda::Backward::compile(compiled_, device_, kind, wants_gradient, compile_kernel);
@@ -229,11 +230,11 @@ class CudaAttention : public Attention::Implementation {
   Problem given_;
   Problem compiled_;
   cuda::Device device_;
-  std::array<Forwards, cuda::kLengthClasses> forwards_;  // what the list says of each class
+  std::array<Forwards, cuda::kLengthClasses> forwards_;  // the list's answers for each class
   Backwards backwards_;                                  // empty if there is none of the name that was asked for:
   Status backwards_status_;
   std::array<std::array<CompiledOnce<cuda::Forward>, cuda::kLengthClasses>, cuda::kKernelKinds> kernels_;
-  mutable std::mutex mutex_;  // of the map, not of its kernels: they stay where they are
+  mutable std::mutex mutex_;  // protects the map, not its kernels, which never move
   mutable std::map<std::vector<bool>, BackwardKernels> backward_kernels_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace flashlift::runtime {
 
-// Asks the GPU's implementations in their order. Errors: see Attention::compile; kNotFound without a driver or GPU.
+// Tries the GPU's implementations in their order. Errors: see Attention::compile; kNotFound without a driver or GPU.
 Result<std::shared_ptr<const Attention::Implementation>> compile_cuda(const Problem& problem,
                                                                       const CompileOptions& options);
 

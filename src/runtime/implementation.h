@@ -1,4 +1,4 @@
-// What a backend provides behind flashlift::Attention.
+// The interface that a backend implements for flashlift::Attention.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Attention::Implementation {
   virtual const Problem& problem() const = 0;
   // The arguments have been verified against the problem.
   virtual Status run(const AttentionArguments& arguments, const RunOptions& options) const = 0;
-  // An entry for each captured tensor.
+  // One entry per captured tensor.
   virtual Status prepare_backward(const std::vector<bool>& capture_gradients) const = 0;
   virtual bool reads_residual(const std::vector<bool>& capture_gradients) const = 0;
   virtual Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const = 0;

@@ -1,5 +1,5 @@
-// Compiled kernels kept in memory: one compile per key, even under concurrent first calls; the least recently used
-// entry goes when the cache is full.
+// A cache of compiled kernels in memory. Each key is compiled once, even if several threads make the first call. If the
+// cache is full, it drops the least recently used entry.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,9 @@ class KernelCache {
 
   explicit KernelCache(size_t capacity) : capacity_(capacity) {}
 
-  // The kernel of this key, compiled by the first caller while the others wait. A failed compile is not kept: the
-  // waiting callers get its error, the next one tries again. Where compile() throws, its caller gets what it threw, and
-  // one of those that wait compiles.
+  // The kernel of this key. The first caller compiles it while the others wait. A failed compilation is not kept: the
+  // waiting callers get its error, and the next caller tries again. If compile() throws, its caller gets the exception,
+  // and one of the waiting callers compiles.
   template <typename Compile>
   Result<Handle> get(const std::string& key, const Compile& compile) {
     const UncutByFork uncut;
@@ -67,7 +67,7 @@ class KernelCache {
       order_.splice(order_.begin(), order_, found->second.position);
       return found->second.entry;
     }
-    // What may throw comes first, so that the two lists stay alike.
+    // Operations that may throw come first, so that the two lists stay consistent.
     std::list<std::string> first{key};
     auto entry = std::make_shared<Entry>();
     entries_.emplace(key, Slot{entry, first.begin()});
@@ -76,7 +76,7 @@ class KernelCache {
     return entry;
   }
 
-  // Whoever still compiles or uses the evicted kernel holds it alive.
+  // Threads that still compile or use the evicted kernel hold a reference to it.
   void evict() {
     while (entries_.size() > capacity_) {
       entries_.erase(order_.back());

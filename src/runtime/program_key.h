@@ -1,4 +1,4 @@
-// What compiled programs are cached by.
+// The cache key of compiled programs.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace flashlift::runtime {
 
-// Everything that code generated for the problem's programs depends on: equal for programs that differ only in the
-// names of captured tensors and in how they are written. Captured tensors are known by their places in the problem.
+// Contains everything that the code generated for the problem's programs depends on. Programs that differ only in their
+// spelling and in the names of captured tensors have equal keys: a key refers to captured tensors by their position in
+// the problem.
 std::string program_key(const SimplifiedProblem& problem, cpu::Isa isa);
 
 }  // namespace flashlift::runtime

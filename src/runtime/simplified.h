@@ -1,4 +1,4 @@
-// Problems as backends compile them.
+// The simplified problems that backends compile.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace flashlift::runtime {
 
-// A problem whose programs are simplified, and left out where they change nothing. Unused captures stay, so that the
+// The problem with simplified programs, and without programs that change nothing. Unused captures stay, so that the
 // signature of a call is the same.
 class SimplifiedProblem {
  public:
@@ -24,7 +24,7 @@ class SimplifiedProblem {
   std::optional<score::SimplifiedProgram> mask_mod_;
 };
 
-// The same for backends that keep machine code: programs that differ in the order of their nodes alone share it.
+// The same for backends that cache machine code: programs that differ only in the order of their nodes share the code.
 Problem simplified_and_ordered(const Problem& problem);
 
 }  // namespace flashlift::runtime

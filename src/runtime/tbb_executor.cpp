@@ -67,7 +67,7 @@ class TbbExecutor : public Executor {
       }
       return;
     }
-    // Isolated: a thread that waits here takes no other work, whose tiles would overwrite its own.
+    // Isolated: a thread that waits here must not run other work, whose tiles would overwrite its own.
     arena_.execute([&] {
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
@@ -83,7 +83,8 @@ class TbbExecutor : public Executor {
   }
 
  private:
-  // A child of fork() has none of the threads that oneTBB believes in, and what those had locked stays locked.
+  // A child of fork() has none of oneTBB's threads, although oneTBB still counts them, and locks that they held stay
+  // locked.
   bool is_forked() const { return fork_generation() != generation_; }
 
   int wanted_;

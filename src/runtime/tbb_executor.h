@@ -5,8 +5,8 @@
 
 namespace flashlift::runtime {
 
-// All cores, or FLASHLIFT_THREADS of them. Lives as long as the process. In a child by fork() of a process that had
-// used it, the calling thread alone.
+// All cores, or FLASHLIFT_THREADS of them. Lives as long as the process. After a fork(), if the parent used it, a child
+// runs on the calling thread alone.
 Executor& default_executor();
 
 }  // namespace flashlift::runtime

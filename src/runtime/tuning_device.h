@@ -1,4 +1,4 @@
-// What the database of what was tuned calls a device.
+// The names of devices in the database of tuning results.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace flashlift::runtime {
 
-// The processor's or the GPU's name with what else decides how fast a kernel is there. Errors: no such GPU.
+// The name of the processor or GPU, with everything else that decides how fast a kernel is on it. Errors: no such GPU.
 Result<std::string> tuning_device(DeviceKind device, int ordinal);
 
-// The implementations of a pass that take a problem if they are asked for by name, but for the portable ones that a
-// CPU without anything better has. None where the device is not there.
+// The implementations of a pass that accept a problem if a caller names them, except the portable ones, which a CPU
+// uses only if it has nothing better. None if the device does not exist.
 std::vector<std::string> implementations_by_name(const Problem& problem, const CompileOptions& options, bool backward);
 
 }  // namespace flashlift::runtime

@@ -1,4 +1,4 @@
-// What a build without CUDA says of what only that can do.
+// The errors of CUDA functions in a build without CUDA.
 #include "flashlift/precompile.h"
 #include "support/error.h"
 

@@ -1,4 +1,5 @@
-// Optimization barriers around scores and probabilities, which a checkpoint policy puts there to save them.
+// Removes optimization barriers from scores and probabilities. A checkpoint policy inserts these barriers to save the
+// values.
 #pragma once
 
 #include <vector>
@@ -8,13 +9,13 @@
 
 namespace flashlift::stablehlo {
 
-// A barrier's result is its operand, number for number. One around scores or probabilities keeps them in memory until a
-// gradient reads them, and is in the way of fusing the gradient, after which nobody reads them.
+// A barrier's result equals its operand. A barrier on scores or probabilities keeps them in memory until a gradient
+// reads them. It also prevents the fusion of this gradient, after which nothing reads them.
 class Barriers {
  public:
-  // Takes what looks like scores, probabilities or statistics of their rows out of the barriers of a module.
+  // Removes values that look like scores, probabilities or row statistics from the barriers of a module.
   void open(Module& module);
-  // Puts back what is still read behind them. `erased`: operations that are gone.
+  // Restores the barriers of values that are still used. `erased`: operations that no longer exist.
   void close(const llvm::DenseSet<mlir::Operation*>& erased);
 
  private:

@@ -1,4 +1,5 @@
-// Backward passes that compute the scores again: their product of queries and keys is the forward pass's.
+// Merges recomputed products: a backward pass that recomputes the scores has the forward pass's product of queries and
+// keys a second time.
 #pragma once
 
 #include <utility>
@@ -9,17 +10,17 @@
 
 namespace flashlift::stablehlo {
 
-// Uses of equal products' results, which another product's result has taken over.
+// Uses of products that were merged into an equal product.
 struct MergedProducts {
-  std::vector<std::pair<mlir::OpOperand*, mlir::Value>> uses;  // with what they read before
+  std::vector<std::pair<mlir::OpOperand*, mlir::Value>> uses;  // with the value that they used before
   std::vector<mlir::Operation*> products;                      // that were merged into the other one
 
   bool empty() const { return products.empty(); }
 };
 
-// Of `others`, the products behind `product` in its block that are computed alike. To be given those whose exponentials
-// nobody sums: they read the log-sum-exp of `product`, if they are scores. A checkpointed layer, which computes its
-// whole softmax again, is an attention by itself.
+// Those of `others` that come after `product` in its block and compute the same. Pass only products whose exponentials
+// are not summed: if these are scores, they use the log-sum-exp of `product`. A checkpointed layer, which recomputes
+// its whole softmax, is an attention of its own.
 MergedProducts merge_equal_products(mlir::Operation* product, const std::vector<mlir::Operation*>& others);
 void take_back(const MergedProducts& merged);
 

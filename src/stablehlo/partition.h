@@ -1,6 +1,6 @@
-// Fused calls in modules that are compiled for several partitions. A partitioner cannot look into a custom call: left
-// alone, it has each device gather all operands. So a call goes into a manual computation of Shardy's, where each
-// device computes its own batches and heads.
+// Fused calls in modules that are compiled for several partitions. A partitioner cannot split a custom call and would
+// gather all operands on each device. A call is therefore put into a manual computation of Shardy, in which each device
+// computes its own batches and heads.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace flashlift::stablehlo {
 
 class Partitioner {
  public:
-  // `partitions`: as many as the module is compiled for, if it does not say so itself.
+  // `partitions`: the number of partitions that the module is compiled for, if the module itself does not give it.
   Partitioner(Module& module, const Annotations& annotations, int64_t partitions);
 
-  // Whether what stands at an operation is the same program on each device, with the device's own tensors: in a module
-  // of one partition, and in a manual computation.
+  // Whether each device runs the code at an operation on its own tensors: in a module of one partition, and in a manual
+  // computation.
   bool is_local(mlir::Operation* op) const;
 
-  // How a found attention is to be split; no split where it is local. Errors: why its calls cannot be.
+  // How to split a found attention; no split if it is local. Errors: the reason why its calls cannot be split.
   Result<Split> plan(const LiftedAttention& found);
 
-  // Splits the new calls of Flashlift's in a block.
+  // Splits Flashlift's new calls in a block.
   Status apply(const Split& split, mlir::Block& block);
 
  private:
@@ -36,7 +36,7 @@ class Partitioner {
   const Annotations& annotations_;
   int64_t partitions_ = 1;
   Meshes meshes_;
-  llvm::DenseSet<mlir::Operation*> others_;  // calls of Flashlift's that were there before
+  llvm::DenseSet<mlir::Operation*> others_;  // Flashlift's calls that existed before
 };
 
 }  // namespace flashlift::stablehlo

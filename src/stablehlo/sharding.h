@@ -1,5 +1,5 @@
-// How a module says that its tensors are split over devices: Shardy's dialect (sdy), and the custom calls and
-// attributes that GSPMD reads.
+// Annotations that split a module's tensors over devices: Shardy's dialect (sdy), and the custom calls and attributes
+// of GSPMD.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ struct Sharding {
   bool splits() const;
 };
 
-// "sharding<@mesh, [{"x"}, {}]>", as `#sdy.` goes before it. Nothing for text that says more than which axes split
-// which dimension, such as parts of axes.
+// "sharding<@mesh, [{"x"}, {}]>", as `#sdy.` goes before it. Nothing for text with more than the axes of each
+// dimension, such as parts of axes.
 std::optional<Sharding> parse_sharding(std::string_view text);
 std::string print(const Sharding& sharding);  // from "<" on
-// "sharding_per_value<[<@mesh, [{"x"}]>, ...]>"; nothing where one of them is not read.
+// "sharding_per_value<[<@mesh, [{"x"}]>, ...]>"; nothing if one of them cannot be read.
 std::vector<Sharding> parse_shardings(std::string_view text);
 // "manual_axes{"x", "y"}"
 std::vector<std::string> parse_manual_axes(std::string_view text);
@@ -37,23 +37,25 @@ struct MeshAxis {
 // "mesh<["x"=2, "y"=4]>"; nothing for other text.
 std::optional<std::vector<MeshAxis>> parse_mesh(std::string_view text);
 
-// Custom calls of GSPMD that have no meaning but for the partitioner.
-bool is_sharding_call(mlir::Operation* op);       // @Sharding: its result is its operand
-bool is_full_to_shard_call(mlir::Operation* op);  // @SPMDFullToShardShape: what follows is the same on each device
-// sdy.sharding_constraint, sdy.reshard and @Sharding calls: the result is the operand, number for number.
+// Custom calls of GSPMD that only the partitioner uses.
+bool is_sharding_call(mlir::Operation* op);  // @Sharding: its result is its operand
+bool is_full_to_shard_call(
+    mlir::Operation* op);  // @SPMDFullToShardShape: each device then runs the same code on its own shard
+// sdy.sharding_constraint, sdy.reshard and @Sharding calls: the result equals the operand.
 bool is_annotation(mlir::Operation* op);
 
-// Annotations stand between scores, exponentials and probabilities, and are in the way of what follows formulas. They
-// are taken out of a module while attention is looked for, and those whose values are still there go back.
+// Annotations may be between scores, exponentials and probabilities, where they prevent the evaluation of formulas.
+// They are removed from a module during the search for attention; afterwards, the annotations of values that still
+// exist are restored.
 class Annotations {
  public:
   void open(Module& module);
-  // Puts back what is left. `erased`: operations that are gone.
+  // Restores the annotations that are left. `erased`: operations that no longer exist.
   void close(const llvm::DenseSet<mlir::Operation*>& erased);
-  // Removes the annotations of which nothing is left; before that, others may hold on to them.
+  // Deletes the annotations of values that no longer exist. Until then, other code may hold pointers to them.
   void remove_unused();
 
-  // What an annotation said of a value: an attribute of Shardy, or null.
+  // The annotation of a value: an attribute of Shardy, or null.
   mlir::Attribute of(mlir::Value value) const { return known_.lookup(value); }
 
  private:
@@ -63,7 +65,7 @@ class Annotations {
   };
   struct Opened {
     mlir::Operation* annotation;   // without its operand
-    mlir::Operation* placeholder;  // which is its operand meanwhile
+    mlir::Operation* placeholder;  // its operand in the meantime
     std::vector<Use> uses;
   };
   std::vector<Opened> opened_;

@@ -1,4 +1,4 @@
-// How a module's values are split over devices, as far as annotations say so.
+// Determines how a module's values are split over devices, from annotations.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ std::string_view shardy_text(mlir::Attribute attribute);
 
 using Meshes = std::map<std::string, std::vector<MeshAxis>, std::less<>>;
 
-// Follows values back to arguments and annotations, and says what these say of them.
+// Follows values back to arguments and annotations, and returns the sharding that these give.
 class ShardingFinder {
  public:
   ShardingFinder(const Annotations& annotations, const Meshes& meshes) : annotations_(annotations), meshes_(meshes) {}

@@ -12,10 +12,10 @@
 
 namespace flashlift::stablehlo {
 
-// Whether the calls of an attention can be split so. Errors: why they cannot.
+// Checks that the calls of an attention can be split in this way. Errors: the reason why not.
 Status check_split(const LiftedAttention& found, const Split& split);
 
-// Puts a manual computation over all axes of the split's mesh in the place of a call of Flashlift's.
+// Replaces one of Flashlift's calls by a manual computation over all axes of the split's mesh.
 Status split_call(mlir::Operation* call, const Split& split, const std::vector<MeshAxis>& mesh);
 
 // The sizes of an operand's dimensions.

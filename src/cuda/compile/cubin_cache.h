@@ -1,4 +1,4 @@
-// Machine code kept on disk between processes, and how it gets there.
+// The cache of machine code on disk, and how it is filled.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +11,8 @@
 
 namespace flashlift::cuda {
 
-// A folder of this user's own, with one file an entry. Whoever can write to it can run code as this user, so it is not
-// used where others can. A missing, truncated, corrupt or foreign file is a miss, never an error.
+// A folder that this user owns, with one file per entry. A user who can write to it can run code as this user, so that
+// it is not used if others can write to it. A missing, truncated, corrupt or foreign file is a miss, never an error.
 class CubinCache {
  public:
   static constexpr int64_t kMostBytes = int64_t{256} << 20;  // some thousand kernels
@@ -21,8 +21,8 @@ class CubinCache {
       : folder_(std::move(folder)), most_bytes_(most_bytes) {}
 
   std::optional<std::string> read(const std::string& key) const;
-  // Then removes what was not used for longest, until all entries together fit, and what writers left that ended before
-  // they had finished.
+  // Then removes the least recently used entries until all entries fit, and the incomplete files of writers that ended
+  // early.
   std::error_code write(const std::string& key, const std::string& cubin) const;
   static std::string file_name(const std::string& key) { return key + ".cubin"; }
   const PrivateFolder& folder() const { return folder_; }
@@ -34,7 +34,7 @@ class CubinCache {
   int64_t most_bytes_;
 };
 
-// What the code depends on: format version, source, options, target, compiler.
+// A hash of everything that the code depends on: format version, source, options, target, compiler.
 std::string cubin_key(const KernelSource& source, const std::string& compiler_version);
 
 // A file in the folder of machine code that came with the package: the version of the compiler that made it.
@@ -48,10 +48,10 @@ std::optional<std::string> packaged_cubin(const std::filesystem::path& folder, c
 // Errors: those of Nvrtc.
 Result<std::shared_ptr<const std::string>> cached_cubin(const KernelSource& source);
 
-// How a kernel came to be in the disk cache.
+// How a kernel got into the disk cache.
 struct StoredCubin {
   bool was_there = false;
-  double seconds = 0;  // that finding or compiling it took
+  double seconds = 0;  // the time to find or compile it
 };
 // The same for the sake of the disk cache alone. Errors: those of Nvrtc; no folder can be trusted, or it takes no file.
 Result<StoredCubin> store_cubin(const KernelSource& source);

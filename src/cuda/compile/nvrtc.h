@@ -1,4 +1,4 @@
-// NVIDIA's run-time compiler, loaded when first asked for: the library builds and loads where it is absent.
+// NVIDIA's run-time compiler, loaded at its first use: Flashlift builds and loads without it.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ class Nvrtc {
 
   // "13.0".
   const std::string& version() const { return version_; }
-  // What it compiles for: compute capabilities times ten, ascending.
+  // The architectures that it supports: compute capabilities times ten, ascending.
   const std::vector<int>& architectures() const { return architectures_; }
   // The file that it was loaded from.
   const std::string& path() const { return path_; }

@@ -1,4 +1,4 @@
-// Where NVRTC may lie: where pip, conda, PyTorch and the system's packages put it.
+// The places where pip, conda, PyTorch and the system's packages install NVRTC.
 #pragma once
 
 #include <filesystem>
@@ -15,8 +15,8 @@ struct NvrtcPlaces {
 // Those of this process.
 NvrtcPlaces nvrtc_places();
 
-// In the order in which they are to be tried. A name without a folder is for the loader, which also finds what the
-// process has loaded already; all others exist.
+// In the order in which to try them. A name without a folder is for the loader, which also finds a library that the
+// process has already loaded; all other files exist.
 std::vector<std::filesystem::path> nvrtc_candidates(const NvrtcPlaces& places);
 
 }  // namespace flashlift::cuda

@@ -1,5 +1,5 @@
-// Which version of NVRTC this process would compile with, for machine code from disk alone: loading the compiler takes
-// longer than everything else that such a call does.
+// The version of NVRTC with which this process would compile. A call that only needs cached machine code uses it
+// without loading the compiler, which takes longer than the rest of such a call.
 #pragma once
 
 #include <filesystem>
@@ -10,9 +10,9 @@
 
 namespace flashlift::cuda {
 
-// Keeps the version of the library at `path`, an absolute path, until the file changes.
+// Stores the version of the library at `path`, an absolute path, until the file changes.
 void remember_nvrtc_version(const PrivateFolder& folder, const std::filesystem::path& path, const std::string& version);
-// Nothing where none is known of the file as it is now.
+// Nothing if no version is stored for the file in its current state.
 std::optional<std::string> remembered_nvrtc_version(const PrivateFolder& folder, const std::filesystem::path& path);
 
 // Nvrtc::get()'s version, without loading it where the folder remembers that of the file that would be loaded. Errors:

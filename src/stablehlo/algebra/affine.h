@@ -1,4 +1,4 @@
-// Index expressions: integer combinations of index variables ("atoms"), and how they go through reshapes.
+// Index expressions: integer combinations of index variables ("atoms"), and their transformation by reshapes.
 #pragma once
 
 #include <compare>
@@ -28,14 +28,14 @@ struct Range {
 };
 Range affine_range(const Affine& x, const std::vector<int64_t>& sizes);
 
-// The atom runs across the boundary between two dimensions: it must be seen as two atoms, outer * inner_size + inner.
+// The atom crosses the boundary between two dimensions: it must be split into two atoms, outer * inner_size + inner.
 struct SplitRequest {
   int atom = -1;
   int64_t inner_size = 0;
 };
 
-// Splits a row-major offset into one index per dimension, or gives the split of an atom that would make it possible,
-// or (an atom of -1) says that there is none.
+// Splits a row-major offset into one index per dimension. If this needs the split of an atom, it returns this split,
+// with atom -1 if no split helps.
 struct Delinearized {
   std::optional<std::vector<Affine>> indices;
   SplitRequest request;
@@ -45,7 +45,7 @@ Delinearized delinearize(const Affine& offset, const std::vector<int64_t>& shape
 // The row-major offset of these indices.
 Affine linearize(const std::vector<Affine>& indices, const std::vector<int64_t>& shape);
 
-// The index as digits: atoms from major to minor, such that it runs exactly once through 0 ... size - 1.
+// The index as digits: atoms from major to minor, if it takes each of the values 0 ... size - 1 exactly once.
 std::optional<std::vector<int>> digits_of(const Affine& index, int64_t size, const std::vector<int64_t>& sizes);
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// Between which bounds a formula surely lies, whatever the tensors that it reads hold.
+// Proven bounds of a formula, for any contents of the tensors that it reads.
 #pragma once
 
 #include <functional>
@@ -11,11 +11,11 @@
 
 namespace flashlift::stablehlo {
 
-// What is known before a formula is looked at.
+// The known bounds of a formula's inputs.
 struct KnownBounds {
   const std::vector<int64_t>& sizes;  // of the atoms
-  double largest_score;               // scores lie within +- this
-  // What the elements of a leaf, by number, lie within; nothing for tensors that may hold anything.
+  double largest_score;               // scores are within +- this
+  // The bounds of a leaf's elements, by number; nothing for tensors that may hold anything.
   std::function<std::optional<score::Interval>(int64_t)> leaf;
 };
 
@@ -26,19 +26,19 @@ class Bounds {
   const score::Interval& of(SymId id);
   bool surely_holds(SymId condition) { return of(condition).lo == 1; }
 
-  // A sum of multiples of formulas that are no sums, and a constant: what is added and subtracted again cancels. No
-  // step of it wraps.
+  // A constant plus multiples of formulas that are not sums; terms that are added and subtracted cancel. No step of it
+  // wraps.
   struct Linear {
     std::map<SymId, int64_t> terms;
     int64_t constant = 0;
   };
-  // Of an integer formula.
+  // For an integer formula.
   const Linear& linear(SymId id);
-  // The f32 number that the formula is, whatever its parts are: added to a very negative number, a score of ordinary
-  // size is lost. Nothing if it is not one number.
+  // The f32 number that the formula has for any values of its parts, if there is one: a score of ordinary size is
+  // rounded away when it is added to a very negative number.
   std::optional<float> number(SymId id);
-  // What an f32 formula lies within if it surely is a finite number. A score of ordinary size does not take the lowest
-  // number to -inf, as intervals that are rounded outward say.
+  // The bounds of an f32 formula, if it is provably finite. A score of ordinary size does not turn the lowest number
+  // into -inf, although intervals that are rounded outward suggest it.
   std::optional<score::Interval> finite(SymId id);
 
  private:

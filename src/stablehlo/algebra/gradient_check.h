@@ -1,7 +1,7 @@
-// Whether formulas are the gradients of an attention, compared in numbers (numeric.h).
+// Checks by numerical comparison whether formulas are the gradients of an attention (numeric.h).
 //
-// Producers write the derivative of a softmax in many ways, and all of them are right. So what leaves the score plane
-// is not taken apart, but compared with p (d_p - sum p d_p + d_lse) ds/dterm at random places of random tensors.
+// Producers write the derivative of a softmax in many correct ways. The check therefore does not analyse the formulas.
+// It compares them with p (d_p - sum p d_p + d_lse) ds/dterm at random places of random tensors.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,12 @@
 
 namespace flashlift::stablehlo {
 
-// What the formulas of a gradient are made of.
+// The parts of a gradient's formulas.
 struct GradientParts {
-  SymId probability = kNoSym;    // with what divides the output
+  SymId probability = kNoSym;    // including the divisor of the output
   SymId undropped = kNoSym;      // the probability before dropout
-  SymId d_probability = kNoSym;  // the gradient by the probabilities, a load; kNoSym where nobody computes it
-  SymId d_lse = kNoSym;          // the gradient by the log-sum-exp; kNoSym for 0
+  SymId d_probability = kNoSym;  // the gradient of the probabilities, a load; kNoSym if the module does not compute it
+  SymId d_lse = kNoSym;          // the gradient of the log-sum-exp; kNoSym for 0
 };
 
 // The softmax's score with kShift added to one of its terms.
@@ -28,9 +28,9 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term);
 
 class GradientCheck {
  public:
-  // sizes: of the atoms. rounds: whether gradients may round to 16 bits what the scores do not. masks: conditions of
-  // finite masks, each of which may hold for no key of a row. keeps_a_key: whether a condition surely holds for a key of
-  // each row.
+  // sizes: of the atoms. rounds: whether gradients may have roundings to 16 bits that the scores do not have. masks:
+  // conditions of finite masks, each of which may hold for no key of a row. keeps_a_key: whether a condition surely
+  // holds for a key of each row.
   GradientCheck(SymArena& arena, const std::vector<int64_t>& sizes, const Softmax& softmax, const GradientParts& parts,
                 bool rounds, std::vector<SymId> masks, std::function<bool(SymId)> keeps_a_key)
       : arena_(arena),
@@ -41,17 +41,18 @@ class GradientCheck {
         masks_(std::move(masks)),
         keeps_a_key_(std::move(keeps_a_key)) {}
 
-  // The formula is the probability.
+  // Whether the formula is the probability.
   Proof is_probability(SymId formula);
-  // The formula is the gradient by the score, times the score's derivative by what kShift is added to in `shifted`.
+  // Whether the formula is the gradient of the score, times the score's derivative with respect to the term to which
+  // `shifted` adds kShift.
   Proof is_gradient(SymId formula, SymId shifted);
-  // The formula is the gradient by the sinks.
+  // Whether the formula is the gradient of the sinks.
   Proof is_sinks_gradient(SymId formula);
 
  private:
   // False for a row that shows nothing in this draw: one without keys, or with one key that has all of the probability.
   using CompareRow = std::function<Outcome<bool>(NumericRow&, const Draw&)>;
-  // `shifted`: as above, if conditions of it count, too.
+  // `shifted`: as above, if its conditions count, too.
   Proof compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted = kNoSym);
   // `note` is called for the row that shows something.
   Outcome<bool> compare_row_narrowed(const std::vector<int64_t>& atoms, Draw draw, const CompareRow& compare_row,

@@ -1,7 +1,7 @@
-// Formulas in numbers, one row of the score plane at a time, over tensors of random contents.
+// Evaluates formulas numerically, one row of the score plane at a time, over tensors with random contents.
 //
-// Two formulas that give the same numbers at random places of random tensors are the same function, if neither takes
-// branches that the other does not (see reads_within): smooth functions that differ, differ almost everywhere.
+// Two formulas that give the same numbers at random places of random tensors are the same function, if neither has
+// branches that the other does not have (see reads_within): different smooth functions differ almost everywhere.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@ namespace flashlift::stablehlo {
 // Differentiate with respect to this load, evaluated at 0.
 inline constexpr int64_t kShift = -2;
 
-// What a draw's tensors hold.
+// The contents of a draw's tensors.
 struct Draw {
   uint64_t seed = 0;
   double score_center = 0;
-  double score_range = 4;     // scores lie within +- this of the center
-  int64_t gradient = -1;      // the leaf that is a gradient by the probabilities, or -1
-  double gradient_range = 1;  // its elements lie within +- this
+  double score_range = 4;     // scores are within +- this of the center
+  int64_t gradient = -1;      // the leaf that is the gradient of the probabilities, or -1
+  double gradient_range = 1;  // its elements are within +- this
   double load_center = 0.75;
-  double load_range = 0.5;                         // other floats lie within +- this of the center
-  int64_t integer_range = 4;                       // integers lie in [0, this)
-  std::vector<std::pair<SymId, bool>> conditions;  // that hold for all keys, or for none
-  std::vector<std::pair<SymId, bool>> met;  // that hold, or do not, for about half of the keys, whatever they say
-  bool met_by_all = false;                  // not by half of the keys
-  bool draws_positions = false;             // steps, and maxima of positions and integers, are drawn, not computed
-  SymId drawn = kNoSym;                     // a formula that is drawn as scores are, not computed
+  double load_range = 0.5;                         // other floats are within +- this of the center
+  int64_t integer_range = 4;                       // integers are in [0, this)
+  std::vector<std::pair<SymId, bool>> conditions;  // conditions that are set to hold for all keys, or for none
+  std::vector<std::pair<SymId, bool>> met;  // conditions that are set to hold, or not, for about half of the keys
+  bool met_by_all = false;       // for all keys, instead of half of them
+  bool draws_positions = false;  // steps, and maxima of positions and integers, are drawn instead of computed
+  SymId drawn = kNoSym;          // a formula that is drawn like the scores instead of computed
 };
 
 class NumericRow {
@@ -41,7 +41,7 @@ class NumericRow {
   NumericRow(const SymArena& arena, std::vector<int64_t> sizes, std::vector<int64_t> atoms, const Draw& draw)
       : arena_(arena), sizes_(std::move(sizes)), atoms_(std::move(atoms)), draw_(draw) {}
 
-  // One number a key, or a single one if the formula does not depend on the key.
+  // One number per key, or a single one if the formula does not depend on the key.
   const std::vector<score::Scalar<double>>& values(SymId id);
   double value(SymId id, size_t key) {
     const auto& column = values(id);
@@ -51,7 +51,7 @@ class NumericRow {
     const auto& column = values(condition);
     return column[column.size() == 1 ? 0 : key].i != 0;
   }
-  // Of the formula by kShift: not a number where the formula reduces over what depends on it.
+  // The derivative of the formula with respect to kShift: NaN if the formula reduces over a value that depends on it.
   double derivative(SymId id, size_t key);
 
  private:
@@ -76,23 +76,23 @@ class NumericRow {
   std::map<SymId, std::vector<double>> derivatives_;
 };
 
-// Whether `formula` reads no element that `known` do not read, and takes no branches but theirs, on the same
-// conditions: then the two are smooth on the same pieces. A comparison with the row maximum is allowed, too: each row
-// has keys on both sides of it; and one of a sum of exponentials with 0, which is the same for all rows that have keys.
+// Whether `formula` reads only elements that `known` read, and branches only on their conditions: then both are smooth
+// on the same pieces. Two other comparisons are allowed: with the row maximum, since each row has keys on both sides of
+// it; and of a sum of exponentials with 0, which is the same for all rows with keys.
 bool reads_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
-// The conditions that formulas branch on, but for those on a reduction.
+// The conditions on which formulas branch, except those that depend on a reduction.
 std::vector<SymId> conditions_of(const SymArena& arena, const std::vector<SymId>& formulas);
 
-// Whether `formula` applies no function (an exponential, a sigmoid, a root) but those that `known` apply, or that their
-// derivatives and the exponentials of a softmax consist of: what applies others may change far from all draws.
+// Whether `formula` applies only functions (exponentials, sigmoids, roots) that `known`, their derivatives or the
+// exponentials of a softmax apply. Formulas with other functions may change far from all draws.
 bool computes_within(SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
-// Whether `formula` rounds to 16 bits nothing but what `known` round. Numbers are compared without rounding.
+// Whether `formula` rounds to 16 bits only values that `known` round. Numbers are compared without rounding.
 bool rounds_within(const SymArena& arena, SymId formula, const std::vector<SymId>& known);
 
-// The largest number that the formulas compare floats with, or clip them at: nothing where they do neither, 0 where it
-// is no number. Numbers from 1e6 on are no thresholds but stand for infinity; the row maximum does not count.
+// The largest number with which the formulas compare floats, or at which they clip them: nothing if they do neither, 0
+// if it is not a constant. Numbers from 1e6 on count as infinity and not as thresholds; the row maximum does not count.
 std::optional<double> largest_threshold(const SymArena& arena, const std::vector<SymId>& formulas);
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// Formulas taken apart: a product of conditions, an exponential of a sum, and factors.
+// Decomposes formulas into a product of conditions, an exponential of a sum, and factors.
 #pragma once
 
 #include <vector>
@@ -15,40 +15,40 @@ struct SignedTerm {
 
 struct Product {
   std::vector<SymId> guards;         // i1: the product is 0 unless all hold
-  std::vector<SymId> clears;         // those of them that make it 0 even where it is NaN: of a select
+  std::vector<SymId> clears;         // those guards that make it 0 even if it is NaN, because they are a select's
   std::vector<SignedTerm> exponent;  // of e
   std::vector<SymId> over;           // divided by these
   std::vector<SymId> times;          // multiplied by these
-  // A guard of a divisor was left out, or a clean-up of NaN: it does nothing where each row of keys sums to a number in
-  // [1, kLargestSum], and acts where exponentials vanish or overflow. match_softmax() proves the former.
+  // A guard of a divisor, or a replacement of NaN, was left out. It has no effect if each row of keys sums to a number
+  // in [1, kLargestSum], but does if exponentials vanish or overflow. match_softmax() proves the former.
   bool has_guard = false;
-  // Divided by a number whose logarithm was first added to another number of the row: log z + m, a log-sum-exp. Where m
-  // is large, f32 has no room for log z beside it.
+  // The divisor's logarithm was first added to another number of the row: log z + m, a log-sum-exp. If m is large, f32
+  // rounds log z away.
   bool rounds_logarithm = false;
-  // Differences of scores and a number that all scores of the row make, beside which another number of the key is
-  // added, or is the exponent of another factor. In one sum with a very negative score that would be lost; so it is
-  // not.
+  // Differences of scores and a number that is computed from all scores of the row, to which another number of the key
+  // is added, directly or as the exponent of another factor. A sum with a very negative score would round this number
+  // away, but the difference does not.
   std::vector<SymId> apart;
 };
 
-// Sums of exponentials below 1 stay below it: more keys than any tensor has.
+// Sums of exponentials up to 1 stay below it: it exceeds the number of keys of any tensor.
 inline constexpr float kLargestSum = 0x1p40F;
 
-// Every formula is a product, if only of itself.
+// Every formula is a product, at least of itself.
 Product as_product(SymArena& arena, SymId formula);
-// The product that e^formula is.
+// e^formula as a product.
 Product as_exponent(SymArena& arena, SymId formula);
 void multiply(Product& product, const Product& factor);
 void divide(SymArena& arena, Product& product, SymId divisor);
 
-// Whether a formula replaces its own NaN, as nan_to_num does.
+// Whether a formula replaces its own NaN, like nan_to_num.
 bool clears_nan(const SymArena& arena, SymId formula);
 
-// A sum of terms as a formula again.
+// The formula of a sum of terms.
 SymId sum_of(SymArena& arena, const std::vector<SignedTerm>& terms);
-// Adds a condition to a list, a conjunction as its parts, each once.
+// Adds a condition to a list, each once; a conjunction is added as its parts.
 void add_guard(SymArena& arena, std::vector<SymId>& guards, SymId condition);
-// The formula where the condition is known to hold.
+// The formula under the assumption that the condition holds.
 SymId assume(SymArena& arena, SymId formula, SymId condition);
 // 0 or -0.
 bool is_zero(const SymArena& arena, SymId id);

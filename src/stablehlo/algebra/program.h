@@ -1,4 +1,4 @@
-// From formulas to score programs.
+// Translates formulas into score programs.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace flashlift::stablehlo {
 
-// What a leaf is called and looks like as a captured tensor.
+// The name, type and shape of a leaf as a captured tensor.
 struct LeafInfo {
   Capture capture;
 };
@@ -22,9 +22,9 @@ class ProgramEmitter {
                  const std::vector<LeafInfo>& leaves)
       : arena_(arena), roles_(roles), sizes_(sizes), leaves_(leaves) {}
 
-  // kReducesInProgram for a formula that holds a reduction.
+  // Refused with kReducesInProgram: a formula that contains a reduction.
   Outcome<Program> score_mod(SymId score) const;
-  // The conjunction of the guards.
+  // The program of the conjunction of the guards.
   Outcome<Program> mask_mod(const std::vector<SymId>& guards) const;
 
  private:
@@ -34,11 +34,11 @@ class ProgramEmitter {
   const std::vector<LeafInfo>& leaves_;
 };
 
-// All loads that a formula computes with, each once.
+// All loads in a formula, each once.
 std::vector<SymId> loads_of(const SymArena& arena, SymId formula);
 
-// If every occurrence of the score in the formula is multiplied (or divided) by one and the same constant, takes that
-// factor out: returns it, and changes the formula. Otherwise 1.
+// If every occurrence of the score in the formula is multiplied (or divided) by the same constant, removes this factor
+// from the formula and returns it. Otherwise returns 1.
 float extract_scale(SymArena& arena, SymId& formula);
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// What values a formula can give, over the whole score plane.
+// The range of a formula's values over the whole score plane.
 #pragma once
 
 #include <functional>
@@ -12,21 +12,21 @@ namespace flashlift::stablehlo {
 
 class Ranges {
  public:
-  // What is known already; it holds as long as the atoms keep their sizes and the leaves their numbers.
+  // Cached results; they are valid as long as the atoms keep their sizes and the leaves their numbers.
   struct Known {
     std::map<SymId, score::Interval> ranges;
     std::map<SymId, bool> whole;
   };
 
-  // sizes: of the atoms. of_leaf: what elements a leaf's tensor may hold.
+  // sizes: of the atoms. of_leaf: the range of the elements of a leaf's tensor.
   Ranges(const SymArena& arena, const std::vector<int64_t>& sizes,
          std::function<score::Interval(int64_t leaf, Type type)> of_leaf, Known& known)
       : arena_(arena), sizes_(sizes), of_leaf_(std::move(of_leaf)), known_(known) {}
 
   score::Interval of(SymId id);
-  // An integer formula that gives numbers between these bounds alone, both included.
+  // Whether all values of an integer formula are within these bounds, both included.
   bool lies_within(SymId id, int64_t low, int64_t high);
-  // An f32 formula that gives whole numbers of at most this size alone.
+  // Whether all values of an f32 formula are whole numbers of at most this size.
   bool is_whole(SymId id, int64_t at_most);
 
  private:

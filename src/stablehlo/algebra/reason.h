@@ -1,4 +1,4 @@
-// Why something is not lifted: a row of reasons.def, which code may branch on, and its text, which people read.
+// The reason why something is not lifted: a row of reasons.def, on which code may branch, and its text for the report.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,18 +27,18 @@ constexpr std::string_view text_of(Reason reason) { return kReasonTexts[static_c
 
 struct Refusal {
   Reason reason = Reason::kNoCandidate;
-  std::string text;  // the row's, with its {} filled in
+  std::string text;  // the row's text, with its {} filled in
 };
 
-// refuse<Reason::kSinkPieces>(3): a row whose text has other {} than these arguments fill does not compile.
+// refuse<Reason::kSinkPieces>(3). It does not compile if the {} of the row's text do not match the arguments.
 template <Reason kReason, typename... Args>
 Refusal refuse(Args&&... args) {
   return {kReason, fmt::format(fmt::format_string<Args...>(text_of(kReason)), std::forward<Args>(args)...)};
 }
-// Flashlift's own checks refuse the call that would stand in the module.
+// Flashlift's own checks refuse the call.
 inline Refusal refusal_of(const Error& error) { return refuse<Reason::kInvalidProblem>(error.message); }
 
-// Success, or why not. FLASHLIFT_RETURN_IF_ERROR and FLASHLIFT_ASSIGN_OR_RETURN take both this and Outcome.
+// Success, or a refusal. FLASHLIFT_RETURN_IF_ERROR and FLASHLIFT_ASSIGN_OR_RETURN work with this and with Outcome.
 class [[nodiscard]] Proof {
  public:
   Proof() = default;
@@ -52,7 +52,7 @@ class [[nodiscard]] Proof {
   std::optional<Refusal> refusal_;
 };
 
-// A value, or why there is none.
+// A value, or a refusal.
 template <typename T>
 class [[nodiscard]] Outcome {
  public:

@@ -1,4 +1,4 @@
-// Which index variable is what: batch, head, query.
+// Determines the role of each index variable: batch, head, query.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace flashlift::stablehlo {
 
-// What is known of the places where atoms stand, before letters are given.
+// Where atoms occur, as input to the choice of letters.
 struct AtomUse {
-  std::vector<int> q_order;  // atoms of the query tensor, major to minor, its depth left out
+  std::vector<int> q_order;  // atoms of the query tensor without its depth, major to minor
   AtomSet in_q = 0;
   AtomSet in_k = 0;
   AtomSet in_v = 0;
-  std::vector<int> plane;   // atoms of the score plane and the output, the key left out, major to minor
+  std::vector<int> plane;   // atoms of the score plane and the output without the key, major to minor
   AtomSet in_programs = 0;  // read by the score or mask formula together with the key
-  int q_free_dims = 1;      // dimensions of the first product's query operand that are its alone
+  int q_free_dims = 1;      // dimensions that only the first product's query operand has
 };
 
 // The atoms of each logical dimension, major to minor.
@@ -27,7 +27,7 @@ struct Roles {
   std::vector<int> kv_head;
   std::vector<int> group;  // heads that share a key-value head, minor to it
   std::vector<int> query;
-  std::vector<int> key = {kKeyAtom};  // several where keys stand as several dimensions
+  std::vector<int> key = {kKeyAtom};  // several if the keys have several dimensions
   std::vector<int> heads() const;
 };
 

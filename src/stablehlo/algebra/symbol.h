@@ -108,8 +108,8 @@ class SymArena {
   int64_t replaced_parts_ = 0;
 };
 
-// Whether `is_wanted` is true of a part of the formulas on the stack. It is asked of each part once, as formulas share
-// parts, and puts those on the stack that come next: the last one there is the next one asked.
+// Whether is_wanted(id, stack) returns true for a part of the formulas on the stack. It is called once per part, since
+// formulas share parts, the last one on the stack first, and pushes the parts to visit next.
 template <typename IsWanted>
 bool any_part(std::vector<SymId> stack, const IsWanted& is_wanted) {
   std::set<SymId> seen;
@@ -123,9 +123,9 @@ bool any_part(std::vector<SymId> stack, const IsWanted& is_wanted) {
   return false;
 }
 
-// Takes operations of these kinds apart, as x + y + z into x, y and z, from left to right, until `is_wanted` is true of
-// a term. Returns whether it was of any. A formula of few operations may have very many terms, but not many different
-// ones.
+// Splits operations of these kinds into terms, for example x + y + z into x, y and z, from left to right, until
+// `is_wanted` returns true for a term. Returns whether it did. A formula with few operations may have very many terms,
+// but not many different ones.
 template <typename IsWanted>
 bool any_term(const SymArena& arena, SymId formula, std::initializer_list<Op> ops, const IsWanted& is_wanted) {
   return any_part({formula}, [&](SymId id, std::vector<SymId>& next) {

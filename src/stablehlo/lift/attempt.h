@@ -7,8 +7,8 @@
 
 namespace flashlift::stablehlo {
 
-// Runs the stages (stages.h), with given digits for the dimensions of the probabilities. After a failure
-// `plane.wanted_split` may say with which other digits to try again.
+// Runs the stages (stages.h), with the given digits for the dimensions of the probabilities. After a failure,
+// `plane.wanted_split` may hold a split of a digit with which to try again.
 Outcome<LiftedAttention> lift_plane(Plane& plane, const DigitSizes& digits);
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// Which operations compute with an operation's result.
+// Determines which operations depend on an operation's result.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace flashlift::stablehlo {
 
-// Remembers what it found. `barriers` are taken for operations that do not depend on the result.
+// Caches its answers. `barriers` count as operations that do not depend on the result.
 class DependsOn {
  public:
   DependsOn(mlir::Operation* product, std::vector<mlir::Operation*> barriers)
@@ -18,7 +18,7 @@ class DependsOn {
   bool operator()(mlir::Operation* op);
 
  private:
-  // What needs no look at the operands.
+  // The answer if it does not require the operands.
   std::optional<bool> known(mlir::Operation* op) const;
 
   mlir::Operation* product_;

@@ -1,4 +1,5 @@
-// From tensor operations to formulas: what a value's element at given indices is, as a formula over index variables.
+// Translates tensor operations into formulas: the element of a value at given indices, as a formula over index
+// variables.
 #pragma once
 
 #include <functional>
@@ -28,60 +29,61 @@ struct Index {
   auto operator<=>(const Index&) const = default;
 };
 
-// The score op of an elementwise operation with the same operands; nothing for those that need more than that.
+// The score op of an elementwise operation with the same operands; nothing for operations that need more than one op.
 std::optional<Op> scalar_op(OpKind kind);
 
 // Walks from a value backwards through elementwise operations, layout changes, reductions and sources of indices. It
-// stops at the one product that is the score, and at everything it does not understand, which becomes a load.
+// stops at the product that is the score, and at every operation that it does not support, which becomes a load.
 class Evaluator {
  public:
-  // atom_sizes: of the plane's atoms, by number; atom 0 is the key. `opens_reductions`: any-of and all-of reductions
-  // that do not depend on the score are read, too, instead of being loads. `depends_on_score` tells whether an
-  // operation computes with the score product's result: such an operation must be understood, it cannot become a load.
-  // `half`: the 16-bit type of all numbers that queries, keys and values hold, if there is one. Scores and
-  // probabilities are not rounded to it (a fused kernel's are better), and are read in no other 16-bit type. Each value
-  // at other indices is a step of `work`.
+  // atom_sizes: the sizes of the plane's atoms, by number; atom 0 is the key. `opens_reductions`: read any-of and
+  // all-of reductions that do not depend on the score, instead of making them loads. `depends_on_score`: whether an
+  // operation depends on the score product's result; such an operation cannot become a load, so that the evaluator must
+  // support it. `half`: the 16-bit type of all numbers that queries, keys and values hold, if there is one. Formulas
+  // leave out roundings of scores and probabilities to this type (a fused kernel's are more exact), and allow no other
+  // 16-bit type. Each evaluation of a value at new indices is a step of `work`.
   Evaluator(SymArena& arena, mlir::Operation* score_product, std::vector<int64_t> atom_sizes, bool opens_reductions,
             std::optional<DType> half, std::function<bool(mlir::Operation*)> depends_on_score, Work& work);
 
-  // kNoSym if it cannot be done: why_not() says why, or split_request() names an atom that must become two first.
+  // kNoSym on failure: why_not() then has the reason, or split_request() names an atom that must be split into two
+  // first.
   SymId evaluate(mlir::Value value, const std::vector<Index>& indices);
 
-  // As evaluate(), but a failure leaves everything as it was. `refusal` is set then.
+  // Like evaluate(), but a failure sets `refusal` and changes nothing else.
   SymId try_evaluate(mlir::Value value, const std::vector<Index>& indices, std::optional<Refusal>& refusal);
 
-  // The key as indices of dimensions of these sizes, major to minor, whose product is the number of keys. Where keys
-  // are seen as several dimensions, atoms of their own ("digits" of the key, from kFirstBound on) index them; formulas
-  // know the key only. Equal sizes give equal digits. Nothing if there are no atoms left.
+  // The key as indices of dimensions of these sizes, major to minor, whose product is the number of keys. If a tensor
+  // has the keys in several dimensions, separate atoms ("digits" of the key, from kFirstBound on) index these; formulas
+  // contain the key only. Equal sizes give equal digits. Nothing if there are no atoms left.
   std::optional<std::vector<Affine>> key_digits(const std::vector<int64_t>& sizes);
   bool runs_over_keys(const Affine& index) const;
-  // The digits that are not taken apart further, major to minor; the key itself if it was never taken apart.
+  // The digits that are not split further, major to minor; the key itself if it was never split.
   std::vector<int> smallest_key_digits(int atom = kKeyAtom) const;
 
-  // The index with all digits of a key that stand in it together as that key.
+  // The index, with a complete set of a key's digits replaced by the key.
   Affine with_digits_joined(Affine index) const;
-  // The index that an atom is: of a digit of the key, as a formula of the key.
+  // The value of an atom; for a digit of the key, a formula of the key.
   SymId atom_formula(int atom);
 
-  // As try_evaluate(), with the roundings of scores to `half`, which other formulas leave out.
+  // Like try_evaluate(), but with the roundings of scores to `half`, which other formulas leave out.
   SymId evaluate_with_roundings(mlir::Value value, const std::vector<Index>& indices);
 
-  // Of a failure.
+  // After a failure.
   Refusal why_not() const { return failure_.value_or(refuse<Reason::kUnreadProbabilities>()); }
   const SplitRequest& split_request() const { return split_request_; }
-  // The indices of the score product's result at the place of the plane; empty until it has been met.
+  // The indices at which the score product's result is read; empty until the evaluator reaches it.
   const std::vector<Index>& score_indices() const { return score_indices_; }
   const std::vector<mlir::Value>& leaves() const { return leaves_; }
-  // What has been evaluated, each after what it is computed from.
+  // The values that have been evaluated, each after its operands.
   struct Place {
     mlir::Value value;
     std::vector<Index> indices;
     SymId formula = kNoSym;
   };
   const std::vector<Place>& places() const { return places_; }
-  // Whether one with `opens_reductions` would have read something else.
+  // Whether an evaluator with `opens_reductions` would have given other formulas.
   bool leaves_reductions() const { return leaves_reductions_; }
-  // Scores and probabilities that the module rounds to 16 bits, and formulas do not.
+  // Scores and probabilities that the module rounds to 16 bits, but the formulas do not.
   const std::set<SymId>& unrounded() const { return unrounded_; }
   const std::vector<int64_t>& atom_sizes() const { return atom_sizes_; }
 
@@ -120,7 +122,7 @@ class Evaluator {
   // A tensor's element. A leaf must not be computed from the scores.
   SymId leaf(mlir::Value value, const std::vector<Index>& indices);
   SymId load(mlir::Value value, const std::vector<Index>& indices);
-  // Nothing came out, and nobody failed or asked for a split: it may become a leaf.
+  // There is no formula, no failure and no split request: the value may become a leaf.
   bool is_not_understood(SymId result) const {
     return result == kNoSym && !failure_ && split_request_.atom < 0 && !range_split_;
   }

@@ -1,4 +1,4 @@
-// What leaves the score plane by sums over some of its dimensions: gradients by terms of the score and by the sinks.
+// Sums over some of the score plane's dimensions: the gradients of terms of the score and of the sinks.
 #pragma once
 
 #include <functional>
@@ -11,11 +11,12 @@
 
 namespace flashlift::stablehlo {
 
-// Follows all that comes from the scores: each value must end in the output, in a product that is a gradient, in the
-// row log-sum-exp or in such a sum.
+// Follows all values that are computed from the scores. Each must end in the output, in a product that is a gradient,
+// in the row log-sum-exp or in such a sum.
 class GradientSums {
  public:
-  // `uses.ends` has all products that are no gradients. `log_sum_exp` is found where it is not yet and is met.
+  // `uses.ends` has all products that are not gradients. Finds `log_sum_exp`, if it is not yet known and the values
+  // reach it.
   GradientSums(Plane& plane, const Forward& forward, const ScoreUses& uses, GradientCheck& check,
                bool has_d_probability, std::optional<LogSumExp>& log_sum_exp)
       : plane_(plane),

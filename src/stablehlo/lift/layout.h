@@ -1,5 +1,5 @@
-// Where the dimensions of queries, keys, values and outputs lie: following a tensor through transposes and reshapes to
-// where it comes from or where it goes, and writing its layout in letters.
+// The layout of queries, keys, values and outputs: follows a tensor through transposes and reshapes to its source or
+// its use, and describes its dimensions by letters.
 #pragma once
 
 #include <functional>
@@ -16,25 +16,25 @@
 
 namespace flashlift::stablehlo {
 
-// The one number of a value that is the same everywhere, also where it is computed: sqrt(64), 2 * ones.
+// The number that all elements of a value have, also if it is computed: sqrt(64), 2 * ones.
 std::optional<double> number_of(mlir::Value value);
 
 // A tensor whose dimensions are atoms, or several atoms each (major to minor), or none (size 1).
 struct PlacedTensor {
   mlir::Value value;
   std::vector<std::vector<int>> dims;
-  float scale = 1.0f;  // the operand of the product is scale times this
+  float scale = 1.0f;  // the product's operand is scale times this tensor
 
   std::vector<int> order() const;  // all atoms, major to minor
 };
 
-// The places of a tensor with these indices, if each dimension runs through its atoms exactly once.
+// The tensor's dimensions as atoms, if these indices run through each dimension exactly once.
 std::optional<PlacedTensor> place_tensor(mlir::Value value, const std::vector<Affine>& indices,
                                          const std::vector<int64_t>& sizes);
 
 // The sources of an operand, nearest first: behind transposes, reshapes, broadcasts and multiplications by a constant,
-// and behind float conversions that lose nothing if `through_conversions`. A reshape that runs across an atom asks for
-// its split.
+// and behind float conversions that lose nothing if `through_conversions`. A reshape that cuts an atom requests its
+// split.
 struct Sources {
   std::vector<PlacedTensor> tensors;
   SplitRequest split;
@@ -42,34 +42,34 @@ struct Sources {
 Sources follow_operand(mlir::Value operand, std::vector<Affine> indices, const std::vector<int64_t>& sizes,
                        bool through_conversions);
 
-// The 16-bit type of all numbers that an operand of a product holds but for constant factors, whatever type it has
-// itself. Nothing if there is none.
+// The 16-bit type that holds all numbers of a product's operand, apart from constant factors; the operand itself may
+// have a wider type. Nothing if there is none.
 std::optional<DType> half_type_of(mlir::Value operand);
 
 // Whether two operands of products are the same tensor read in the same way.
 bool is_same_tensor(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                     const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes);
 
-// x is this many times y, if both are the same tensor but for a constant factor and read in the same way.
+// The factor x / y, if both are the same tensor up to a constant factor, and are read in the same way.
 std::optional<float> ratio_of_tensors(mlir::Value x, const std::vector<Affine>& x_indices, mlir::Value y,
                                       const std::vector<Affine>& y_indices, const std::vector<int64_t>& sizes);
 
-// The tensor behind a multiplication or division by one number, if that alone reads it, maybe behind what
-// follow_result() goes through; its `scale` is that number.
+// The result of a multiplication or division by one number, if this is the only user of the value (after the operations
+// that follow_result() accepts); `scale` is that number.
 std::optional<PlacedTensor> follow_scaling(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
                                            std::optional<DType> half);
 
-// One step from a value to its only user, if that is a transpose, a reshape or a float conversion whose result the
-// atoms still describe. Nothing if not. A result of the call is rounded once, to its own type: an earlier rounding is
-// left out if it is to `half`, the type of what the call reads, and stops the walk otherwise.
+// One step from a value to its only user, if this is a transpose, a reshape or a float conversion whose result the
+// atoms still describe; otherwise nothing. A fused call rounds its result once, to the result's type. An earlier
+// rounding to `half`, the type of the call's operands, is therefore left out; any other rounding stops the walk.
 std::optional<PlacedTensor> follow_result(const PlacedTensor& tensor, const std::vector<int64_t>& sizes,
                                           std::optional<DType> half);
 
-// The same through this user of the value, however many it has.
+// The same through the given user of the value, which may have others.
 std::optional<PlacedTensor> follow_use(const PlacedTensor& tensor, mlir::Operation* user,
                                        const std::vector<int64_t>& sizes, std::optional<DType> half);
 
-// The letters of a tensor, with the reshape and the transpose that they need.
+// The letters of a tensor's dimensions, with the reshape and the transpose that they require.
 Outcome<OperandView> operand_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,
                                   const std::vector<int64_t>& sizes, bool is_key_or_value);
 Outcome<ResultView> result_view(const PlacedTensor& tensor, const Roles& roles, const std::vector<int>& depth,

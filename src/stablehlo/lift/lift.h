@@ -13,21 +13,21 @@
 
 namespace flashlift::stablehlo {
 
-// Looks at a product as the second one of an attention. kNoCandidate: it does not
-// look like attention at all (no summed exponential, or no product before it).
-// gradients: where the module holds the attention's backward pass too, that is lifted with it. `work` is for all
-// products of a module: once it is spent, an error says so.
+// Tries a product as the second one of an attention. kNoCandidate: it does not look like attention at all (no summed
+// exponential, or no product before it). gradients: if the module also contains the attention's backward pass, lift
+// both. `work` is shared by all products of a module; once it is spent, the result is an error.
 Outcome<LiftedAttention> lift_attention(mlir::Operation* second_product, bool gradients, Work& work);
 
-// The same attention with its gradient, where the forward pass alone was found and more of the gradient is known since.
+// The same attention with its gradient, for an attention whose forward pass alone was found before, if more of the
+// gradient is known now.
 Outcome<LiftedAttention> lift_with_gradient(const LiftedAttention& forward, Work& work);
 
-// Whether a product flows into an exponential from which a number of its row is subtracted, and which nobody sums: such
-// scores are normalised by a log-sum-exp that is known before.
+// Whether a product is used by an exponential that subtracts one number per row and is not summed. Such scores are
+// normalised by a log-sum-exp that was computed before.
 bool is_normalised_by_row(mlir::Operation* product);
 
-// Whether a value flows into an exponential that is summed, or comes from one, with no product between: scores,
-// probabilities, statistics of their rows.
+// Whether a value is used by a summed exponential, or computed from one, without a product in between. Such values are
+// scores, probabilities and row statistics.
 bool is_near_softmax(mlir::Value value);
 
 }  // namespace flashlift::stablehlo

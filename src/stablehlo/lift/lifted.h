@@ -1,4 +1,4 @@
-// What the lift found, in the terms in which the rewrite puts it back: plain values, shapes and letters.
+// The result of the lift, as the rewrite needs it: values, shapes and letters.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace flashlift::stablehlo {
 
-// An operand of the call: source, then reshaped, then transposed, each if not empty. `dims` has a letter for each
-// dimension of what comes out, as docs/custom_call.md defines them.
+// An operand of the call: source, then reshaped, then transposed, each if not empty. `dims` has one letter per
+// dimension of the result; docs/custom_call.md defines the letters.
 struct OperandView {
   mlir::Value source;
   std::vector<int64_t> reshape;
@@ -22,8 +22,8 @@ struct OperandView {
   std::optional<float> constant;  // instead of a source: this f32 everywhere, in the shape of `reshape` (sinks only)
 };
 
-// A result of the call: of call_shape with `dims`, then reshaped to `digits` and transposed, each if not empty, then
-// summed over the first dimensions, then reshaped to the shape of `replaced`, whose uses it takes over.
+// A result of the call. It has call_shape with `dims`. It is then reshaped to `digits` and transposed (each if not
+// empty), summed over the first dimensions, and reshaped to the shape of `replaced`, whose uses it replaces.
 struct ResultView {
   mlir::Value replaced;
   std::vector<int64_t> call_shape;
@@ -33,14 +33,14 @@ struct ResultView {
   size_t summed = 0;
 };
 
-// The gradient by a captured tensor of the backward call, which has no `dims`. A module may compute it several times.
+// The gradient of a captured tensor of the backward call, which has no `dims`. A module may compute it several times.
 struct CaptureGradient {
   std::string capture;  // its name
   ResultView result;
 };
 
-// The backward pass of a found attention, where the module has it: what it reads beside the forward call's operands,
-// and what it gives of the gradients by these.
+// The backward pass of a found attention, if the module has it: its operands besides those of the forward call, and the
+// gradients that it computes.
 struct LiftedGradient {
   OperandView d_out;
   std::optional<OperandView> d_lse;  // zeros if not set
@@ -49,7 +49,8 @@ struct LiftedGradient {
   std::optional<ResultView> d_v;
   std::vector<CaptureGradient> d_captures;
   std::vector<ResultView> d_sinks;  // [q_heads, sinks], as often as the module computes it
-  // Of the backward call: the forward's, or one whose score_mod reads tensors that the forward's computes.
+  // The problem of the backward call: the forward call's, or one whose score_mod reads tensors that the forward call's
+  // score_mod computes.
   Problem problem;
   std::vector<mlir::Value> captures;
 };
@@ -57,7 +58,7 @@ struct LiftedGradient {
 struct LiftedAttention {
   mlir::Operation* first_product = nullptr;
   mlir::Operation* second_product = nullptr;
-  unsigned side_of_probabilities = 0;  // which operand of the second product holds them
+  unsigned side_of_probabilities = 0;  // the number of the second product's operand that holds them
   Problem problem;
   OperandView q;
   OperandView k;
@@ -66,15 +67,15 @@ struct LiftedAttention {
   std::optional<OperandView>
       sinks;  // once reshaped and transposed, [q_heads, sinks] elements in that order, a float type
   std::optional<OperandView> keep_mask;  // once reshaped and transposed, elements in the order of keep_shape
-  std::vector<int64_t> keep_shape;       // [batch, q_heads, q_len, kv_len], each size that or 1
-  ResultView out;                        // `replaced` is null where the module has the gradient alone
+  std::vector<int64_t> keep_shape;       // [batch, q_heads, q_len, kv_len], each size may be 1 instead
+  ResultView out;                        // `replaced` is null if the module has the gradient alone
   std::optional<ResultView> lse;
-  bool nan_where_lse_is_minus_infinity = false;  // the output of a row without keys, behind the call
+  bool nan_where_lse_is_minus_infinity = false;  // after the call, the output of a row without keys becomes NaN
   std::optional<LiftedGradient> gradient;
-  std::string summary;  // for people: what was recognised
+  std::string summary;  // a readable text of what was recognised
 };
 
-// All that the calls take the place of.
+// All values that the calls replace.
 std::vector<const ResultView*> results_of(const LiftedAttention& found);
 
 }  // namespace flashlift::stablehlo

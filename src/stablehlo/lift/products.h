@@ -1,4 +1,4 @@
-// Matrix products and exponentials, and at which indices their operands and results are read.
+// Matrix products and exponentials, and the indices at which their operands and results are read.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ bool is_product(mlir::Operation* op);
 // e^x, or a power of a number.
 bool is_exponential(mlir::Operation* op);
 
-// Which operand a product sums, if the other one is a constant of equal elements (but 0): that is no product of
-// matrices, whatever it is written as.
+// The operand that a product merely sums, if the other one is a constant of equal elements (other than 0). Such a
+// product counts as a sum.
 std::optional<unsigned> side_summed_by_product(mlir::Operation* op);
 
 // The dimensions of a product's operand.
@@ -40,7 +40,7 @@ std::vector<Affine> result_indices(mlir::Operation* product, const std::vector<A
                                    const std::vector<Affine>& rhs);
 
 std::vector<Affine> affine_of(const std::vector<Index>& indices);
-// Whether some index is no affine function of the index variables.
+// Whether some index is not an affine function of the index variables.
 bool any_computed(const std::vector<Index>& indices);
 
 }  // namespace flashlift::stablehlo

@@ -1,4 +1,4 @@
-// Whether two values of a module are computed alike.
+// Determines whether two values of a module are computed in the same way.
 #pragma once
 
 #include "llvm/ADT/DenseMap.h"
@@ -6,15 +6,15 @@
 
 namespace flashlift::stablehlo {
 
-// A rematerialised backward pass computes again what the forward pass has, from the same tensors behind barriers.
-// Values are the same if pure operations that are equal but for their locations compute them from the same values.
-// False where that takes too long to find out.
+// A rematerialised backward pass recomputes values of the forward pass, from the same tensors after optimization
+// barriers. Values are the same if pure operations that differ at most in their locations compute them from the same
+// values. False if the comparison takes too long.
 class SameValues {
  public:
   bool operator()(mlir::Value x, mlir::Value y);
 
  private:
-  // Of the operations nearest to a value: equal for values that are the same, and for few others.
+  // A hash of the operations nearest to a value: equal for the same values, and for few others.
   size_t hash(mlir::Value value);
   bool compare(mlir::Value x, mlir::Value y, int depth);
   bool have_equal_regions(mlir::Operation* x, mlir::Operation* y, int depth);

@@ -1,5 +1,5 @@
-// What the scores flow into: values of the score plane and of its rows, the products that read these, and where the
-// plane ends.
+// The uses of the scores: values with one element per score or per row, the products that read these, and the other
+// operations that read them.
 #pragma once
 
 #include <array>
@@ -21,10 +21,10 @@ struct PlaneValue {
   SymId formula = kNoSym;
 };
 
-// A product outside of the attention's own two that reads something of the score plane.
+// A product other than the attention's own two that reads a value of the score plane.
 struct Exit {
   mlir::Operation* product = nullptr;
-  unsigned side = 0;                 // which operand lies in the score plane
+  unsigned side = 0;                 // the number of the operand that is a value of the score plane
   std::vector<Index> plane_indices;  // of that operand
   SymId formula = kNoSym;            // of its element
 
@@ -33,39 +33,41 @@ struct Exit {
 
 struct ScoreUses {
   llvm::DenseMap<mlir::Operation*, PlaneValue> values;  // of the plane
-  llvm::DenseMap<mlir::Operation*, Refusal> ends;       // what reads these and is not of the plane, and how it was met
+  llvm::DenseMap<mlir::Operation*, Refusal>
+      ends;  // operations that read these and are not in the plane, with the reason
   std::vector<Exit> exits;
   std::vector<mlir::Operation*> log_sum_exps;
 };
 
 struct Probabilities;
-// Reads everything that the scores flow into, as far as each element belongs to one place of the score plane, or to one
-// of its rows. What is computed from the row log-sum-exp is computed from what the call gives, as it is from the
-// output; `softmax` is null where it is not known yet.
+// Reads all values that are computed from the scores, as long as each element belongs to one score or to one row.
+// Values that are computed from the row log-sum-exp or the output do not count: the call returns both. `softmax` is
+// null if it is not known yet.
 ScoreUses read_score_uses(Plane& plane, const Probabilities& probabilities, const Softmax* softmax);
 
-// A product that formulas of the score plane read: that of the output's gradient and the values is one.
+// A product that formulas of the score plane read, such as the product of the output's gradient and the values.
 struct GradientProduct {
   mlir::Operation* product = nullptr;
   SymId formula = kNoSym;
   std::array<std::vector<Affine>, 2> indices;  // of its operands
 };
-// `value_depth`: the atoms that such a product sums over.
+// `value_depth`: the atoms over which such a product sums.
 std::vector<GradientProduct> gradient_products(const Plane& plane, const std::vector<int>& value_depth);
 
-// What is left of a formula of the score plane, summed over all of the plane's dimensions that the tensor lacks.
+// A sum of a formula of the score plane over all dimensions of the plane that the result does not have.
 struct PlaneSum {
   PlacedTensor tensor;
   SymId formula = kNoSym;
 };
 
-// A tensor that the score reads, where it reads it: a captured one, or one that is computed from such.
+// A tensor that the score reads, and the indices at which it does: a captured tensor, or one computed from captured
+// tensors.
 struct Term {
   SymId formula = kNoSym;
   PlacedTensor tensor;
 };
 
-// The gradient by a term of the score, or, without one, by the sinks.
+// The gradient of a term of the score, or, without a term, of the sinks.
 struct SumExit {
   PlaneSum sum;
   std::optional<Term> term;

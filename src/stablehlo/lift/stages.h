@@ -1,5 +1,5 @@
-// The stages of an attempt to read a pair of products as attention, in their order: each takes what earlier ones found
-// and gives what it finds, or why the pair stays. attempt.cpp calls them.
+// The stages of an attempt to read a pair of products as attention, in their order. Each stage takes the results of
+// earlier ones, and returns its own result or the reason why the pair stays unfused. attempt.cpp calls them.
 #pragma once
 
 #include <optional>
@@ -23,14 +23,14 @@ struct Probabilities {
   std::vector<int64_t> key_dims;  // dimensions that are keys
   std::vector<Index> indices;
   SymId formula = kNoSym;
-  std::vector<int> key_digits;  // the key's atoms, several where keys stand as several dimensions
+  std::vector<int> key_digits;  // the key's atoms; several if the keys have several dimensions
 };
 Outcome<Probabilities> read_probabilities(Plane& plane, const DigitSizes& digits);
-// An evaluator that numbers atoms and leaves as the first one does, so that equal formulas are equal. Of several
-// dimensions of keys, each gets its part of the key as its index.
+// An evaluator that numbers atoms and leaves like the first one, so that equal formulas compare equal. If the keys have
+// several dimensions, the index of each is its part of the key.
 Outcome<Evaluator> new_evaluator(Plane& plane, const std::vector<int64_t>& key_dims, std::vector<Index>& indices);
 
-// --- 2. place_operands.cpp: what the products read and write, and where ---
+// --- 2. place_operands.cpp: the operands and results of the products, and their indices ---
 
 // A tensor, and the indices at which a product reads it.
 struct ReadTensor {
@@ -42,26 +42,26 @@ struct Operands {
   ReadTensor q, k, v;
   std::vector<int> depth, value_depth;  // atoms
   std::optional<PlacedTensor> out;      // of the second product
-  // Where the module has the gradient alone: the second product's other operand, and how the values were found.
+  // If the module has the gradient alone: the second product's other operand, and how the values were found.
   ReadTensor d_out;
   std::optional<ScoreUses> uses;
 };
 Outcome<Operands> place_operands(Plane& plane, const Probabilities& probabilities);
 
-// --- 3. match_probabilities.cpp: the softmax that they are ---
+// --- 3. match_probabilities.cpp: the softmax in the probabilities ---
 
 struct Match {
   SymId whole = kNoSym;      // the probabilities, with what divides the second product's result
   SymId undropped = kNoSym;  // the same before dropout
   Softmax softmax;
-  std::optional<PlacedTensor> out;  // the output, behind its division
+  std::optional<PlacedTensor> out;  // the output, after its division
 };
 Outcome<Match> match_probabilities(Plane& plane, const Probabilities& probabilities, const Operands& operands);
-// Probabilities that are masked again by a condition under which alone their keys take part are not changed by that: in
-// a row with keys they are 0 without it, and what a row without keys gives is computed from the formula.
+// A second mask does not change probabilities if its condition keeps every key that the softmax keeps: in a row with
+// keys, the other probabilities are 0 anyway. For rows without keys, the formula gives the output.
 void leave_out_known_conditions(SymArena& arena, Match& match);
 
-// --- 4. name_dimensions.cpp: which dimension is batch, head, query, key or depth ---
+// --- 4. name_dimensions.cpp: the meaning of each dimension: batch, head, query, key or depth ---
 
 struct Dimensions {
   Roles roles;
@@ -73,7 +73,7 @@ struct Dimensions {
 Outcome<Dimensions> name_dimensions(Plane& plane, const Probabilities& probabilities, const Operands& operands,
                                     const Match& match);
 
-// The forward pass, as far as it does not depend on what else the scores are used for.
+// The forward pass, as far as it does not depend on other uses of the scores.
 struct Forward {
   Probabilities probabilities;
   Operands operands;
@@ -81,7 +81,7 @@ struct Forward {
   Dimensions dimensions;
 };
 
-// --- 5. What else the scores are used for ---
+// --- 5. Other uses of the scores ---
 
 // row_results.cpp
 struct LogSumExp {
@@ -89,19 +89,19 @@ struct LogSumExp {
   ResultView view;
 };
 Outcome<LogSumExp> find_log_sum_exp(Plane& plane, const Forward& forward, mlir::Value value);
-// Everything that the scores flow into must end in what the call replaces: the output, and the row log-sum-exp if that
-// is met.
+// All values that are computed from the scores must end in results of the call: the output, and the row log-sum-exp if
+// the module uses it.
 Outcome<std::optional<LogSumExp>> check_uses(Plane& plane, const Forward& forward);
 // The atoms of a row's indices.
 std::vector<int> row_atoms(const Plane& plane, const Probabilities& probabilities);
 
-// find_gradient.cpp, with score_uses.h and gradient_sums.h: what leaves the plane is the gradient.
+// find_gradient.cpp, with score_uses.h and gradient_sums.h: all values that leave the plane are gradients.
 struct Gradient {
   OperandView d_out;
   ReadTensor d_out_operand;
   std::optional<OperandView> d_lse;  // zeros if not set
   std::optional<ResultView> d_q, d_k, d_v;
-  std::vector<SumExit> sums;  // gradients by terms of the score and by the sinks
+  std::vector<SumExit> sums;  // gradients of terms of the score and of the sinks
   std::optional<LogSumExp> log_sum_exp;
   bool rounds_logarithm = false;  // as Product's, of probabilities that the gradients read, and the next
   std::vector<SymId> apart;
@@ -114,29 +114,29 @@ struct Programs {
   Problem problem;
   std::vector<mlir::Value> captures;  // as Problem::captures
   std::vector<LeafInfo> leaves;
-  SymId score = kNoSym;  // what the score_mod computes
-  Match match;           // where finite masks are guards
+  SymId score = kNoSym;  // the result of the score_mod
+  Match match;           // the match in which finite masks are guards
   bool nan_where_lse_is_minus_infinity = false;
 };
-// `gradient` is null where the output alone is fused.
+// `gradient` is null if only the output is fused.
 Outcome<Programs> build_programs(Plane& plane, const Forward& forward, const std::optional<LogSumExp>& log_sum_exp,
                                  const Gradient* gradient);
-// The softmax's score, with the module's roundings to 16 bits where these may be coarse: beside large numbers that are
-// added, or tensors that may hold some.
+// The softmax's score, with the module's roundings to 16 bits if these may be coarse: next to large numbers that are
+// added, or tensors that may hold such numbers.
 Outcome<SymId> with_roundings(Plane& plane, const Softmax& softmax, const KnownBounds& known);
-// Whether a score with roundings has such coarse ones.
+// Whether a score contains such coarse roundings.
 bool rounds_coarsely(const Plane& plane, SymId score, const KnownBounds& known);
-// Whether each row surely has a key whose score is not -inf.
+// Whether each row provably has a key whose score is not -inf.
 bool is_never_empty(Plane& plane, const Softmax& softmax);
 // Whether the condition surely holds for a key of each row.
 bool keeps_a_key(Plane& plane, SymId condition);
 // The conditions of finite masks that may leave out all keys of a row.
 std::vector<SymId> masks_of_whole_rows(Plane& plane, const Softmax& softmax);
-// Whether the score of a key that the conditions leave may be infinite or NaN: a tensor of floats may hold such
-// numbers, and a logarithm or a quotient may be one.
+// Whether the score of a key that the conditions keep may be infinite or NaN: a float tensor may hold such numbers, and
+// a logarithm or a quotient may give them.
 bool scores_may_be_infinite(const Plane& plane, const Softmax& softmax);
 
-// --- 7. side_operands.cpp: what the call reads beside queries, keys, values and captured tensors ---
+// --- 7. side_operands.cpp: operands other than queries, keys, values and captured tensors ---
 
 struct Sinks {
   OperandView view;
@@ -152,7 +152,7 @@ Outcome<std::optional<KeepMask>> place_keep_mask(Plane& plane, const Forward& fo
 
 // --- 8. write_gradient.cpp: the backward call ---
 
-// `programs` are those of the forward call, whose problem has sinks and dropout by now.
+// `programs` are those of the forward call, whose problem already has sinks and dropout.
 Outcome<LiftedGradient> write_gradient(Plane& plane, const Forward& forward, const Programs& programs,
                                        Gradient&& gradient);
 

@@ -1,11 +1,12 @@
-// Arguments of the backward kernels beside those of the forward pass, read by the host compiler and by NVRTC.
+// The arguments of the backward kernels in addition to those of the forward pass. The host compiler and NVRTC read this
+// file.
 #pragma once
 
 #include "cuda/kernels/common/forward_params.h"
 
 namespace flashlift::cuda {
 
-// What the backward pass knows of a row: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
+// The statistics of a row in the backward pass: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
 struct alignas(16) RowGradient {
   float shift;
   float factor;  // 0 for rows without keys
@@ -14,9 +15,9 @@ struct alignas(16) RowGradient {
 };
 
 // The same for kernels that copy whole tiles of rows at once: p = e^score / e^lse. Every query head has q_len / rows
-// tiles, rounded up, and one more that stands for no rows at all. Of a tile come first the rows' lse, in the unit of
-// exponentials (kExponentUnit: powers of two for 16-bit problems), then their deltas. A row without keys, and one
-// beyond the end, has an lse of +inf and a delta of 0, so that its p are 0.
+// tiles, rounded up, and one more tile without rows. A tile has first the rows' lse, in the unit of exponentials
+// (kExponentUnit: powers of two for 16-bit problems), then their deltas. A row without keys, or after the end, has an
+// lse of +inf and a delta of 0, so that its p are 0.
 struct RowTiles {
   float* statistics;  // [batch * q_heads][tiles][2][rows]
   // These two are cleared before the preprocess, where anyone asks for them.

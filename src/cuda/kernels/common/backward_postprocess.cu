@@ -1,5 +1,5 @@
-// What comes behind the backward pass's products, whatever kernels they are: the gradients of sinks, and those of captured
-// tensors in the type and layout that the caller wants.
+// The postprocess of the backward pass, for all main kernels: the gradients of sinks, and those of captured tensors in
+// the type and layout of the caller's tensors.
 #include "cuda/kernels/common/rows.cuh"
 
 namespace flashlift::cuda {
@@ -7,7 +7,7 @@ namespace flashlift::cuda {
 #if FL_HAS_SINKS
 namespace {
 
-// How much the sink of this value takes from the row's gradient.
+// The contribution of a sink with this value to the row's gradient.
 #if FL_ROW_TILES
 __device__ __forceinline__ float sink_share(float value, const RowTiles& tiles, int head, int q) {
   const float* const tile =
@@ -22,7 +22,7 @@ __device__ __forceinline__ float sink_share(float value, const RowGradient& row)
 
 }  // namespace
 
-// One block a sink, summed over batches, queries and the heads that share it, always in the same order.
+// One block per sink, which sums over batches, queries and the heads that share it, always in the same order.
 extern "C" __global__ void __launch_bounds__(256)
     flashlift_backward_sinks(const __grid_constant__ ForwardParams params,
                              const __grid_constant__ BackwardParams backward, const __grid_constant__ RowTiles tiles) {

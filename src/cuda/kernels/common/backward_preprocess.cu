@@ -1,5 +1,5 @@
-// What comes before the backward pass's products, whatever kernels they are: the bounds of captured tensors' blocks,
-// d_out in the inputs' type, and what the forward pass's output says of each row.
+// The preprocess of the backward pass, for all main kernels: the bounds of captured tensors' blocks, d_out in the
+// inputs' type, and the row statistics that follow from the forward pass's output.
 #include "bounds.cuh"
 #include "cuda/kernels/common/captures.cuh"
 #include "cuda/kernels/common/rows.cuh"
@@ -26,8 +26,8 @@ using DOutElement = ElementF16;
 }  // namespace
 
 #if FL_D_OUT_CONVERTED
-// d_out in the inputs' type, which the products take. As the sum of two numbers where one would be rounded: an error
-// that the output's type was chosen to avoid. One element a thread.
+// d_out in the inputs' type, which the products need. If this would round it, it becomes the sum of two numbers, since
+// the output's type was chosen to avoid such an error. One element per thread.
 extern "C" __global__ void flashlift_convert_d_out(const __grid_constant__ ForwardParams params,
                                                    const __grid_constant__ BackwardParams backward) {
   const long long count = static_cast<long long>(params.batch) * params.q_heads * params.q_len * FL_VALUE_DIM;

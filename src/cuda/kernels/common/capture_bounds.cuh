@@ -1,12 +1,12 @@
-// The smallest and largest element of each block of a captured tensor, so that a mask that reads it can be decided for
-// a tile at once. One pass over the tensor.
+// Computes the smallest and the largest element of each block of a captured tensor, in one pass, so that a mask that
+// reads it can be evaluated for a whole tile.
 #pragma once
 
 #include "cuda/kernels/common/captures.cuh"
 
 namespace flashlift::cuda {
 
-// What is known of the elements seen so far.
+// The bounds of the elements read so far.
 template <typename Scalar>
 struct Extremes {
   Scalar smallest = ~kLowest<Scalar>;
@@ -47,8 +47,8 @@ struct Extremes<float> {
   FL_OP int2 stored() const { return {ordered(smallest), nan ? kOrderedNan : ordered(largest)}; }
 };
 
-// One warp a block of kRows rows by kCaptureBlock elements of the last two dimensions, in dense order of the blocks.
-// With kRows = 1 the second last dimension is one like those before it.
+// One warp per block of kRows rows by kCaptureBlock elements of the last two dimensions, in dense order of the blocks.
+// With kRows = 1, the second last dimension is treated like those before it.
 template <typename Element, int kRows>
 FL_OP void capture_bounds(const BoundsArgument& argument, int rank) {
   const CaptureArgument& capture = argument.capture;

@@ -1,5 +1,5 @@
-// Adding to the gradients of captured tensors: f32 sums in memory, at the indices that the elements were read from,
-// clamped alike. Atomic additions, so that their order, and the last bits of sums of many, change from run to run.
+// Adds to the gradients of captured tensors: f32 sums in memory, at the indices from which the elements were read, with
+// the same clamping. The additions are atomic, so that their order, and the last bits of the sums, change between runs.
 #pragma once
 
 #include "cuda/kernels/common/backward_params.h"
@@ -16,7 +16,8 @@ __device__ __forceinline__ float* gradient_at(const CaptureArgument& gradient, I
   return static_cast<float*>(const_cast<void*>(gradient.data)) + offset;
 }
 
-// kShared: the element is the same for all of the warp's rows, which are added up first. Called by whole warps.
+// kShared: all rows of the warp use the same element, so that the warp first sums over its rows. Whole warps must call
+// it.
 template <bool kShared, typename... Indices>
 __device__ __forceinline__ void add_to_gradient(float value, const CaptureArgument& gradient, Indices... indices) {
   if (kShared) {
@@ -29,7 +30,7 @@ __device__ __forceinline__ void add_to_gradient(float value, const CaptureArgume
   }
 }
 
-// What a row's four threads summed.
+// The sum over a row's four threads.
 template <typename... Indices>
 __device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, const CaptureArgument& gradient,
                                                     Indices... indices) {

@@ -6,7 +6,8 @@
 
 namespace flashlift::cuda {
 
-// Element types by the name that generated code uses; each gives its bits' type and the scalar a load returns.
+// Element types, with the names that generated code uses. Each defines the type of its bits and the scalar that a load
+// returns.
 struct ElementBool {
   using Bits = unsigned char;
   using Scalar = bool;

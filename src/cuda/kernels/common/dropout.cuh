@@ -1,4 +1,4 @@
-// Dropout: which probabilities stay. docs/problem.md defines it.
+// Dropout: which probabilities are kept. docs/problem.md defines it.
 #pragma once
 
 #include "cuda/kernels/common/forward_params.h"
@@ -10,7 +10,7 @@ struct PhiloxWords {
   u32 x[4];
 };
 
-// Not both at run time: words that were loaded stay in registers through a kernel's loop, which has few to spare.
+// A compile-time choice: loaded words would stay in registers through a kernel's loop, which has few to spare.
 __device__ __forceinline__ u32 given_word(int i, const ForwardParams& params) {
 #if FL_DROPOUT_WORDS
   return i < params.device_dropout_count ? __ldg(params.device_dropout_words + i) : 0;

@@ -1,7 +1,7 @@
-// From accumulators in registers to the output and lse in memory (layout: softmax.cuh).
+// The epilogue: writes accumulators in registers to the output and lse in memory (layout: softmax.cuh).
 //
-// Written straight from registers: the output is a few percent of the traffic, four shuffles give every thread 16
-// contiguous bytes, any strides will do, and Q's shared memory is free for the next tile while this one is written.
+// It writes directly from registers. The output is a few percent of the traffic, four shuffles give every thread 16
+// contiguous bytes, any strides work, and Q's shared memory is free for the next tile during the write.
 #pragma once
 
 #include "cuda/kernels/common/dropout.cuh"

@@ -13,7 +13,8 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
-// Elements along the last dimension that share one pair of bounds; and rows of them, where a tile reads several.
+// The number of elements along the last dimension that share one pair of bounds, and the number of such rows if a tile
+// reads several.
 constexpr int kCaptureBlock = 64;
 constexpr int kCaptureRows = 64;
 
@@ -25,7 +26,7 @@ struct CaptureArgument {
   long long strides[8];
 };
 
-// A captured tensor whose blocks' bounds are to be found.
+// A captured tensor whose block bounds are computed.
 struct BoundsArgument {
   CaptureArgument capture;
   void* bounds;

@@ -1,6 +1,6 @@
-// What the backward kernels of all families do with the elements that a thread has of a tile (layout: softmax.cuh).
+// Operations of all backward kernels on a thread's elements of a tile (layout: softmax.cuh).
 //
-// One kernel has queries as rows of its tiles and the other has keys, so that what it sums stays in its registers.
+// One kernel has queries as rows of its tiles and the other has keys, so that each keeps its sums in registers.
 #pragma once
 
 #include "cuda/kernels/common/dropout.cuh"
@@ -9,7 +9,7 @@
 
 namespace flashlift::cuda {
 
-// Which scores a thread has: its two rows, and its first column.
+// The position of a thread's scores: its two rows, and its first column.
 template <bool kRowsAreKeys>
 struct Place {
   int b;
@@ -23,7 +23,7 @@ struct Place {
   __device__ __forceinline__ int kv(int i) const { return kRowsAreKeys ? row_of(i) : column_of(i); }
 };
 
-// Bit i: is element i inside, and kept by mask_mod.
+// Bit i: whether element i is inside the tensor, and mask_mod keeps it.
 template <int kCount, bool kRowsAreKeys>
 __device__ __forceinline__ u32 kept_bits(const ForwardParams& params, const Place<kRowsAreKeys>& place, bool partial) {
   static_assert(kCount <= 32, "a bit for each element");
@@ -49,7 +49,7 @@ __device__ __forceinline__ u32 kept_bits(const ForwardParams& params, const Plac
   return bits;
 }
 
-// Bit i: does dropout leave element i.
+// Bit i: whether dropout keeps element i.
 template <int kCount, bool kRowsAreKeys>
 __device__ __forceinline__ u32 undropped_bits(const ForwardParams& params, const Place<kRowsAreKeys>& place) {
   u32 bits = 0xffffffff;

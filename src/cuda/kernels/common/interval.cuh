@@ -1,7 +1,8 @@
-// Score-program operations on intervals: what a tile of coordinates can give. iv_<name> for each line of
-// flashlift/ops.def that can be narrowed; the emitter takes "everything" for the rest (emit/interval_emitter.cpp).
+// Score-program operations on intervals: bounds of the results over a tile of coordinates. There is iv_<name> for each
+// line of flashlift/ops.def with useful bounds; the emitter uses the whole range for the others
+// (emit/interval_emitter.cpp).
 //
-// Sound, not exact: a result holds every value that the operation gives for operands from its operands' intervals.
+// They are sound, not exact: a result contains every value of the operation for operands from the operands' intervals.
 #pragma once
 
 #include "cuda/kernels/common/captures.cuh"
@@ -10,7 +11,7 @@ namespace flashlift::cuda {
 
 constexpr int kMayBeFalse = 1;
 constexpr int kMayBeTrue = 2;
-// Of a mask_mod: all conditions that read captured tensors hold in the whole tile.
+// For a mask_mod: all conditions that read captured tensors hold in the whole tile.
 constexpr int kLoadsHold = 4;
 
 // Queries that see a key. (Lengths are below 2^30, and so are a mask_mod's constants.)
@@ -40,9 +41,9 @@ FL_OP IntervalI<T> everything_i() {
   return {kLowest<T>, ~kLowest<T>};
 }
 FL_OP IntervalF everything_f() { return {-FL_INFINITY, FL_INFINITY, true}; }
-// What is known of a score before its score_mod: it counts as finite, so that -inf added to it masks.
+// The bounds of a score before its score_mod: it counts as finite, so that adding -inf masks it.
 FL_OP IntervalF anything_finite() { return {-3.4028235e38f, 3.4028235e38f, false}; }
-// What is known of a score_mod in a tile.
+// The bounds of a score_mod in a tile.
 struct ScoreTile {
   bool masks;  // it gives -inf for all scores
   bool zeros;  // all masks that it adds are 0

@@ -1,4 +1,5 @@
-// What backward kernels whose blocks take tiles of keys share: which keys are a block's, and which queries see them.
+// Shared code of backward kernels whose blocks process tiles of keys: the keys of a block, and the queries that see
+// them.
 #pragma once
 
 #include "cuda/kernels/common/backward_params.h"
@@ -13,8 +14,8 @@ struct KeyTile {
   int first, last;
 };
 
-// Tiles of kKeys keys. Heads of a section, whose queries fit the L2 cache together, take turns; among them the early
-// keys come first, which under a causal mask are the ones that most queries see.
+// Tiles of kKeys keys. The queries of a section of heads fit the L2 cache together; the heads of a section take turns.
+// Early keys come first, because most queries see them under a causal mask.
 template <int kKeys>
 __device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const BackwardParams& backward, int index) {
   const int section_heads = params.heads_per_section / params.group;
@@ -28,7 +29,7 @@ __device__ __forceinline__ KeyTile key_tile(const ForwardParams& params, const B
   return {tile, head / params.kv_heads, head % params.kv_heads, first_key, min(first_key + kKeys, params.kv_len) - 1};
 }
 
-// What becomes of the scores of some queries and keys; `full`: tiles of their size have no more.
+// Classifies the scores of some queries and keys; `full`: whether they fill a whole tile.
 __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params, int b, int h, int q_first, int q_last,
                                                     int kv_first, int kv_last, bool full) {
 #if FL_SCORE_MASKS

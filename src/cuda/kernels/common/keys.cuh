@@ -1,4 +1,4 @@
-// Where a query's row of Q, and a key's rows of K and V lie.
+// The addresses of a query's row of Q, and of a key's rows of K and V.
 #pragma once
 
 #include "cuda/kernels/common/forward_params.h"
@@ -11,7 +11,7 @@ __device__ __forceinline__ const InputElement* query_row(const ForwardParams& pa
          row * params.q_strides.row;
 }
 
-// The page that holds a key. Entries of masked keys may be anything, so they are clamped.
+// The page that holds a key. The entries of masked keys may hold anything, so entries are clamped.
 __device__ __forceinline__ int page_of_key(const ForwardParams& params, int b, int kv) {
 #if FL_PAGE_SIZE
   const int page = __ldg(params.page_table + b * params.page_table_strides[0] +
@@ -22,7 +22,7 @@ __device__ __forceinline__ int page_of_key(const ForwardParams& params, int b, i
 #endif
 }
 
-// Its row in that page, or in its batch.
+// The key's row in that page, or in its batch.
 __device__ __forceinline__ int row_of_key(int kv) {
 #if FL_PAGE_SIZE
   return kv % FL_PAGE_SIZE;

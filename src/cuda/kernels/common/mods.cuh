@@ -8,8 +8,8 @@
 
 namespace flashlift::cuda {
 
-// What the softmax's scores have to be multiplied by: a score_mod sees scaled scores and may leave a last constant factor
-// to the softmax (FL_SCORE_FACTOR); without one, the scale is folded into the softmax.
+// The factor of the softmax's scores. A score_mod reads scaled scores and may leave a last constant factor to the
+// softmax (FL_SCORE_FACTOR); without a score_mod, the softmax applies the scale.
 __device__ __forceinline__ float score_unit(const ForwardParams& params) {
 #if FL_HAS_SCORE_MOD
   return FL_SCORE_FACTOR;
@@ -18,17 +18,17 @@ __device__ __forceinline__ float score_unit(const ForwardParams& params) {
 #endif
 }
 
-// The same in the exponent.
+// The same factor, in the exponent.
 __device__ __forceinline__ float score_factor(const ForwardParams& params) {
   return score_unit(params) * kExponentUnit;
 }
 
-// The last column of a thread that has kCount elements of two rows, beside its first.
+// The last column of a thread that has kCount elements of two rows, relative to its first column.
 template <int kCount>
 constexpr int kLastKey = 2 * kCount - 7;
 
-// True if every load index advances by a constant per key, in all of the warp's threads, so that keys can be unrolled.
-// `kv` is the thread's first column, and `column` what the program knows of it.
+// True if every load index advances by a constant per key, in all threads of the warp, so that keys can be unrolled.
+// `kv` is the thread's first column, and `column` the program's precomputed values for it.
 template <typename Mod, int kCount>
 __device__ __forceinline__ bool has_unit_stride_loads(const ForwardParams& params, const Rows& rows,
                                                       const typename Mod::Column& column, int kv) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool has_unit_stride_loads(const ForwardParams& param
   return !(Mod::kColumns || Mod::kStraightLoads) || __all_sync(0xffffffff, even);
 }
 
-// What the program then makes of a score of row r; `key` counts from kv.
+// The program's result for a score of row r in that case; `key` counts from kv.
 template <typename Mod>
 __device__ __forceinline__ auto value_at(float x, const typename Mod::Row (&row)[2], const typename Mod::Column& column,
                                          const ForwardParams& params, const Rows& rows, int r, int kv, int key) {

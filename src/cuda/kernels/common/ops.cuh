@@ -1,5 +1,6 @@
 // The score-program operations on a GPU, by the semantics of flashlift/ops.def: op_<name> for each row of that table
-// that names no function of CUDA's. Generated code calls nothing else. i1 is bool, i32 int, i64 long long, f32 float.
+// that does not name a CUDA function. Generated code calls only these and CUDA's functions. i1 is bool, i32 int, i64
+// long long, f32 float.
 #pragma once
 
 #include "cuda/kernels/common/ptx.cuh"

@@ -6,7 +6,7 @@ namespace flashlift::cuda {
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Not constexpr: NVRTC has no constant expression for it.
+// Not constexpr: NVRTC cannot evaluate it as a constant expression.
 #define FL_INFINITY __int_as_float(0x7f800000)
 #define FL_NAN __int_as_float(0x7fc00000)
 constexpr float kLog2e = 1.4426950408889634f;

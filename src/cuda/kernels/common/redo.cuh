@@ -1,10 +1,11 @@
-// Infinities and NaN in V.
+// Corrects the output if V contains infinities or NaN.
 //
-// A masked key's value takes no part, whatever it is, but its product with a probability of 0 is NaN if the value is
-// infinite or NaN. To look at V before each product costs 7 % (docs/lessons). To look at the output costs nothing,
-// since nothing makes an accumulator finite again: once after the tiles that the mask cuts through, which come first. If
-// it is not finite, which is rare, these tiles are multiplied again with care. FL_REDO_ALL is for problems whose other
-// tiles mask too, by score_mod or dropout: there it is all tiles, after the last one.
+// The value of a masked key must not contribute, but its product with a probability of 0 is NaN if the value is
+// infinite or NaN. A check of V before each product costs 7 % (docs/lessons). A check of the output costs nothing: an
+// accumulator that is not finite never becomes finite again. The check comes once, after the partial tiles, which come
+// first. If the output is not finite, which is rare, these tiles are multiplied again without the masked keys.
+// FL_REDO_ALL is for problems that also mask in other tiles, by score_mod or dropout: then the check comes after the
+// last tile, and all tiles are multiplied again.
 #pragma once
 
 #include "cuda/kernels/common/dropout.cuh"

@@ -1,4 +1,4 @@
-// What the backward kernels know of a row before its products.
+// The row statistics that the backward kernels read before their products.
 #pragma once
 
 #include "cuda/kernels/common/backward_params.h"
@@ -11,7 +11,7 @@ __device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& param
   return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
 }
 
-// Have other kernels done the portable ones' work?
+// Whether other kernels have already done the work of the portable ones.
 __device__ __forceinline__ bool is_done(const BackwardParams& backward) {
   const int* const first = backward.only_if[0];
   const int* const second = backward.only_if[1];

@@ -1,4 +1,4 @@
-// Which query tile a block works on next, and which key tiles that one visits.
+// Selects a block's next query tile, and the key tiles that this query tile visits.
 #pragma once
 
 #include "cuda/kernels/common/forward_params.h"
@@ -7,7 +7,7 @@
 
 namespace flashlift::cuda {
 
-// Are there tiles to be skipped?
+// Whether tiles may be skipped.
 #define FL_FINDS_VISITS (FL_HAS_MASK_MOD || FL_SCORE_MASKS)
 
 struct QueryTile {
@@ -21,14 +21,14 @@ __device__ __forceinline__ int kv_tile_count(const ForwardParams& params) {
   return (params.kv_len + FL_BLOCK_N - 1) / FL_BLOCK_N;
 }
 
-// Of FL_BLOCK_M queries and all keys.
+// For FL_BLOCK_M queries and all keys.
 __device__ __forceinline__ QueryTile tile_at(const ForwardParams& params, int b, int h, int row) {
   return {b, h, h, row, min(row + FL_BLOCK_M, params.q_len) - 1, 0, kv_tile_count(params)};
 }
 
-// Tiles are numbered so that heads whose keys and values fit the L2 cache together are neighbours, and that within
-// such a section the late queries come first: under a causal mask those are the long tiles, and starting them first
-// evens out the end.
+// Tiles are numbered by sections of heads whose keys and values fit the L2 cache together. Within a section, late
+// queries come first: under a causal mask they have the most key tiles, and starting them first balances the blocks at
+// the end.
 __device__ __forceinline__ QueryTile query_tile(const ForwardParams& params, int index) {
   const int section_tiles = params.heads_per_section * params.q_tiles;
   const int section = index / section_tiles;
@@ -41,7 +41,7 @@ __device__ __forceinline__ QueryTile query_tile(const ForwardParams& params, int
   return tile_at(params, b, head - b * params.q_heads, (params.q_tiles - 1 - tile) * FL_BLOCK_M);
 }
 
-// kTilePlain: partial as well, but plain_mask_mod decides (classify_scores only).
+// kTilePlain: partial as well, but plain_mask_mod suffices as the mask (classify_scores only).
 enum TileKind { kTileSkipped = 0, kTilePartial = 1, kTileFull = 2, kTilePlain = 3 };
 
 __device__ __forceinline__ bool is_partial(TileKind kind) { return kind == kTilePartial || kind == kTilePlain; }

@@ -8,18 +8,18 @@
 
 namespace flashlift::cuda {
 
-// How far, in powers of two, the running maximum may lag behind the true one before the accumulators are rescaled. See
-// ForwardConfig::maximum_lag.
+// How far, in powers of two, the running maximum may be below the true maximum before the accumulators are rescaled.
+// See ForwardConfig::maximum_lag.
 constexpr float kRescaleThreshold = FL_MAXIMUM_LAG;
 
-// The softmax's exponential and the unit its arguments come in: powers of two by the special-function unit for 16-bit
-// problems, natural and accurate for f32. A product of score and log2(e) would cost f32 problems their last bits.
+// The softmax's exponential and the unit of its arguments: powers of two by the special-function unit for 16-bit
+// problems, the accurate natural exponential for f32. In f32, a product of score and log2(e) would lose the last bits.
 //
-// kLargestOffset: up to which size of the maximum, in that unit, scores are scaled and shifted by one multiply-add. Its
-// offset is rounded, to 2^-12 at the limit, which cancels within a tile only: tiles of one row may have different ones.
-// Nor does it cancel where the largest probability is rounded to 16 bits for a product and not for the sum: a row of one
-// key with an f32 output shows it. The kernels for few queries (FL_SPLIT), which wait for memory anyway, always subtract
-// first. f32 scores are not scaled, and their difference from the maximum is exact.
+// kLargestOffset: the largest maximum, in that unit, for which one multiply-add scales and shifts a score. The offset
+// is rounded, to 2^-12 at the limit. This error cancels only within a tile, since the tiles of a row may have different
+// offsets. It does not cancel if the largest probability is rounded to 16 bits for a product, but not for the sum: a
+// row of one key with an f32 output shows it. The kernels for few queries (FL_SPLIT), which wait for memory anyway,
+// always subtract first. f32 scores are not scaled, and their difference from the maximum is exact.
 #if FL_INPUT_F32
 constexpr float kExponentUnit = 1.0f;
 constexpr float kLargestOffset = 3.4028235e38f;
@@ -30,11 +30,12 @@ constexpr float kLargestOffset = FL_SPLIT ? 0.0f : 4096.0f;
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x); }
 #endif
 
-// How far a score lies below its row's maximum. A score may end in a product, which the compiler would merge with a
-// subtraction: exact here and rounded in the maximum, a score of 1e38 would differ from itself by 1e30.
+// The difference of a score from its row's maximum. If a score ends in a product, the compiler would fuse the product
+// with the subtraction. The product would then be exact here, but rounded in the maximum: a score of 1e38 would differ
+// from itself by 1e30.
 __device__ __forceinline__ float below_maximum(float score, float maximum) { return __fsub_rn(score, maximum); }
 
-// Of a 4 x 4 matrix whose columns the four threads of a quad have, each thread gets a row.
+// Transposes a 4 x 4 matrix within a quad: each of the four threads passes a column and gets a row.
 __device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
   const bool odd = threadIdx.x & 1;
   const bool upper = threadIdx.x & 2;

@@ -1,11 +1,11 @@
-// The portable backward kernel that makes all gradients from five products, for 16-bit inputs. One block a tile of
-// keys; the queries that see it come one tile after the other. d_k and d_v stay in registers, and each block adds its
-// part of d_q to f32 sums in memory, in the order of the key tiles (backward_visits.cuh), so that the sums have the
-// same bits in every run. A second kernel scales and rounds them.
+// The portable backward kernel that computes all gradients with five products, for 16-bit inputs. One block processes a
+// tile of keys, and iterates over the query tiles that see it. d_k and d_v stay in registers. Each block adds its part
+// of d_q to f32 sums in memory, in the order of the key tiles (backward_visits.cuh), so that the sums have the same
+// bits in every run. A second kernel scales and rounds them.
 //
-// Probabilities and d_s lie in shared memory, where their columns become rows of operands. So a warp has 32 rows of each
-// product, and each matrix that it loads from shared memory serves two fragments: it is these loads that bound a warp of
-// 16 rows.
+// Probabilities and d_s are in shared memory, where their columns become rows of operands. A warp therefore has 32 rows
+// of each product, and uses each matrix that it loads from shared memory for two fragments. With 16 rows per warp,
+// these loads limit the speed.
 #include "cuda/kernels/common/gradients.cuh"
 #include "cuda/kernels/sm80/backward_visits.cuh"
 #include "cuda/kernels/sm80/fragments.cuh"
@@ -50,8 +50,8 @@ constexpr int kSharedBytes = KTile::kBytes + VTile::kBytes + kStages * (QTile::k
                              2 * ProbabilityTile::kBytes + KeyVisits::kBytes;
 static_assert(kSharedBytes <= FL_SHARED_BYTES, "the host reserves less shared memory than the kernel uses");
 
-// Where a part of d_q lies among the sums of its tile: neighbouring threads' elements are neighbours. `i`: of a thread,
-// the first of four.
+// The position of a part of d_q among the sums of its tile: elements of neighbouring threads are neighbours. `i`: the
+// first of four elements of a thread.
 #if __CUDA_ARCH__ >= 900
 constexpr int kTogether = 4;  // elements that one instruction adds
 #else

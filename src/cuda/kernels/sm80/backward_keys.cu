@@ -1,13 +1,13 @@
-// The portable backward kernel for keys: d_k and d_v. One block a tile of keys and some of their columns, 16 keys a warp;
-// the queries that see it come one tile after the other, those of all heads that share the keys, and in an order that is
-// always the same.
+// The portable backward kernel for keys: d_k and d_v. One block processes a tile of keys and some of their columns,
+// with 16 keys per warp. It iterates over the query tiles that see the keys, of all heads that share them, always in
+// the same order.
 #include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm80/backward_tiles.cuh"
 
 namespace flashlift::cuda {
 namespace {
 
-// What the kernel has as rows is FL_BLOCK_M keys, and its columns are FL_BLOCK_N queries.
+// The rows of its tiles are FL_BLOCK_M keys, the columns FL_BLOCK_N queries.
 using KeyPlace = Place<true>;
 
 __device__ __forceinline__ TileKind query_tile_kind(const ForwardParams& params, const KeyTile& keys, int h, int tile) {

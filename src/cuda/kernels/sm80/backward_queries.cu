@@ -1,4 +1,4 @@
-// The portable backward kernels that work on queries, 16 rows a warp: what each row's softmax came to, d_q, and the
+// The portable backward kernels for queries, with 16 rows per warp: the softmax statistics of each row, d_q, and the
 // gradients of captured tensors.
 #include "cuda/kernels/sm80/backward_tiles.cuh"
 
@@ -8,7 +8,7 @@ namespace {
 using QueryPlace = Place<false>;
 using TileValues = float[FL_BLOCK_N / 2];  // a thread's
 
-// Q and d_out of the block's queries, and K and V of some stages.
+// Q and d_out of the block's queries, and several stages of K and V.
 struct SharedTiles {
   InputElement* q;
   InputElement* d_out;
@@ -24,8 +24,8 @@ struct SharedTiles {
         p(reinterpret_cast<float*>(v + kStages * kVElements)) {}
 };
 
-// <q, k> and <d_out, v> of all visited tiles of keys, one after the other: body(s, dp, first key, partial, keys) for
-// each. Every thread of the block takes part.
+// Computes <q, k> and <d_out, v> of all visited key tiles in sequence, and calls body(s, dp, first key, partial, keys)
+// for each. Every thread of the block must call it.
 template <typename Body>
 __device__ __forceinline__ void for_each_tile(const ForwardParams& params, const BackwardParams& backward,
                                               const QueryTile& tile, const Visits& found, const SharedTiles& shared,

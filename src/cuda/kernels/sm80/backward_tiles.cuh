@@ -1,7 +1,8 @@
-// What the backward kernels make of a tile of <q, k> and one of <d_out, v>: probabilities and the gradients of scores.
+// Computes probabilities and the gradients of scores from a tile of <q, k> and a tile of <d_out, v>, for the backward
+// kernels.
 //
-// One kernel has queries as rows of its tiles and the other has keys, so that what it sums stays in its registers; the
-// layout is softmax.cuh's for both. A thread has at most 32 elements: a bit each says which are kept.
+// One kernel has queries as rows of its tiles and the other has keys, so that each keeps its sums in registers; both
+// use the layout of softmax.cuh. A thread has at most 32 elements; one bit per element says whether it is kept.
 #pragma once
 
 #include "cuda/kernels/common/gradients.cuh"
@@ -11,7 +12,7 @@
 namespace flashlift::cuda {
 
 // s: products <q, k>, then probabilities after dropout. dp: products <d_out, v>, then the gradients of scaled products.
-// row_at(i): the row's statistics. add(i, ds, product): what to do with an element's own gradient.
+// row_at(i): the row's statistics. add(i, ds, product): receives the gradient of each element.
 template <int kCount, bool kRowsAreKeys, typename RowAt, typename Add>
 __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCount], const ForwardParams& params,
                                             const Place<kRowsAreKeys>& place, bool partial, const RowAt& row_at,
@@ -39,7 +40,7 @@ __device__ __forceinline__ void finish_tile(float (&s)[kCount], float (&dp)[kCou
   }
 }
 
-// Rows [row, ...) of d_out, or of what its upper half leaves.
+// Rows [row, ...) of d_out, or of the remainder of its upper half.
 template <int kRows>
 __device__ __forceinline__ void load_d_out(InputElement* tile, const ForwardParams& params,
                                            const BackwardParams& backward, const void* d_out, int b, int h, int row) {
@@ -50,7 +51,7 @@ __device__ __forceinline__ void load_d_out(InputElement* tile, const ForwardPara
       backward.vector_d_out);
 }
 
-// Whether d_out is more than its upper half; the same for all threads.
+// Whether d_out has a remainder besides its upper half; the same for all threads.
 __device__ __forceinline__ bool has_low_half(const BackwardParams& backward) {
 #if FL_D_OUT_HALVES
   return *backward.d_out_has_low != 0;

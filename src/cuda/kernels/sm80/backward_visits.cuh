@@ -1,9 +1,9 @@
-// The query tiles that see a block's keys, in the fused backward kernel: found by its first warp and kept in shared
-// memory, since the products need all registers.
+// The query tiles that see a block's keys, in the fused backward kernel. The block's first warp finds them and keeps
+// them in shared memory, since the products need all registers.
 //
 // Blocks add to d_q in the order of their key tiles. They are numbered as they start, and wait only for lower numbers.
-// All walk from the last queries to the first: under a causal mask the first keys, which most queries see, need most
-// time and come first, and blocks that begin together follow one another through the same queries.
+// All blocks iterate from the last queries to the first. Under a causal mask, the first keys, which most queries see,
+// take the most time and come first, and blocks that start together process the same queries one after the other.
 #pragma once
 
 #include "cuda/kernels/common/key_tiles.cuh"

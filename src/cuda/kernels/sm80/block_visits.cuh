@@ -1,5 +1,5 @@
-// The key tiles that a block visits (common/scheduler.cuh), found by its first warp and kept in shared memory: a loop
-// over tiles needs its registers for itself.
+// The key tiles that a block visits (common/scheduler.cuh). The block's first warp finds them and keeps them in shared
+// memory, because the loop over tiles needs all registers.
 #pragma once
 
 #include "cuda/kernels/common/scheduler.cuh"

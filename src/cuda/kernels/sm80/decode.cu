@@ -4,7 +4,7 @@
 
 namespace flashlift::cuda {
 
-// The share of a unit's keys that is this block's.
+// This block's share of a unit's keys.
 struct Worker {
   const ForwardParams& params;
   const Unit& unit;

@@ -1,9 +1,9 @@
-// What the forward kernels for few queries and many keys have in common: which rows and keys a block has, and how what
-// its warps found, and then the blocks, is put together.
+// Shared code of the forward kernels for few queries and many keys: the rows and keys of a block, and how the partial
+// results of warps, and then of blocks, are combined.
 //
-// What bounds them is reading K and V, so that a key-value head is read once for all query heads that share it: a unit is
-// 16 rows of (query head of the group, query), and a block takes a share of the unit's keys, so that all multiprocessors
-// read. Each warp takes 16 keys of every tile. The block that comes last puts the shares together.
+// Reading K and V limits their speed, so that each key-value head is read once for all query heads that share it. A
+// unit is 16 rows of (query head of the group, query). Each block processes a share of the unit's keys, so that all
+// multiprocessors read. Each warp takes 16 keys of every tile. The last block to finish combines the shares.
 #pragma once
 
 #include "cuda/kernels/common/epilogue.cuh"
@@ -15,8 +15,8 @@ namespace flashlift::cuda {
 constexpr int kRows = 16;
 static_assert(FL_BLOCK_M == kRows, "a block has one tile of rows");
 
-// What a warp or a block found for 16 rows: each has FL_V_DIM sums, its maximum and the sum of its exponentials. The
-// padding puts neighbouring rows into other banks.
+// The partial result of a warp or a block for 16 rows: each row has FL_V_DIM sums, its maximum and the sum of its
+// exponentials. The padding puts neighbouring rows into different banks.
 constexpr int kPartialRow = FL_V_DIM + 8;
 constexpr int kPartial = kRows * kPartialRow;
 static_assert(kWarps * kPartial * 4 <= kStages * (kKElements + kVElements) * static_cast<int>(sizeof(InputElement)),

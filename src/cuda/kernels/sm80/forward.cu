@@ -1,9 +1,10 @@
-// The portable forward kernel for 16-bit inputs: any GPU from sm_80 on, any strides. One block a query tile. A warp has
-// FL_FRAGMENTS times 16 rows: each matrix of keys or values that it loads from shared memory is multiplied by all of
-// them, and it is these loads, not the products, that bound a warp of 16 rows.
+// The portable forward kernel for 16-bit inputs: any GPU from sm_80 on, any strides. One block per query tile. A warp
+// has FL_FRAGMENTS times 16 rows, and multiplies each matrix of keys or values that it loads from shared memory by all
+// of them. With 16 rows per warp, these loads, not the products, limit the speed.
 //
-// A tile's values arrive while its scores are multiplied, and the next keys during the softmax and the product with
-// values: what other blocks of the multiprocessor do hides the rest, and registers are too few for more than that.
+// A tile's values are loaded while its scores are computed, and the next keys during the softmax and the product with
+// values. The other blocks of the multiprocessor hide the remaining latency; there are too few registers for more
+// stages.
 #include "bounds.cuh"
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/redo.cuh"

@@ -1,7 +1,7 @@
-// Tiles of 16-bit elements in shared memory, and how they get there. A tile consists of panels of 64 columns, whose
-// rows are 128 bytes, and for what is left of 32 and of 16 columns. Within a panel the 16-byte chunks of a row are
-// exchanged such that the same chunk of any eight rows, which is what a matrix load reads at once, lies in different
-// banks. Padding would do that too, and take memory from other blocks.
+// Tiles of 16-bit elements in shared memory, and how they are loaded. A tile consists of panels of 64 columns, whose
+// rows are 128 bytes, and panels of 32 and of 16 columns for the remaining columns. Within a panel the 16-byte chunks
+// of a row are exchanged such that the same chunk of any eight rows, which is what a matrix load reads at once, lies in
+// different banks. Padding would have the same effect, but take memory from other blocks.
 #pragma once
 
 #include "cuda/kernels/common/keys.cuh"
@@ -11,8 +11,8 @@ namespace flashlift::cuda {
 
 constexpr u32 kChunkElements = 8;
 
-// The value, of which the compiler knows nothing: what is computed from it in a loop stays there, instead of taking
-// registers through the whole loop that its products need.
+// Hides a value from the compiler. Otherwise the compiler moves computations with it out of a loop, where their results
+// occupy registers that the products need.
 __device__ __forceinline__ u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;

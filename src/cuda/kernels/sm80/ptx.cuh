@@ -5,7 +5,8 @@
 
 namespace flashlift::cuda {
 
-// 16 bytes from global to shared memory, or zeros. Rows are longer than that: the hint brings what follows.
+// 16 bytes from global to shared memory, or zeros. Rows are longer than that: the hint prefetches the bytes that
+// follow.
 __device__ __forceinline__ void copy_async(u32 destination, const void* source, bool inside) {
   const int bytes = inside ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");

@@ -1,4 +1,4 @@
-// Shared memory of the portable kernels and those for few queries, and how tiles get there.
+// The shared memory of the portable kernels and the kernels for few queries, and how tiles are loaded.
 #pragma once
 
 #include "cuda/kernels/common/keys.cuh"

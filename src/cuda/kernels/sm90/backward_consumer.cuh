@@ -1,24 +1,26 @@
 // A consumer warpgroup of the Hopper backward kernels: 64 rows against every visited column tile.
 //
-// Of each tile come two products of scores, s = <q, k> and d_p = <d_out, v>, whose results never leave registers, and
-// sums over columns, whose left operands these results are:
+// For each tile it computes two products, s = <q, k> and d_p = <d_out, v>, whose results never leave registers. These
+// results are then the left operands of sums over columns:
 //
 //   rows are   first                              second
 //   queries    sum of p * derivative * k (below)  sum of d_s * k: d_q
 //   keys       sum of p * d_out: d_v              sum of d_s * q: d_k
 //
-// Where registers do not hold both sums, there are two kernels for keys, one for each, and none makes the first for
-// queries. In between, the operand of a key's second sum takes the place of the first's, which is done by then.
+// If registers do not hold both sums, there are two kernels for keys, one per sum, and the kernel for queries leaves
+// out the first sum. For sizes in between, the operand of a key's second sum replaces the operand of the first sum,
+// which is complete by then.
 //
-// One accumulator serves s and d_p in turn: probabilities are rounded to 16 bits for the sums anyway, and wait so for
-// d_p. So a warpgroup's own exponentials have no products of its own to run under; they run under the other
-// warpgroup's, which it never meets.
+// s and d_p share one accumulator: probabilities are rounded to 16 bits for the sums anyway, and are kept in this form
+// until d_p is computed. A warpgroup therefore has no products of its own during its exponentials. They overlap with
+// the products of the other warpgroup, with which it does not synchronise.
 //
-// d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. Rounding the output to 16 bits
-// puts an error into it that is too large where all values are much alike, or one key has nearly all of a row. The
-// kernel whose rows are queries sees it, since a row's d_s should add up to nothing: it corrects delta for the kernels
-// whose rows are keys, which run after it, and takes the error times its first sum from d_q. That sum costs next to
-// nothing, for it runs while d_s is made. Without it, the kernel begins again if the error shows.
+// d_s = p * (d_p - delta), with delta = <d_out, out>, which all columns of a row share. The rounding of the output to
+// 16 bits causes an error in delta, which is too large if all values are similar, or one key has nearly the whole
+// weight of a row. The kernel whose rows are queries can measure this error, since the d_s of a row should add up to
+// zero. It corrects delta for the kernels whose rows are keys, which run after it, and subtracts the error times its
+// first sum from d_q. That sum costs almost nothing, because it runs while d_s is computed. Without the sum, the kernel
+// starts again if the error is too large.
 #pragma once
 
 #include "cuda/kernels/common/gradients.cuh"
@@ -30,14 +32,14 @@ namespace flashlift::cuda {
 constexpr int kScores = FL_BLOCK_N / 2;                                                       // of a thread
 constexpr int kFirstSums = !FL_SUMS_FIRST ? 4 : kRowsAreKeys ? FL_V_DIM / 2 : FL_QK_DIM / 2;  // (arrays have elements)
 constexpr int kSecondSums = FL_SUMS_SECOND ? FL_QK_DIM / 2 : 4;
-// Are the operands of the two sums more than a factor of d_p apart?
+// Whether the operands of the two sums differ by more than the factor d_p.
 constexpr bool kTwoFactors = FL_HAS_DERIVATIVE || FL_DROPOUT;
-// The second sum's operand takes the place of the first's where registers are short: sums of more columns than this.
+// If registers are short, the second sum's operand replaces the first's: for sums of more columns than this.
 constexpr int kColumnsWithBothOperands = 256;
 constexpr bool kSharesOperands =
     kRowsAreKeys && FL_SUMS_FIRST && FL_SUMS_SECOND && FL_QK_DIM + FL_V_DIM > kColumnsWithBothOperands;
 static_assert(!kSharesOperands || !kTwoFactors, "two factors need registers of their own");
-// d_q shows that its d_s are made of rounded probabilities (docs/lessons/): what rounding takes from them is kept.
+// Rounded probabilities cause a visible error in d_q (docs/lessons/), so that their rounding error is kept.
 constexpr bool kKeepsRest = !kRowsAreKeys;
 constexpr bool kRestApart = kKeepsRest && kTwoFactors;  // where the second sum's operand is in use
 constexpr bool kMayMask = FL_HAS_MASK_MOD || FL_REDO_ALL;
@@ -56,7 +58,7 @@ __device__ __forceinline__ void unpack_half(u32 packed, float& low, float& high)
 #endif
 }
 
-// What rounding to 16 bits takes from two numbers, itself as 16 bits. (Halves would lose the rest of small numbers.)
+// The rounding errors of two numbers to 16 bits, in 16 bits themselves. (f16 would lose those of small numbers.)
 constexpr float kRestScale = FL_BF16 ? 1.0f : 2048.0f;
 __device__ __forceinline__ u32 pack_rest(u32 packed, float low, float high) {
   float rounded_low, rounded_high;

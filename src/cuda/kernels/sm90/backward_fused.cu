@@ -1,16 +1,16 @@
-// The Hopper backward kernel that makes all gradients from five products: d_k and d_v in registers, as the kernel for
-// keys does, and d_q in memory, to which every block adds its keys' part.
+// The Hopper backward kernel that computes all gradients with five products: d_k and d_v in registers, like the kernel
+// for keys, and d_q in memory, to which every block adds the part of its keys.
 //
-// Two warpgroups have 64 keys each, and give d_s of each tile of queries to each other. Each multiplies its part of d_q
-// with all 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order
-// of the key tiles, so that the sums have the same bits in every run: RowTiles::last_adders says which key tile has
-// added to a part last.
+// Two warpgroups have 64 keys each, and exchange their d_s of each query tile. Each computes its part of d_q with all
+// 128 keys. A warp beside the producer adds the part to d_q's f32 sums in memory by bulk copies, in the order of the
+// key tiles, so that the sums have the same bits in every run: RowTiles::last_adders records the key tile that added to
+// a part last.
 //
-// There is a block for each multiprocessor, which takes one key tile after the other, by RowTiles::next_block: while
-// consumers write the gradients of a key tile, the next one's keys, values and first queries come. Key tiles wait only
-// for those of lower numbers, which have been taken before them, and walk from the last queries to the first: under a
-// causal mask the first keys, which most queries see, need most time and come first, and blocks that begin together
-// follow one another through the same queries.
+// There is one block per multiprocessor, which processes several key tiles in sequence (RowTiles::next_block). While
+// the consumers write the gradients of a key tile, the keys, values and first queries of the next one are loaded. A key
+// tile waits only for tiles of lower numbers, which blocks took before it, and iterates from the last queries to the
+// first. Under a causal mask, the first keys, which most queries see, take the most time and come first, and blocks
+// that start together process the same queries one after the other.
 //
 // A second kernel scales and rounds the sums.
 #include "cuda/kernels/sm90/backward_adder.cuh"
@@ -20,13 +20,14 @@
 namespace flashlift::cuda {
 namespace {
 
-// A mask that reads captured tensors takes more registers than 64 scores leave: it is evaluated before d_p takes its
-// own, while the scores are multiplied. Other masks take fewer instructions where the scores are.
+// A mask that reads captured tensors needs more registers than 64 scores leave. It is therefore evaluated while the
+// scores are computed, before d_p occupies registers. Other masks take fewer instructions if they are applied to the
+// scores.
 constexpr bool kMasksUnderProducts = FL_MASK_LOADS && kScores > 32;
 
-// s and d_p have an accumulator each, so that d_p is multiplied under the exponentials, and d_s is made of
-// probabilities that were never rounded. That takes all registers there are: see Product::body()
-// (emit/wgmma_emitter.cpp), and what waits for d_k before d_p begins.
+// s and d_p have separate accumulators, so that the product d_p overlaps with the exponentials, and d_s is computed
+// from unrounded probabilities. This uses all registers: see Product::body() (emit/wgmma_emitter.cpp), and the wait for
+// d_k before d_p begins.
 struct FusedConsumer : Consumer {
   u32 round = 0;  // how many column tiles there were
   float d_p[kScores];

@@ -1,5 +1,5 @@
-// The Hopper backward kernel for keys: d_k, d_v or both. The query tiles that see a block's keys come one after the
-// other, of all heads that share the keys, and in an order that is always the same.
+// The Hopper backward kernel for keys: d_k, d_v or both. A block iterates over the query tiles that see its keys, of
+// all heads that share the keys, always in the same order.
 #include "cuda/kernels/sm90/backward_keys.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 

@@ -1,4 +1,4 @@
-// What the Hopper backward kernels for keys share: how the gradients of a block's keys leave it.
+// Shared code of the Hopper backward kernels for keys: how a block writes the gradients of its keys.
 #pragma once
 
 #include "cuda/kernels/sm90/backward_consumer.cuh"
@@ -6,8 +6,8 @@
 namespace flashlift::cuda {
 
 #if FL_EMPTY_UNIFORM && FL_SUMS_FIRST
-// A row without keys that gives the mean of all values passes its gradient on to each of them. Rare, so small code
-// counts.
+// If the output of a row without keys is the mean of all values, its gradient is added to each value. This is rare, so
+// that small code matters more than speed.
 __device__ __forceinline__ void add_empty_rows(float (&d_v)[kFirstSums], const ForwardParams& params,
                                                const BackwardParams& backward, const RowTiles& tiles,
                                                const KeyTile& keys) {

@@ -1,10 +1,10 @@
 // Shared memory and barriers of the Hopper backward kernels: a block's own rows, and a ring of column tiles.
 //
-// The fused kernel (FL_FUSED, rows are keys) makes d_q too: its consumers give d_s to each other through shared memory,
-// each multiplies a part of d_q, and warps beside the producer add the parts up in memory.
+// The fused kernel (FL_FUSED, rows are keys) also computes d_q: its consumers exchange d_s through shared memory, each
+// computes a part of d_q, and warps beside the producer add the parts to sums in memory.
 //
-// Of one kernel the rows are queries (Q and d_out) and the columns keys (K and V); of the others it is the other way
-// round (FL_ROWS_ARE_KEYS). "qk" is of Q's and K's width, "v" of V's and d_out's.
+// In one kernel, the rows are queries (Q and d_out) and the columns are keys (K and V); in the others it is the other
+// way round (FL_ROWS_ARE_KEYS). "qk" tiles have the width of Q and K, "v" tiles that of V and d_out.
 //
 // FL_SUMS_FIRST, FL_SUMS_SECOND: which sums over columns the kernel makes (backward_consumer.cuh).
 #pragma once
@@ -20,7 +20,8 @@ constexpr int kConsumers = FL_BLOCK_M / 64;  // warpgroups, each with 64 rows
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kQkStages = FL_STAGES;
 constexpr int kVStages = FL_V_STAGES;
-// A block begins with so many registers a thread, and waits forever for more than all of them.
+// The number of registers per thread at the start of a block. A block that requests more registers than there are waits
+// forever.
 constexpr int kRegistersAtStart = 65536 / kThreads / 8 * 8;
 static_assert(FL_PRODUCER_REGISTERS + kConsumers * FL_CONSUMER_REGISTERS <= (kConsumers + 1) * kRegistersAtStart,
               "the warpgroups ask for more registers than the block has");
@@ -39,7 +40,7 @@ constexpr u32 kBlockVBytes = FL_SUMS_SECOND ? kConsumers * kRowVBytes : 0;      
 constexpr u32 kStatisticsBytes = kRowsAreKeys ? FL_BLOCK_N * 2 * sizeof(float) : 0;  // columns' lse, and their deltas
 static_assert(FL_BLOCK_N % kBoxRows == 0, "column tiles of whole boxes");
 
-// What the producer tells the consumers about a column tile.
+// The producer's message to the consumers about a column tile.
 enum ColumnField { kFieldFirst, kFieldHead, kFieldFlags, kFieldCount };
 constexpr int kPartial = 1;  // some of its scores are masked, or outside
 constexpr int kLast = 2;     // no column tile comes after it
@@ -48,9 +49,9 @@ constexpr int kFirst = 8;    // no column tile comes before it
 constexpr int kFinal = 16;   // no other key tile adds to the part of d_q after it: it leaves as it is to be stored
 constexpr int kPlain = 32;   // it is partial, but of mask_mod no more than plain_mask_mod is to be evaluated
 
-// Of the fused kernel: d_s of a column tile, for 64 queries after one another a row of 128 bytes for each key; and a
-// part of d_q for each consumer, in the order in which a warpgroup's accumulators lie: 16 bytes a thread, thread after
-// thread, and so on. A part is half of the queries where a tile has 128 of them, otherwise half of the columns.
+// For the fused kernel: d_s of a column tile, in groups of 64 queries, with a row of 128 bytes per key; and a part of
+// d_q for each consumer, in the order of a warpgroup's accumulators: 16 bytes per thread, thread after thread, and so
+// on. A part is half of the queries where a tile has 128 of them, otherwise half of the columns.
 constexpr int kGradientStages = FL_FUSED ? 2 : 0;
 constexpr u32 kGradientBoxBytes = kConsumers * 64 * 128;
 constexpr u32 kGradientBytes = FL_BLOCK_N / 64 * kGradientBoxBytes;

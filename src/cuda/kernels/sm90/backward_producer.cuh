@@ -23,10 +23,10 @@ struct ColumnTile {
   bool precedes = false;
 };
 
-// The column tiles that the rows see, head by head. A warp classifies 32 at a time; where there are more, first 32 runs
-// of them, since of a long sequence a mask often leaves little, and the consumers wait for what comes first. Of the
-// fused kernel the last columns come first, and none is passed over with its run: other blocks, which look for the tile
-// alone, must come to the same.
+// The column tiles that the rows see, head by head. A warp classifies 32 tiles at a time. If there are more, it first
+// classifies 32 runs of tiles, since a mask often keeps little of a long sequence, and the consumers wait for the first
+// tile. In the fused kernel the last columns come first, and no tile is skipped with its run: other blocks classify
+// each tile alone, and must get the same result.
 class ColumnTiles {
  public:
   __device__ __forceinline__ ColumnTiles(const ForwardParams& params, const BlockRows& rows)

@@ -1,4 +1,4 @@
-// The Hopper backward kernel for queries: d_q, and each row's delta as exact as it has to be.
+// The Hopper backward kernel for queries: d_q, and a sufficiently exact delta for each row.
 #include "cuda/kernels/sm90/backward_consumer.cuh"
 #include "cuda/kernels/sm90/backward_producer.cuh"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr bool kMayRepeat = kCleans || !FL_SUMS_FIRST;
 
-// The part of the row's softmax that the sinks have.
+// The share of the sinks in the row's softmax.
 __device__ __forceinline__ float sinks_share(const ForwardParams& params, int h, float lse) {
   float share = 0.0f;
 #if FL_HAS_SINKS
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool has_nonfinite(const Consumer& consumer) {
   return !(fabsf(total) < FL_INFINITY);
 }
 
-// What the rounded output's delta lacks: all of d_s that is left over.
+// The error of the delta from the rounded output: the sum of the row's d_s.
 __device__ __forceinline__ float missing_delta(const Consumer& consumer, const ForwardParams& params,
                                                const BackwardParams& backward, const QueryTile& tile, int r) {
   const int q = consumer.row(r);
@@ -37,9 +37,9 @@ __device__ __forceinline__ float missing_delta(const Consumer& consumer, const F
   return empty ? 0.0f : rest - (q < params.q_len ? d_lse_at(backward, tile.b, tile.h, q) : 0.0f);
 }
 
-// Does it show beside what rounding does to d_s? It adds `missing` times a mean of K to a row of d_q; rounding adds
-// some kRounding times the square root of the row's sum of squares. As a mean over a warp's rows, and of any row. (What
-// rounding takes from an output of independent values gives a share of 0.7.)
+// Whether this error is significant compared with the rounding of d_s. It adds `missing` times a mean of K to a row of
+// d_q; rounding adds about kRounding times the square root of the row's sum of squares. Both the mean over a warp's
+// rows and each row are compared. (For independent values, the rounding of the output gives a ratio of 0.7.)
 __device__ __forceinline__ bool shows(const float (&missing)[2], const float (&squares)[2]) {
   constexpr float kRounding = FL_BF16 ? 1.0f / 512 : 1.0f / 4096;
   constexpr float kMeanShare = 1.5f;

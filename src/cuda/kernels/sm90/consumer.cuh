@@ -1,8 +1,9 @@
 // A consumer warpgroup of the Hopper forward kernel: 64 query rows against every visited key tile.
 //
-// Scores and probabilities never leave registers. The next tile's scores are issued before this tile's product with V,
-// so that the tensor cores have work while the softmax runs; and the warpgroups take turns at issuing (named barriers),
-// so that one's softmax falls under the other's products. From one query tile to the next the pipeline is not drained.
+// Scores and probabilities never leave registers. The product for the next tile's scores is issued before this tile's
+// product with V, so that the tensor cores have work during the softmax. The warpgroups issue products in turns (named
+// barriers), so that the softmax of one overlaps with the products of the other. The pipeline is not drained between
+// query tiles.
 #pragma once
 
 #include "cuda/kernels/common/epilogue.cuh"
@@ -13,7 +14,7 @@
 
 namespace flashlift::cuda {
 
-// Named barrier 0 is __syncthreads'; the turns use 1 to kConsumers.
+// Named barrier 0 belongs to __syncthreads; the turns use 1 to kConsumers.
 constexpr u32 kFirstTurnBarrier = 1;
 
 constexpr bool kChecks = FL_HAS_MASK_MOD && !FL_REDO_ALL;  // see redo.cuh

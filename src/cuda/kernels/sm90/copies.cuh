@@ -13,13 +13,13 @@ constexpr u32 kKvBoxBytes = FL_BLOCK_N * 128;
 constexpr u32 kKBytes = kQkBoxes * kKvBoxBytes;
 constexpr u32 kVBytes = kVBoxes * kKvBoxBytes;
 
-// Keys that one copy brings: all of a tile, or a piece that lies in one page. A lane a piece.
+// The number of keys per copy: a whole tile, or a piece within one page. Each lane copies one piece.
 constexpr int kPieceKeys = FL_PAGE_SIZE > 0 ? FL_PAGE_PIECE : FL_BLOCK_N;
 constexpr int kPieces = FL_BLOCK_N / kPieceKeys;
 static_assert(kPieces <= 32 && kPieceKeys % 8 == 0, "a lane a piece, whole swizzled groups of rows");
 constexpr int kNoPage = 1 << 30;  // beyond all pages: such copies read zeros
 
-// Where the lane's piece of a key tile lies: its page, or its batch.
+// The position of the lane's piece of a key tile: its page, or its batch.
 __device__ __forceinline__ int page_of_piece(const ForwardParams& params, int b, int kv_tile) {
 #if FL_PAGE_SIZE
   const int piece = threadIdx.x % 32;
@@ -30,7 +30,7 @@ __device__ __forceinline__ int page_of_piece(const ForwardParams& params, int b,
 #endif
 }
 
-// `policy`: none, or how long the L2 cache should keep them.
+// `policy`: none, or an L2 cache hint.
 template <int kBoxes, typename... Policy>
 __device__ __forceinline__ void load_pieces(u32 destination, const TensorMap& map, u32 barrier, int kv_tile,
                                             int kv_head, int page, Policy... policy) {

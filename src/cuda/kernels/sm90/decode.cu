@@ -1,7 +1,7 @@
-// The forward kernel for few queries and many keys where bulk copies can read them: from sm_90 on, 16-bit tensors.
+// The forward kernel for few queries and many keys, with bulk copies: from sm_90 on, for 16-bit tensors.
 //
-// A warp beside those that multiply keeps the copies running ahead of them. To issue a tile's copies 16 bytes at a time
-// took the multiplying warps longer than the memory takes to bring it (docs/lessons).
+// A separate warp issues the copies ahead of the warps that multiply. When the multiplying warps issued a tile's copies
+// themselves, 16 bytes at a time, this took them longer than the memory needs to deliver the tile (docs/lessons).
 #include "bounds.cuh"
 #include "cuda/kernels/sm80/decode.cuh"
 #include "cuda/kernels/sm90/copies.cuh"

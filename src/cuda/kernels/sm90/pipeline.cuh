@@ -14,19 +14,19 @@ constexpr int kQStages = FL_Q_STAGES;  // query tiles whose Q has room
 constexpr u32 kQBoxBytes = 64 * 128;
 constexpr u32 kQBytes = kQkBoxes * kQBoxBytes;  // of one warpgroup
 
-// What the producer tells a consumer warpgroup about a query tile, beside its Q. Each warpgroup has rows, fields and
-// barriers of its own, so that none waits for another's last scores to get its next Q.
+// The producer's message to a consumer warpgroup about a query tile, in addition to Q. Each warpgroup has its own rows,
+// fields and barriers, so that none waits for another's last scores before it gets its next Q.
 enum TileField { kFieldBatch, kFieldHead, kFieldRow, kFieldPartial, kFieldVisits, kFieldSkipped, kFieldCount };
 constexpr int kNoMoreTiles = -1;  // in kFieldVisits
 constexpr int kLastRounds = 2;    // of the consumers, after the last scores
-// Where a query tile has no keys, one tile is visited all the same, so that consumers know one kind only: this, which
-// lies behind all keys. Copies of it are zeros and read nothing.
+// The tile that a query tile without keys visits, so that consumers need no special case. It is after all keys: its
+// copies are zeros and read nothing.
 constexpr int kNoTile = (1 << 29) / FL_BLOCK_N;
-// Query tiles whose fields are kept: one is being written while the next one's scores are computed, and the one after
-// that may have been handed out.
+// The number of query tiles whose fields are stored: one is being written while the scores of the next are computed,
+// and the one after that may already be assigned.
 constexpr int kFieldSlots = 4;
 
-// What the scout tells the producer about the next query tile: its number, or kNoMoreTiles, and its visits.
+// The scout's message to the producer about the next query tile: its number, or kNoMoreTiles, and its visits.
 enum VisitField {
   kVisitTile,
   kVisitPartial,

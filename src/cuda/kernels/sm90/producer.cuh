@@ -1,12 +1,12 @@
-// The producer warp of the Hopper forward kernel, which keeps the bulk copies running ahead of the consumers; and the
-// scout, which under a mask finds out meanwhile what the next query tile visits.
+// The producer warp of the Hopper forward kernel, which issues the bulk copies ahead of the consumers; and the scout,
+// which under a mask finds the key tiles of the next query tile in the meantime.
 #pragma once
 
 #include "cuda/kernels/sm90/pipeline.cuh"
 
 namespace flashlift::cuda {
 
-// The query tile after the block's present one: known to the first lane.
+// The query tile after the block's current one; only the first lane gets it.
 __device__ __forceinline__ int claim_tile(const ForwardParams& params) {
   int next = 0;
   if (threadIdx.x % 32 == 0) {
@@ -15,7 +15,7 @@ __device__ __forceinline__ int claim_tile(const ForwardParams& params) {
   return next;
 }
 
-// The last block leaves the counters at zero for the next launch.
+// The last block resets the counters to zero for the next launch.
 __device__ __forceinline__ void stop_claiming(const ForwardParams& params) {
   if (threadIdx.x % 32 == 0) {
     __threadfence();
@@ -26,7 +26,7 @@ __device__ __forceinline__ void stop_claiming(const ForwardParams& params) {
   }
 }
 
-// Its Q is read once, and so comes from far away when it is wanted.
+// Prefetches the tile's Q: it is read once, so that it is not in the L2 cache otherwise.
 __device__ __forceinline__ void prefetch_q(const ForwardParams& params, const QueryTile& tile) {
 #if FL_PREFETCH_Q
   if (threadIdx.x % 32 == 0) {
@@ -41,8 +41,8 @@ __device__ __forceinline__ void prefetch_q(const ForwardParams& params, const Qu
 #endif
 }
 
-// One query tile ahead of the producer, and only when that has few loads left: a tile claimed early is missing where
-// another block is idle, and waits behind a long one (docs/lessons: 12 % of causal work).
+// The scout is one query tile ahead of the producer, and claims it only when the producer has few loads left. A tile
+// that is claimed early waits behind a long one, while another block may be idle (docs/lessons: 12 % of causal work).
 struct Scout {
   const ForwardParams& params;
   const SharedLayout& shared;

@@ -1,5 +1,5 @@
-// The portable main part: one kernel for all gradients, or kernels for rows' statistics, for d_q and for d_k and d_v,
-// each of which multiplies the scores.
+// The portable main part: one kernel for all gradients, or separate kernels for row statistics, for d_q, and for d_k
+// and d_v, each of which computes the scores.
 #pragma once
 
 #include "cuda/launch/backward/main.h"

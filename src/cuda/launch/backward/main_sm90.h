@@ -1,5 +1,5 @@
-// Hopper's main part: a kernel for d_q, which also corrects the rows' deltas, and then one for d_k and d_v, or one for
-// each.
+// Hopper's main part: a kernel for d_q, which also corrects the rows' deltas, followed by one kernel for d_k and d_v,
+// or one for each.
 #pragma once
 
 #include "cuda/launch/backward/main.h"

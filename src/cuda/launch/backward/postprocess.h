@@ -1,5 +1,5 @@
-// What comes behind a backward pass's main part: the gradients of sinks, and those of captured tensors as the caller
-// wants them.
+// The postprocess of the backward pass: the gradients of sinks, and those of captured tensors in the caller's type and
+// layout.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// What comes before a backward pass's main part: bounds of captured tensors' blocks, d_out in the inputs' type, and
-// rows' statistics where the forward pass's output has them.
+// The preprocess of the backward pass: bounds of captured tensors' blocks, d_out in the inputs' type, and the row
+// statistics that follow from the forward pass's output.
 #pragma once
 
 #include <memory>
