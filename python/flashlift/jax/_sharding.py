@@ -27,9 +27,10 @@ def by_types(run: Callable[..., Any], layout: str, operands: Sequence[jax.Array]
         shared = name != "query" and one.shape[layout.index("h")] == 1
         heads = None if shared else of_query["h"]
         if own["s"] or own["d"] or own["b"] != of_query["b"] or own["h"] != heads:
+            beside = "" if name == "query" else f" and query is {jax.typeof(query)}"
             raise UnsupportedError(
-                f"{name} is {jax.typeof(one)} and query is {jax.typeof(query)}; expected batches and heads "
-                "to be split alike, and length and depth not at all: use jax.reshard"
+                f"{name} is {jax.typeof(one)}{beside}; expected batches and heads to be split alike, and length and "
+                "depth not at all: use jax.reshard"
             )
     types = [NamedSharding(mesh, PartitionSpec(*(of_query[one] if one in "bh" else None for one in layout)))]
     types += [NamedSharding(mesh, PartitionSpec(of_query["b"], of_query["h"]))] * with_lse
