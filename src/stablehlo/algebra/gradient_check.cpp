@@ -1,7 +1,6 @@
 #include "stablehlo/algebra/gradient_check.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -168,12 +167,15 @@ Proof add_masked_rows(SymArena& arena, const std::vector<SymId>& masks, std::vec
 class Branches {
  public:
   // The derivative of `shifted` branches on its own conditions, which say the same: kShift is 0.
-  Branches(SymArena& arena, std::vector<SymId> formulas, SymId shifted) {
-    for (const SymId condition : conditions_of(arena, formulas)) {
+  Branches(SymArena& arena, std::vector<SymId> known, SymId formula, SymId shifted) {
+    for (const SymId condition : conditions_of(arena, {formula})) {
       conditions_[condition];
     }
+    for (const SymId condition : conditions_of(arena, known)) {
+      conditions_[condition].is_known = true;
+    }
     const SymId shift = arena.load(kShift, Type::kF32, {});
-    for (const SymId condition : conditions_of(arena, {shifted == kNoSym ? formulas[0] : shifted})) {
+    for (const SymId condition : conditions_of(arena, {shifted == kNoSym ? known[0] : shifted})) {
       const SymId plain = arena.replace(condition, shift, arena.f32(0.0F));
       if (plain != condition && conditions_.contains(plain)) {
         conditions_[plain].shifted.push_back(condition);
@@ -198,12 +200,13 @@ class Branches {
   }
 
   // A draw for each way that was not gone.
-  std::vector<Draw> missing() const { return draws_of_ways_gone_less_than(1); }
+  std::vector<Draw> missing() const { return draws_of_ways_gone_less_than(1, false); }
+  std::vector<Draw> missing_of_known() const { return draws_of_ways_gone_less_than(1, true); }
 
-  // One for each two of those that were seldom gone: the formulas may join them.
+  // One for each two of those that were seldom gone: the formula may join them.
   std::vector<Draw> joined() const {
     constexpr size_t kMostJoined = 8;
-    const std::vector<Draw> draws = draws_of_ways_gone_less_than(kOften);
+    const std::vector<Draw> draws = draws_of_ways_gone_less_than(kOften, true);
     std::vector<Draw> both;
     for (size_t one = 0; one < std::min(draws.size(), kMostJoined); ++one) {
       for (size_t other = 0; other < one; ++other) {
@@ -222,14 +225,15 @@ class Branches {
   struct Ways {
     int held = 0;  // in as many rows
     int failed = 0;
+    bool is_known = false;  // and not the formula's alone, as those on what the known formulas clip are
     std::vector<SymId> shifted;
   };
 
-  std::vector<Draw> draws_of_ways_gone_less_than(int times) const {
+  std::vector<Draw> draws_of_ways_gone_less_than(int times, bool of_known) const {
     std::vector<Draw> draws;
     for (const auto& [condition, ways] : conditions_) {
       for (const bool holds : {true, false}) {
-        if ((holds ? ways.held : ways.failed) >= times) {
+        if ((holds ? ways.held : ways.failed) >= times || (of_known && !ways.is_known)) {
           continue;
         }
         Draw draw{.met = {{condition, holds}}};
@@ -318,8 +322,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
   draws.push_back({.draws_positions = true});
   draws.push_back({.load_center = 0, .load_range = 2, .draws_positions = true});
   FLASHLIFT_RETURN_IF_ERROR(add_masked_rows(arena_, masks_, draws));
-  known.push_back(formula);
-  Branches branches(arena_, known, shifted);
+  Branches branches(arena_, known, formula, shifted);
   int times_missing = 0;
   DrawnScore drawn_score;
   for (size_t trial = 0; trial < draws.size(); ++trial) {
@@ -361,11 +364,10 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
       }
     }
     if (trial + 1 == draws.size() && times_missing < 2) {
-      const std::vector<Draw> missing = branches.missing();
-      for (const auto& more : times_missing == 0 ? std::array{missing, branches.joined()}
-                                                 : std::array{by_all_keys(missing), std::vector<Draw>()}) {
-        draws.insert(draws.end(), more.begin(), more.end());
-      }
+      const std::vector<Draw> missing = times_missing == 0 ? branches.missing() : by_all_keys(branches.missing_of_known());
+      const std::vector<Draw> joined = times_missing == 0 ? branches.joined() : std::vector<Draw>();
+      draws.insert(draws.end(), missing.begin(), missing.end());
+      draws.insert(draws.end(), joined.begin(), joined.end());
       ++times_missing;
     }
   }
