@@ -465,6 +465,50 @@ def test_guards_in_sixteen_bits(dtype):
         assert_fused(divided(guard=GUARDS[guard]), *qkv(dtype=dtype), tolerance=3e-2)
 
 
+# --- Numbers of a row that are subtracted ---
+
+
+def largest(s):
+    return s.max(-1, keepdims=True)
+
+
+def reduced(operation, start):
+    return lambda s: jax.lax.reduce(s, np.float32(start), operation, (3,))[..., None]
+
+
+FEW = jnp.asarray(np.random.default_rng(6).random((S, T)) > 0.5).at[2].set(False)
+NUMBERS_OF_ROWS = {
+    "minimum": lambda s: s.min(-1, keepdims=True),
+    "mean": lambda s: s.mean(-1, keepdims=True),
+    "half of the maximum": lambda s: largest(s) / 2,
+    "clipped": lambda s: jnp.clip(largest(s), -5, 5),
+    "log-sum-exp": lambda s: jax.nn.logsumexp(s, -1, keepdims=True),
+}
+NO_NUMBERS = {
+    "logarithm": lambda s: jnp.log(largest(s)),
+    "root": lambda s: jnp.sqrt(largest(s)),
+    "quotient": lambda s: largest(s) / (largest(s) - s.mean(-1, keepdims=True) - 0.5),
+    "infinite": lambda s: jnp.maximum(largest(s), jnp.inf),
+    "minimum from -inf": reduced(jax.lax.min, -np.inf),
+    "maximum from inf": reduced(jax.lax.max, np.inf),
+    "maximum of fewer keys": lambda s: largest(jnp.where(FEW, s, -jnp.inf)),
+    "minimum of fewer keys": lambda s: jnp.where(FEW, s, -jnp.inf).min(-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", [*NUMBERS_OF_ROWS, *NO_NUMBERS])
+def test_what_is_subtracted_from_a_row_cancels_where_it_is_a_number(name):
+    def attend(q, k, v):
+        s = products(q, k) / 4
+        e = jnp.exp(s - (NUMBERS_OF_ROWS | NO_NUMBERS)[name](s))
+        return weigh(e / e.sum(-1, keepdims=True), v)
+
+    if name in NUMBERS_OF_ROWS:
+        assert_fused(attend, *qkv())
+    else:
+        assert_left_alone(attend, *qkv(), words="" if name == "logarithm" else "may be infinite or NaN")
+
+
 # --- Finite masks ---
 
 

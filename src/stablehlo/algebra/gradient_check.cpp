@@ -249,7 +249,8 @@ class Branches {
   std::map<SymId, Ways> conditions_;
 };
 
-// Counts rows that were compared and show something. Beside gradients of 1e6 much is lost that is wrong with small ones.
+// Counts rows that were compared and show something. Beside gradients of 1e6 much is lost that is wrong with small
+// ones.
 class Compared {
  public:
   void count(const Draw& draw) { ++(draw.gradient_range > 1 ? of_large_gradients_ : of_small_gradients_); }
@@ -262,9 +263,10 @@ class Compared {
 };
 
 // The scores of a row that are drawn themselves, and not computed of drawn products and tensors, which may make one key
-// have all of the probability in each row: s + (1 - x) * -1e9. A gradient is the same function of the scores and of what
-// they are computed from. But a formula may hold the scores in another form, which is computed, and a mask be in them,
-// beside which nobody masks the gradient again. Such rows differ among the first ones already, and then mean nothing.
+// have all of the probability in each row: s + (1 - x) * -1e9. A gradient is the same function of the scores and of
+// what they are computed from. But a formula may hold the scores in another form, which is computed, and a mask be in
+// them, beside which nobody masks the gradient again. Such rows differ among the first ones already, and then mean
+// nothing.
 class DrawnScore {
  public:
   void note(const Outcome<bool>& row, const Draw& draw) {
@@ -299,6 +301,17 @@ SymId score_with_shift(SymArena& arena, const Softmax& softmax, SymId term) {
   return arena.replace(softmax.score, term, arena.op(Op::k_add, {term, shift}));
 }
 
+// Whether the formula is on the same pieces as what is known, and smooth there.
+Proof GradientCheck::is_within(SymId formula, const std::vector<SymId>& known) const {
+  if (!reads_within(arena_, formula, known)) {
+    return refuse<Reason::kReadsMore>();
+  }
+  if (!computes_within(arena_, formula, known)) {
+    return refuse<Reason::kComputesMore>();
+  }
+  return rounds_ || rounds_within(arena_, formula, known) ? Proof() : refuse<Reason::kRoundsMore>();
+}
+
 Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, SymId shifted) {
   std::vector<SymId> known = {parts_.probability, parts_.undropped, softmax_.score};
   for (const SymId given : {parts_.d_probability, parts_.d_lse}) {
@@ -306,15 +319,7 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
       known.push_back(given);
     }
   }
-  if (!reads_within(arena_, formula, known)) {
-    return refuse<Reason::kReadsMore>();
-  }
-  if (!computes_within(arena_, formula, known)) {
-    return refuse<Reason::kComputesMore>();
-  }
-  if (!rounds_ && !rounds_within(arena_, formula, known)) {
-    return refuse<Reason::kRoundsMore>();
-  }
+  FLASHLIFT_RETURN_IF_ERROR(is_within(formula, known));
   const auto rows = std::clamp<int64_t>(kMostKeys / sizes_[kKeyAtom], 2, kMostRows);
   const int64_t rows_beyond = sizes_[kKeyAtom] > kMostKeys ? 1 : kRowsBeyond;
   Compared compared;
@@ -364,7 +369,8 @@ Proof GradientCheck::compare_rows(SymId formula, const CompareRow& compare_row, 
       }
     }
     if (trial + 1 == draws.size() && times_missing < 2) {
-      const std::vector<Draw> missing = times_missing == 0 ? branches.missing() : by_all_keys(branches.missing_of_known());
+      const std::vector<Draw> missing =
+          times_missing == 0 ? branches.missing() : by_all_keys(branches.missing_of_known());
       const std::vector<Draw> joined = times_missing == 0 ? branches.joined() : std::vector<Draw>();
       draws.insert(draws.end(), missing.begin(), missing.end());
       draws.insert(draws.end(), joined.begin(), joined.end());
@@ -439,7 +445,8 @@ Proof GradientCheck::is_probability(SymId formula) {
     for (size_t key = 0; key < static_cast<size_t>(sizes_[kKeyAtom]); ++key) {
       const double p = numbers.value(parts_.probability, key);
       if (std::isnan(p)) {
-        return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotProbabilities>() : Outcome<bool>(false);
+        return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotProbabilities>()
+                                                            : Outcome<bool>(false);
       }
       if (!(std::abs(numbers.value(formula, key) - p) <= kTolerance * std::max(p, 1e-3))) {
         return refuse<Reason::kNotProbabilities>();
@@ -487,7 +494,8 @@ Proof GradientCheck::is_gradient(SymId formula, SymId shifted) {
       [&](NumericRow& numbers, const Draw& draw) -> Outcome<bool> {
         const Row row = row_of(numbers, parts_, softmax_, keys);
         if (!row.has_keys) {
-          return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotGradientOfScores>() : Outcome<bool>(false);
+          return makes_numbers_without_keys(formula, numbers) ? refuse<Reason::kNotGradientOfScores>()
+                                                              : Outcome<bool>(false);
         }
         Spread spread;
         for (size_t key = 0; key < keys; ++key) {

@@ -196,7 +196,8 @@ std::vector<Scalar<double>> NumericRow::compute(SymId id) {
   }
   for (const auto& [condition, holds] : draw_.met) {
     for (size_t key = 0; key < count && id == condition; ++key) {
-      const bool is_met = count == 1 || draw_.met_by_all || mixed(draw_.seed, key) % 2 == 0;  // the same for all of them
+      const bool is_met =
+          count == 1 || draw_.met_by_all || mixed(draw_.seed, key) % 2 == 0;  // the same for all of them
       column[key].i = is_met ? static_cast<int64_t>(holds) : column[key].i;
     }
   }

@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "score/operation.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
@@ -150,6 +152,68 @@ bool subtracts_own_maximum(SymArena& arena, const Softmax& softmax) {
   return found_keys;
 }
 
+// Whether what all scores of a row are reduced to may be infinite or NaN where each of them is a number, or in a row
+// that has keys: the lowest of masked scores, or the largest of fewer scores than are summed.
+bool reduces_to_no_number(SymArena& arena, SymId reduction, const Softmax& softmax) {
+  // Or reads, where the -inf of a masked score was multiplied or added to.
+  const auto summed_has = [&](SymId guard) {
+    std::vector<SymId> parts = softmax.guards;
+    for (const SignedTerm& term : softmax.key_terms) {
+      parts.push_back(term.term);
+    }
+    const SymId condition = arena.is_op(guard, Op::k_not) ? arena[guard].args[0] : guard;
+    return any_part(std::move(parts), [&](SymId id, std::vector<SymId>& next) {
+      arena.push_args(id, next);
+      return id == condition;
+    });
+  };
+  const ReduceKind kind = arena.reduce_kind(reduction);
+  const std::vector<ReducePiece> pieces = arena.pieces(reduction);
+  return std::any_of(pieces.begin(), pieces.end(), [&](const ReducePiece& piece) {
+    const std::vector<SymId> guards = as_exponent(arena, piece.body).guards;
+    return std::any_of(guards.begin(), guards.end(),
+                       [&](SymId guard) { return kind != ReduceKind::kMaximum || !summed_has(guard); });
+  });
+}
+
+// Whether what is subtracted from a row may be infinite or NaN where its scores are numbers, overflow aside. It cancels
+// only where it is a number.
+bool may_be_no_number(SymArena& arena, SymId shift, const Softmax& softmax) {
+  return any_part({shift}, [&](SymId id, std::vector<SymId>& next) {
+    const Sym sym = arena[id];
+    if (sym.type != Type::kF32) {
+      return false;
+    }
+    if (sym.kind == SymKind::kConstant) {
+      return !std::isfinite(arena.f32_value(id));
+    }
+    if (sym.kind == SymKind::kReduce) {
+      return reduces_to_no_number(arena, id, softmax);
+    }
+    if (sym.kind != SymKind::kOp) {
+      return true;
+    }
+    for (const SymId arg : sym.args) {
+      const bool is_neutral = (sym.op == Op::k_max && arena.is_f32(arg, -kInfinity)) ||
+                              (sym.op == Op::k_min && arena.is_f32(arg, kInfinity));
+      if (!is_neutral) {
+        next.push_back(arg);
+      }
+    }
+    switch (sym.op) {
+      case Op::k_log:  // of a sum of exponentials
+        next.clear();
+        return arena[sym.args[0]].kind != SymKind::kReduce || arena.reduce_kind(sym.args[0]) != ReduceKind::kAdd;
+      case Op::k_div:
+        return !arena.is_constant(sym.args[1]) || is_zero(arena, sym.args[1]);
+      default:
+        return !score::is_any(sym.op, {Op::k_add, Op::k_sub, Op::k_mul, Op::k_neg, Op::k_abs, Op::k_max, Op::k_min,
+                                       Op::k_select, Op::k_exp, Op::k_exp2, Op::k_tanh, Op::k_sigmoid, Op::k_floor,
+                                       Op::k_ceil, Op::k_round_even, Op::k_sign, Op::k_round_bf16, Op::k_round_f16});
+    }
+  });
+}
+
 // The terms of a sum where conditions hold.
 std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& terms,
                               const std::vector<SymId>& conditions) {
@@ -258,6 +322,9 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
   softmax.subtracted = of_row;
   if (subtracts_own_maximum(arena, softmax)) {
     softmax.maximum = of_row[0].term;
+  } else if (std::any_of(of_row.begin(), of_row.end(),
+                         [&](const SignedTerm& shift) { return may_be_no_number(arena, shift.term, softmax); })) {
+    return refuse<Reason::kShiftNoNumber>();
   }
   return softmax;
 }
