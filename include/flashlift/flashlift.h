@@ -88,8 +88,7 @@ const char* flashlift_problem_json(const FlashliftProblem* problem);
 typedef enum FlashliftTuningPolicy {
   FLASHLIFT_TUNING_FROM_ENVIRONMENT = 0, /* FLASHLIFT_TUNING: off, read or write; without it write */
   FLASHLIFT_TUNING_OFF = 1,              /* compiling does not read it, tuning does not write it */
-  FLASHLIFT_TUNING_READ =
-      2, /* compiling reads it; tuning returns an entry that it has, and otherwise measures without writing */
+  FLASHLIFT_TUNING_READ = 2,  /* compiling reads it; tuning returns a stored result, or measures without writing */
   FLASHLIFT_TUNING_WRITE = 3, /* compiling reads it; tuning measures and writes the result */
 } FlashliftTuningPolicy;
 
@@ -98,9 +97,8 @@ typedef struct FlashliftAttention FlashliftAttention;
 
 typedef struct FlashliftCompileOptions {
   size_t struct_size;
-  DLDevice device; /* kDLCPU or kDLCUDA */
-  const char*
-      implementation; /* NULL: the first that accepts the problem; a name: this one, or an error with its reason */
+  DLDevice device;            /* kDLCPU or kDLCUDA */
+  const char* implementation; /* NULL: the first that accepts the problem; a name: this one, or its reason */
   /* since version 5 */
   int32_t lengths_unknown; /* 1: batch, sq and skv of the problem are placeholders. The first calls then compile a GPU's
                               kernels, for the classes of their own lengths */
@@ -248,9 +246,9 @@ typedef struct FlashliftArguments {
   const DLTensor* keep_mask; /* bool [batch, q_heads, q_len, kv_len], each size may be 1 instead: the kept keys, for a
                                 problem with a keep_mask */
   /* since version 9 */
-  const DLTensor*
-      dropout_words; /* u32 [2], dropout's seed, low half first, or [4], followed by the numbers of the first batch and
-                        the first query head: replaces dropout_seed, for a problem with dropout_words */
+  /* u32 [2], dropout's seed, low half first, or [4], followed by the numbers of the first batch and the first query
+   * head: replaces dropout_seed, for a problem with dropout_words */
+  const DLTensor* dropout_words;
 } FlashliftArguments;
 
 /* The caller's thread pool, which runs the parallel work of a call. */

@@ -33,8 +33,7 @@ struct Exit {
 
 struct ScoreUses {
   llvm::DenseMap<mlir::Operation*, PlaneValue> values;  // of the plane
-  llvm::DenseMap<mlir::Operation*, Refusal>
-      ends;  // operations that read these and are not in the plane, with the reason
+  llvm::DenseMap<mlir::Operation*, Refusal> ends;       // other operations that read these, and why
   std::vector<Exit> exits;
   std::vector<mlir::Operation*> log_sum_exps;
 };
