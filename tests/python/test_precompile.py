@@ -70,7 +70,7 @@ def test_backward_in_one_kernel(cache):
         (["--architecture", "80x"], "--architecture is 80x: expected a compute capability"),
         (["--architecture", "999"], "does not compile for architecture 999: expected one of"),
         (["--architecture", "75"], "sm_75 has compute capability 7.5, expected 8.0 or newer"),
-        (["--architecture", "80", "--gradients", "x"], "x is no captured tensor of floats of this problem"),
+        (["--architecture", "80", "--gradients", "x"], "x is not a captured float tensor of this problem"),
         (["--architecture", "80", "--q-len", "0"], "a number of queries is 0: expected at least 1"),
         (["--architecture", "80", "--implementation", "cuda_sm90"], "sm_80 has compute capability 8.0, expected 9.0"),
     ],

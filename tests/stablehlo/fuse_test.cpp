@@ -98,7 +98,7 @@ TEST(Fuse, TakesTheZeroThatEndsCStrings) {
   text.push_back('\0');
   const Result<FuseResult> two = fuse(text, {.name = "two.mlir"});
   ASSERT_FALSE(two.ok());
-  EXPECT_NE(two.error().message.find("is zero, so this is no text"), std::string::npos) << two.error().message;
+  EXPECT_NE(two.error().message.find("is zero, so this is not text"), std::string::npos) << two.error().message;
 }
 
 TEST(Fuse, LooksIntoCallsAndLoops) {
