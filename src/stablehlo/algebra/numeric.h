@@ -30,7 +30,7 @@ struct Draw {
   int64_t integer_range = 4;                       // integers are in [0, this)
   std::vector<std::pair<SymId, bool>> conditions;  // conditions that are set to hold for all keys, or for none
   std::vector<std::pair<SymId, bool>> met;  // conditions that are set to hold, or not, for about half of the keys
-  bool met_by_all = false;       // for all keys, instead of half of them
+  bool met_by_all = false;                  // for all keys, instead of half of them
   bool draws_positions = false;  // steps, and maxima of positions and integers, are drawn instead of computed
   SymId drawn = kNoSym;          // a formula that is drawn like the scores instead of computed
 };
