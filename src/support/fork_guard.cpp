@@ -66,7 +66,7 @@ struct RegistersOnceMore {
 };
 void watch_this_thread() { [[maybe_unused]] static thread_local const RegistersOnceMore at_end_of_thread; }
 
-int watch() {
+int watch() noexcept {
   watch_this_thread();
   std::atexit(before_exit);
   return pthread_atfork(before_fork, in_parent, in_child);

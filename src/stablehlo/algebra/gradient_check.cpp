@@ -417,7 +417,7 @@ Outcome<bool> GradientCheck::compare_row_narrowed(const std::vector<int64_t>& at
   constexpr double kWanted = 8;  // from the smallest score to the largest
   for (int narrowings = 0;; ++narrowings) {
     NumericRow numbers(arena_, sizes_, atoms, draw);
-    const Outcome<bool> shows = compare_row(numbers, draw);
+    Outcome<bool> shows = compare_row(numbers, draw);
     if (!shows.ok() || *shows) {
       if (shows.ok()) {
         note(numbers);
