@@ -249,8 +249,8 @@ class Branches {
   std::map<SymId, Ways> conditions_;
 };
 
-// Counts rows that were compared and show something. Beside gradients of 1e6 much is lost that is wrong with small
-// ones.
+// Counts the compared rows that can reveal a wrong gradient. Rows with gradients of 1e6 hide errors of small gradients,
+// so that some rows must have small ones.
 class Compared {
  public:
   void count(const Draw& draw) { ++(draw.gradient_range > 1 ? of_large_gradients_ : of_small_gradients_); }
@@ -262,11 +262,11 @@ class Compared {
   int of_large_gradients_ = 0;
 };
 
-// The scores of a row that are drawn themselves, and not computed of drawn products and tensors, which may make one key
-// have all of the probability in each row: s + (1 - x) * -1e9. A gradient is the same function of the scores and of
-// what they are computed from. But a formula may hold the scores in another form, which is computed, and a mask be in
-// them, beside which nobody masks the gradient again. Such rows differ among the first ones already, and then mean
-// nothing.
+// Counts rows in which the scores themselves are drawn, instead of computed from drawn products and tensors. Computed
+// scores may give one key all of the probability in each row: s + (1 - x) * -1e9. A gradient is the same function of
+// the scores, however they are computed. But a formula may contain the scores in another form, which stays computed, or
+// the scores may contain a mask that the gradient does not apply again. Such rows differ among the first ones already,
+// and then these rows are not used.
 class DrawnScore {
  public:
   void note(const Outcome<bool>& row, const Draw& draw) {

@@ -17,8 +17,8 @@ from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_ITEMS = 1024  # of one captured list or dictionary
-# What has no fields and never changes. All else that has none, an array of numpy, a set or an iterator, may hold
-# something else in each call; and so may these, whatever fields their subclasses have.
+# Types without fields whose objects never change. Objects of other types without fields, such as numpy arrays, sets and
+# iterators, may have other contents in each call. So may objects of CHANGING, even if a subclass adds fields.
 UNCHANGING = (
     *(range, slice, frozenset, np.dtype, np.ufunc, operator.attrgetter, operator.itemgetter, operator.methodcaller),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -43,7 +43,7 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-# What tells a tensor from a number, or looks it up by what it is.
+# Names of functions that tell a tensor from a number, or that look it up by its identity.
 _TELLING = frozenset(
     "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
 )

@@ -7,7 +7,7 @@ from flashlift.torch._program.graph import INT_LIMITS, LARGEST_ARGUMENT, Node
 
 
 def coordinates_of(node: Node) -> list[str] | None:
-    """Those of a sum of different coordinates and constants, whose bounds it surely reaches. None of anything else."""
+    """The coordinates that a node adds up, each at most once, so that it reaches its bounds. None for other nodes."""
     if node.op in ("b", "h", "q", "kv"):
         return [node.op]
     if node.op == "constant":
