@@ -50,6 +50,6 @@ std::optional<std::string> refusal(const CudaBackward& row, const Problem& probl
 std::optional<std::string> refusal(const Architectures& architectures, const cuda::Device& device);
 
 // Whether the implementation runs its kernel of five products if the problem also has `residual`.
-bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device, bool wants_captures);
+bool reads_residual(const CudaBackward& row, const Problem& problem, const cuda::Device& device);
 
 }  // namespace flashlift::plan

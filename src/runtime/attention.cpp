@@ -152,8 +152,9 @@ Status Attention::prepare_backward(const std::vector<bool>& capture_gradients) c
 
 Result<bool> Attention::reads_residual(const std::vector<bool>& capture_gradients) const {
   try {
-    FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> wanted, for_each_capture(problem(), capture_gradients));
-    return verify_backward(problem()).ok() && implementation_->reads_residual(wanted);
+    FLASHLIFT_ASSIGN_OR_RETURN([[maybe_unused]] const std::vector<bool> wanted,
+                               for_each_capture(problem(), capture_gradients));
+    return verify_backward(problem()).ok() && implementation_->reads_residual();
   } catch (const std::bad_alloc&) {
     return out_of_memory();
   }

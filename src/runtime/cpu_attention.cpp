@@ -68,7 +68,7 @@ class CpuAttention : public Attention::Implementation {
     return backward.ok() ? Status() : Status(backward.error());
   }
 
-  bool reads_residual(const std::vector<bool>& /*capture_gradients*/) const override { return false; }
+  bool reads_residual() const override { return false; }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
     uint64_t wanted_bits = 0;

@@ -87,14 +87,9 @@ class CudaAttention : public Attention::Implementation {
     return no_backward(reasons);
   }
 
-  bool reads_residual(const std::vector<bool>& capture_gradients) const override {
-    const bool wants_captures = std::ranges::find(capture_gradients, true) != capture_gradients.end();
-    const auto takes = [&](const plan::Answer<plan::CudaBackward>& answer) {
-      return !answer.refusal &&
-             cuda::choose_backward_config(compiled_, answer.row->kind, device_.architecture, wants_captures).ok();
-    };
-    const auto first = std::ranges::find_if(backwards_, takes);
-    return first != backwards_.end() && plan::reads_residual(*first->row, compiled_, device_, wants_captures);
+  bool reads_residual() const override {
+    const plan::CudaBackward* const row = plan::first_of(backwards_);
+    return row != nullptr && plan::reads_residual(*row, compiled_, device_);
   }
 
   Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const override {
@@ -183,7 +178,7 @@ class CudaAttention : public Attention::Implementation {
     });
     if (!backwards_.empty()) {
       backward_considerations = plan::considerations(backwards_, [&](const plan::CudaBackward& row) {
-        return cuda::describe(*cuda::choose_backward_config(compiled_, row.kind, device_.architecture, false));
+        return cuda::describe(*cuda::choose_backward_config(compiled_, row.kind, device_.architecture));
       });
     }
     const plan::CudaForward* const row = plan::first_of(answers);

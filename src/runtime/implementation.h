@@ -16,7 +16,7 @@ struct Attention::Implementation {
   virtual Status run(const AttentionArguments& arguments, const RunOptions& options) const = 0;
   // One entry per captured tensor.
   virtual Status prepare_backward(const std::vector<bool>& capture_gradients) const = 0;
-  virtual bool reads_residual(const std::vector<bool>& capture_gradients) const = 0;
+  virtual bool reads_residual() const = 0;
   virtual Status run_backward(const BackwardArguments& arguments, const RunOptions& options) const = 0;
   virtual int64_t workspace_bytes(int concurrency) const = 0;
   virtual int64_t backward_workspace_bytes(int concurrency) const = 0;

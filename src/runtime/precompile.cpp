@@ -70,14 +70,8 @@ class Sources {
 
   Status add_backward(const cuda::Device& device, std::vector<Wanted>& wanted) const {
     FLASHLIFT_ASSIGN_OR_RETURN(const std::vector<bool> wants_gradient, find_gradients());
-    const bool wants_captures = !options_.gradients.empty();
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
-      std::optional<std::string> reason = plan::refusal(row, problem_, device);
-      if (!reason) {
-        const auto config = cuda::choose_backward_config(problem_, row.kind, device.architecture, wants_captures);
-        reason = config.ok() ? std::nullopt : std::optional(config.error().message);
-      }
-      return reason;
+      return plan::refusal(row, problem_, device);
     };
     FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::ask(plan::cuda_backward_list(), options_.implementation,
                                                              "CUDA's backward pass", refusal));
@@ -87,8 +81,10 @@ class Sources {
                          plan::reasons_of(answers));
     }
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::BackwardConfig config,
-                               cuda::choose_backward_config(problem_, row->kind, device.architecture, wants_captures));
-    for (KernelSource& source : cuda::all_backward_sources(problem_, config, wants_gradient)) {
+                               cuda::choose_backward_config(problem_, row->kind, device.architecture));
+    FLASHLIFT_ASSIGN_OR_RETURN(std::vector<KernelSource> sources,
+                               cuda::all_backward_sources(problem_, config, wants_gradient));
+    for (KernelSource& source : sources) {
       add(device, row->name(), std::move(source), wanted);
     }
     return {};

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <regex>
 
 #include "cuda/compile/nvrtc.h"
+#include "cuda/emit/capture_loads.h"
 #include "cuda/emit/kernel_source.h"
 #include "flashlift/problem.h"
 
@@ -174,27 +176,67 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
   // those of 32, which do not (docs/lessons). An accumulator itself would not fit in so little.
   constexpr int64_t kFewBytes = 300;
   for (const int architecture : problem.score_mod ? std::vector{80} : std::vector{80, 90, 100}) {
-    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, true);
+    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
-    const Sm80BackwardSources sources = backward_sources(problem, std::get<Sm80Backward>(*config), wants_gradient);
-    for (const KernelSource* source : {&sources.queries, &sources.keys}) {
-      const Result<CompiledKernel> kernel = (*nvrtc)->compile(*source);
+    Sm80BackwardSources apart = backward_sources(problem, std::get<Sm80Backward>(*config));
+    std::vector<KernelSource> sources = {std::move(apart.queries), std::move(apart.keys)};
+    if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
+      const bool diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
+      const Result<ForwardConfig> captures = choose_capture_config(problem, architecture, diagonal);
+      ASSERT_TRUE(captures.ok()) << captures.error().message;
+      sources.push_back(capture_source(problem, *captures, wants_gradient));
+      sources.push_back(postprocess_source(problem, architecture, true));
+    }
+    for (const KernelSource& source : sources) {
+      const Result<CompiledKernel> kernel = (*nvrtc)->compile(source);
       ASSERT_TRUE(kernel.ok()) << kernel.error().message;
-      expect_spills_at_most(kFewBytes, *kernel, describe(*config));
+      expect_spills_at_most(kFewBytes, *kernel, source.name + ": " + describe(*config));
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Configurations, BackwardCompiles,
-    ::testing::Values("attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal lse out=f32",
-                      "attn h2 s512 d256 f16 softcap=30 causal", "attn h2 s512 dqk192 dv128 bf16 alibi sinks=2",
-                      "attn h2 s512 d64 f32 causal lse", "attn h2 s512 d64 bf16 dropout=0.1 keep_mask lse",
-                      "attn h2 s512 d128 f32 sinks=1 lse dropout=0.1", "attn h2 s512 d256 f32 window=20 softcap=3",
-                      "attn h2 s512 d128 bf16 cu_seqlens causal",
-                      "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
-                      "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
-                      "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }"));
+    ::testing::Values(
+        "attn h2 s512 d64 bf16", "attn h2 s512 d128 bf16 causal lse out=f32", "attn h2 s512 d256 f16 softcap=30 causal",
+        "attn h2 s512 dqk192 dv128 bf16 alibi sinks=2", "attn h2 s512 d64 f32 causal lse",
+        "attn h2 s512 d64 bf16 dropout=0.1 keep_mask lse", "attn h2 s512 d128 f32 sinks=1 lse dropout=0.1",
+        "attn h2 s512 d256 f32 window=20 softcap=3", "attn h2 s512 d128 bf16 cu_seqlens causal",
+        "attn h2 s512 d128 bf16 causal bias=f32 dropout=0.1 empty_rows=uniform lse",
+        "attn h2 s512 d128 bf16 score_mod(t: f32[?], w: bf16[2]) { %0 = sub q, kv; %1 = load t[%0]; %2 = "
+        "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }",
+        "attn h2 s512 d128 bf16 score_mod(t: f32[?]) { %0 = add q, kv; %1 = load t[%0]; %2 = add score, "
+        "%1; return %2 }",
+        "attn h2 s512 d128 bf16 score_mod(t: f32[?], u: f32[?, ?]) { %0 = mul score, 0.5; %1 = sub q, kv; "
+        "%2 = load t[%1]; %3 = add %0, %2; %4 = load u[q, kv]; %5 = add %3, %4; return %5 }"));
+
+TEST(CaptureLoads, SayOverWhichScoresToSum) {
+  const auto sums = [](const std::string& score_mod) {
+    const Problem problem = problem_of("attn b2 h2 s64 d64 bf16 score_mod" + score_mod);
+    std::string text;
+    for (const CaptureLoad& load : capture_loads(problem, std::vector<bool>(problem.captures.size(), true))) {
+      constexpr const char* kNames[] = {"row", "key", "diagonal", "element", "plane"};
+      text += fmt::format("{}{}", text.empty() ? "" : " ", kNames[static_cast<size_t>(load.sum)]);
+    }
+    return text;
+  };
+  EXPECT_EQ(sums("(t: f32[?]) { %0 = load t[h]; %1 = mul score, %0; return %1 }"), "row");
+  EXPECT_EQ(sums("(t: f32[?, ?]) { %0 = load t[h, kv]; %1 = add score, %0; return %1 }"), "key");
+  EXPECT_EQ(sums("(t: f32[?, ?, ?]) { %0 = load t[kv, 0, q]; %1 = add score, %0; return %1 }"), "plane");
+  EXPECT_EQ(sums("(t: f32[?]) { %0 = sub kv, q; %1 = add %0, 63; %2 = abs %1; %3 = load t[%2]; %4 = add score, %3; "
+                 "return %4 }"),
+            "diagonal");
+  EXPECT_EQ(sums("(t: f32[?]) { %0 = mul kv, 2; %1 = sub %0, q; %2 = load t[%1]; %3 = add score, %2; return %3 }"),
+            "element");
+  EXPECT_EQ(sums("(t: f32[?]) { %0 = to_i32 score; %1 = load t[%0]; %2 = add score, %1; return %2 }"), "element");
+  // Threads have two places in a plane, and a warp the scores of one diagonal.
+  EXPECT_EQ(sums("(t: f32[?, ?]) { %0 = load t[q, kv]; %1 = load t[kv, q]; %2 = mul score, %0; %3 = add %2, %1; return "
+                 "%3 }"),
+            "element element");
+  EXPECT_EQ(sums("(t: f32[?], u: f32[?]) { %0 = sub q, kv; %1 = load t[%0]; %2 = load u[%0]; %3 = mul score, %1; %4 = "
+                 "add %3, %2; return %4 }"),
+            "diagonal element");
+}
 
 // The fused kernel: every tile that an architecture chooses, within its shared memory. Spills are of what stays the
 // same through the loop (docs/lessons).
@@ -205,7 +247,7 @@ void expect_fused(const std::string& text, std::initializer_list<int> architectu
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
   const Problem problem = problem_of(text);
   for (const int architecture : architectures) {
-    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture, false);
+    const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
     ASSERT_TRUE(config.ok()) << config.error().message;
     const auto& family = std::get<Sm80Backward>(*config);
     ASSERT_TRUE(family.fused) << text << " sm_" << architecture;
@@ -246,8 +288,7 @@ TEST(FusedBackward, TilesFitTheSharedMemory) {
     constexpr int kArchitectures[3][2] = {{80, 164}, {86, 100}, {90, 228}};
     for (int i = 0; i < 3; ++i) {
       const auto [architecture, kibibytes] = kArchitectures[i];
-      const Result<BackwardConfig> config =
-          choose_backward_config(problem, BackwardKind::kPortable, architecture, false);
+      const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kPortable, architecture);
       ASSERT_TRUE(config.ok()) << row.dims << ": " << config.error().message;
       const auto& fused = std::get<Sm80Backward>(*config).fused;
       std::string tiles;
@@ -267,7 +308,7 @@ TEST_P(HopperBackwardCompiles, WithoutSpillsOrSerialisedProducts) {
   const Result<const Nvrtc*> nvrtc = Nvrtc::get();
   ASSERT_TRUE(nvrtc.ok()) << nvrtc.error().message;
   const Problem problem = problem_of("attn h2 s4096 lse " + GetParam());
-  const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90, false);
+  const Result<BackwardConfig> config = choose_backward_config(problem, BackwardKind::kHopper, 90);
   ASSERT_TRUE(config.ok()) << config.error().message;
   const auto& family = std::get<Sm90Backward>(*config);
   // What docs/lessons/cuda_backward.md accounts for: registers are short where a kernel for queries has two sums, and

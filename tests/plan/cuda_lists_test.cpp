@@ -104,9 +104,8 @@ TEST(CudaBackwardList, HopperComesFirst) {
 TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   const CudaBackward& hopper = cuda_backward_list().front();
   const CudaBackward& portable = cuda_backward_list().back();
-  const auto reads = [](const CudaBackward& row, const std::string& text, int architecture,
-                        bool wants_captures = false) {
-    return reads_residual(row, problem_of("attn h8 s512 " + text), device_of(architecture), wants_captures);
+  const auto reads = [](const CudaBackward& row, const std::string& text, int architecture) {
+    return reads_residual(row, problem_of("attn h8 s512 " + text), device_of(architecture));
   };
   for (const int architecture : {80, 86, 89, 90, 100, 120}) {
     EXPECT_TRUE(reads(portable, "d128 bf16 causal lse", architecture)) << architecture;
@@ -115,22 +114,21 @@ TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
     EXPECT_FALSE(reads(portable, "d128 f32 causal lse", architecture)) << architecture;
     EXPECT_FALSE(reads(portable, "d128 bf16 out=f32 lse", architecture)) << architecture;  // nothing is rounded
     EXPECT_FALSE(reads(portable, "d128 bf16 causal", architecture)) << architecture;       // no lse
-    EXPECT_FALSE(reads(portable, "d64 bf16 bias=f32 lse", architecture, true)) << architecture;
-    EXPECT_TRUE(reads(portable, "d64 bf16 bias=f32 lse", architecture, false)) << architecture;
+    EXPECT_TRUE(reads(portable, "d64 bf16 bias=f32 lse", architecture)) << architecture;
     EXPECT_FALSE(reads(portable, "d64 bf16 lse empty_rows=uniform", architecture)) << architecture;
     const bool has_memory = architecture == 80 || architecture == 90 || architecture == 100;
     EXPECT_EQ(reads(portable, "d256 bf16 lse", architecture), has_memory) << architecture;
   }
   EXPECT_TRUE(reads(hopper, "d128 bf16 causal lse", 90));
   EXPECT_FALSE(reads(hopper, "d256 bf16 causal lse", 90));
-  EXPECT_FALSE(reads(hopper, "d64 bf16 bias=f32 lse", 90, true));
+  EXPECT_TRUE(reads(hopper, "d64 bf16 bias=f32 lse", 90));
 }
 
 // `explain` shows it.
 TEST(CudaBackwardList, SaysWhyNotOneKernel) {
   using cuda::BackwardKind;
   const auto described = [](const std::string& text, int architecture, BackwardKind kind = BackwardKind::kPortable) {
-    const auto config = cuda::choose_backward_config(problem_of("attn h8 s512 " + text), kind, architecture, false);
+    const auto config = cuda::choose_backward_config(problem_of("attn h8 s512 " + text), kind, architecture);
     return config.ok() ? cuda::describe(*config) : config.error().message;
   };
   EXPECT_TRUE(described("d128 bf16 causal lse residual", 80).starts_with("fused "));

@@ -11,7 +11,6 @@ import test_torch_flex
 import torch
 import torch_mods
 from flashlift.torch import flex_attention
-from flashlift.torch._attention.checks import check_deterministic
 from flashlift.torch._mods import traced
 from flashlift.torch._run import dispatch, kernels
 from flashlift.torch._run.call import Call
@@ -366,27 +365,6 @@ def test_a_training_step_does_not_import_dynamo():
         assert bias.grad.abs().sum() > 0 and "torch._dynamo" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_deterministic_algorithms_are_kept_or_refused():
-    """Gradients of captured tensors on CUDA are atomic sums: the call says so where that is not wanted."""
-    cuda, bias = torch.device("cuda"), torch.zeros(3, requires_grad=True)
-    check_deterministic(None, cuda, [bias])
-    check_deterministic(False, cuda, [bias])
-    check_deterministic(True, cuda, [bias.detach()])
-    check_deterministic(True, torch.device("cpu"), [bias])
-    with pytest.raises(RuntimeError, match="atomic additions"):
-        check_deterministic(True, cuda, [bias.detach(), bias])
-    torch.use_deterministic_algorithms(True)
-    try:
-        check_deterministic(False, cuda, [bias])
-        with pytest.raises(RuntimeError, match="deterministic=False"):
-            check_deterministic(None, cuda, [bias])
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        with pytest.warns(UserWarning, match="atomic additions"):
-            check_deterministic(None, cuda, [bias])
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_gpu_keeps_the_residual_where_the_plan_reads_it(monkeypatch):

@@ -50,14 +50,23 @@ int64_t shared_bytes(const ForwardConfig& config) {
          products;
 }
 
+// Of what a kernel keeps in shared memory besides, for tiles of this size.
+using MoreSharedBytes = int64_t (*)(const ForwardConfig& config);
+int64_t nothing_more(const ForwardConfig& /*config*/) { return 0; }
+// The scores of a block whose diagonals are summed (kernels/sm80/backward_captures.cu).
+int64_t diagonal_bytes(const ForwardConfig& config) {
+  constexpr int64_t kPadding = 8;
+  return config.q_tile * (config.kv_tile + kPadding) * static_cast<int64_t>(sizeof(float));
+}
+
 // The first of the tiles that fit.
-Status choose_tiles(std::span<const Tiles> choices, int64_t available, ForwardConfig& config) {
+Status choose_tiles(std::span<const Tiles> choices, int64_t available, MoreSharedBytes more, ForwardConfig& config) {
   for (const Tiles& tiles : choices) {
     config.q_tile = tiles.rows;
     config.kv_tile = tiles.columns;
     config.stages = tiles.stages;
     config.threads = 2 * tiles.rows;
-    config.shared_bytes = shared_bytes(config);
+    config.shared_bytes = shared_bytes(config) + more(config);
     if (config.shared_bytes <= available) {
       return {};
     }
@@ -119,8 +128,8 @@ int64_t fused_shared_bytes(const ForwardConfig& config) {
 constexpr const char* kRoundedOutput =
     "it takes <d_out, out> from an output that is not rounded, and the problem asks for no residual";
 
-// Why the fused kernel does not take the problem, or the gradients that are wanted.
-Status refuse_fused(const Problem& problem, bool wants_captures) {
+// Why the fused kernel does not take the problem.
+Status refuse_fused(const Problem& problem) {
   if (problem.dtype == DType::kF32) {
     return unsupported("its matrix products take bf16 and f16 only, and Flashlift does not round f32 inputs silently");
   }
@@ -129,9 +138,6 @@ Status refuse_fused(const Problem& problem, bool wants_captures) {
   }
   if (!keeps_exact_output(problem)) {
     return unsupported("{}", kRoundedOutput);
-  }
-  if (wants_captures) {
-    return unsupported("it does not compute gradients of captured tensors");
   }
   if (problem.page_size > 0) {
     return unsupported("it does not support paged keys and values");
@@ -142,8 +148,8 @@ Status refuse_fused(const Problem& problem, bool wants_captures) {
   return {};
 }
 
-Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architecture, bool wants_captures) {
-  FLASHLIFT_RETURN_IF_ERROR(refuse_fused(problem, wants_captures));
+Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architecture) {
+  FLASHLIFT_RETURN_IF_ERROR(refuse_fused(problem));
   Sm80FusedKernel kernel;
   ForwardConfig& config = kernel.config;
   config = common_config(problem);
@@ -174,6 +180,12 @@ Result<Sm80FusedKernel> choose_sm80_fused(const Problem& problem, int architectu
                      problem.value_dim, shared_memory(architecture) - kReservedBytes);
 }
 
+Status choose_query_tiles(MoreSharedBytes more, ForwardConfig& config) {
+  using Choices = std::span<const Tiles>;
+  const bool wide = std::max(config.head_dim, config.value_dim) > kMostColumns;
+  return choose_tiles(wide ? Choices(kWideTiles) : Choices(kQueryTiles), available_bytes(config, wide), more, config);
+}
+
 Result<Sm80Backward> choose_sm80_apart(const Problem& problem, int architecture) {
   Sm80Backward config;
   config.queries = common_config(problem);
@@ -187,19 +199,17 @@ Result<Sm80Backward> choose_sm80_apart(const Problem& problem, int architecture)
   };
   config.keys.head_dim_padded = padded(config.keys.head_dim);
   config.keys.value_dim_padded = padded(config.keys.value_dim);
+  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(nothing_more, config.queries));
   const bool wide = widest > kMostColumns;
-  const int64_t available = available_bytes(config.queries, wide);
   using Choices = std::span<const Tiles>;
-  const Choices query_tiles = wide ? Choices(kWideTiles) : Choices(kQueryTiles);
   const Choices key_tiles = wide ? Choices(kWideTiles) : widest <= 64 ? Choices(kNarrowKeyTiles) : Choices(kKeyTiles);
-  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(query_tiles, available, config.queries));
-  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(key_tiles, available, config.keys));
+  FLASHLIFT_RETURN_IF_ERROR(choose_tiles(key_tiles, available_bytes(config.keys, wide), nothing_more, config.keys));
   return config;
 }
 
-Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architecture, bool wants_captures) {
+Result<Sm80Backward> choose_sm80_backward(const Problem& problem, int architecture) {
   FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_apart(problem, architecture));
-  if (const Result<Sm80FusedKernel> fused = choose_sm80_fused(problem, architecture, wants_captures); fused.ok()) {
+  if (const Result<Sm80FusedKernel> fused = choose_sm80_fused(problem, architecture); fused.ok()) {
     config.fused = *fused;
   } else {
     config.not_fused = fused.error().message;
@@ -260,7 +270,7 @@ Sm90BackwardKernel sm90_kernel(const Problem& problem, Sm90BackwardKernel kernel
 }
 
 // Why Hopper's kernels do not take the problem; empty if they do.
-std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bool wants_captures) {
+std::string sm90_refusal(const Problem& problem, const ForwardConfig& config) {
   constexpr int kWidest = 256;
   if (problem.dtype == DType::kF32) {
     return "its matrix products take bf16 and f16 only, and Flashlift does not round f32 inputs silently";
@@ -272,9 +282,6 @@ std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bo
   if (!problem.want_lse) {
     return "it reads the row sums from lse; compile the problem with `lse`";
   }
-  if (wants_captures) {
-    return "it does not compute gradients of captured tensors";
-  }
   if (problem.page_size > 0) {
     return "it does not support paged keys and values";
   }
@@ -284,11 +291,11 @@ std::string sm90_refusal(const Problem& problem, const ForwardConfig& config, bo
   return "";
 }
 
-Result<Sm90Backward> choose_sm90_backward(const Problem& problem, bool wants_captures) {
+Result<Sm90Backward> choose_sm90_backward(const Problem& problem) {
   constexpr int kColumnsOfTwoSums = 256;
   constexpr int kColumnsOfSharedOperands = 320;  // where the second sum's operand takes the place of the first's
   const ForwardConfig common = common_config(problem);
-  if (const std::string reason = sm90_refusal(problem, common, wants_captures); !reason.empty()) {
+  if (const std::string reason = sm90_refusal(problem, common); !reason.empty()) {
     return unsupported("{}", reason);
   }
   const int columns = common.head_dim_padded + common.value_dim_padded;
@@ -380,18 +387,25 @@ const char* to_string(BackwardKind kind) {
   return "?";
 }
 
-Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture,
-                                              bool wants_captures) {
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture) {
   switch (kind) {
     case BackwardKind::kHopper: {
-      FLASHLIFT_ASSIGN_OR_RETURN(Sm90Backward config, choose_sm90_backward(problem, wants_captures));
+      FLASHLIFT_ASSIGN_OR_RETURN(Sm90Backward config, choose_sm90_backward(problem));
       return BackwardConfig(config);
     }
     case BackwardKind::kPortable:
       break;
   }
-  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture, wants_captures));
+  FLASHLIFT_ASSIGN_OR_RETURN(Sm80Backward config, choose_sm80_backward(problem, architecture));
   return BackwardConfig(config);
+}
+
+Result<ForwardConfig> choose_capture_config(const Problem& problem, int architecture, bool has_diagonal) {
+  ForwardConfig config = common_config(problem);
+  config.kind = KernelKind::kPortable;
+  config.architecture = architecture;
+  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config));
+  return config;
 }
 
 std::string describe(const BackwardConfig& config) {
@@ -407,6 +421,10 @@ std::vector<std::string> definitions(const Sm80FusedKernel& kernel) {
 
 std::vector<std::string> query_definitions(const Sm80Backward& config) {
   return with(definitions(config.queries), config.queries, 1);
+}
+
+std::vector<std::string> capture_definitions(const ForwardConfig& config) {
+  return with(definitions(config), config, 1);
 }
 
 std::vector<std::string> key_definitions(const Sm80Backward& config) {

@@ -66,10 +66,12 @@ int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
 
 using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
 
-// For an architecture of at least 80, or 90 itself for Hopper's. wants_captures: gradients of captured tensors too.
-// Errors: kUnsupported with the reason.
-Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture,
-                                              bool wants_captures);
+// For an architecture of at least 80, or 90 itself for Hopper's. Errors: kUnsupported with the reason.
+Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture);
+
+// For the gradients of captured tensors (kernels/sm80/backward_captures.cu), on any architecture of at least 80.
+// has_diagonal: see capture_loads.h. Errors: kUnsupported with the reason.
+Result<ForwardConfig> choose_capture_config(const Problem& problem, int architecture, bool has_diagonal);
 
 std::string describe(const BackwardConfig& config);
 
@@ -77,6 +79,7 @@ std::string describe(const BackwardConfig& config);
 std::vector<std::string> definitions(const Sm80FusedKernel& kernel);
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
+std::vector<std::string> capture_definitions(const ForwardConfig& config);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
 // How many threads share a row of the output where the preprocess multiplies it.
 int row_threads(const Problem& problem);

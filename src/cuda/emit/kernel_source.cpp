@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/emit/capture_loads.h"
 #include "cuda/emit/embedded_sources.h"
 #include "cuda/emit/program_emitter.h"
 #include "cuda/emit/wgmma_emitter.h"
+#include "support/error.h"
 
 namespace flashlift::cuda {
 
@@ -51,20 +53,18 @@ KernelSource source_of(std::string name, Headers generated, std::vector<std::str
 }
 
 // Those of a family's main part. One overload for each.
-void add_main_sources(const Problem& problem, const Sm80Backward& config, const std::vector<bool>& wants_gradient,
-                      std::vector<KernelSource>& sources) {
+void add_main_sources(const Problem& problem, const Sm80Backward& config, std::vector<KernelSource>& sources) {
   if (config.fused) {
     sources.push_back(backward_source(problem, *config.fused));
   }
   if (config.runs_apart()) {
-    Sm80BackwardSources both = backward_sources(problem, config, wants_gradient);
+    Sm80BackwardSources both = backward_sources(problem, config);
     sources.push_back(std::move(both.queries));
     sources.push_back(std::move(both.keys));
   }
 }
 
-void add_main_sources(const Problem& problem, const Sm90Backward& config, const std::vector<bool>& /*wants_gradient*/,
-                      std::vector<KernelSource>& sources) {
+void add_main_sources(const Problem& problem, const Sm90Backward& config, std::vector<KernelSource>& sources) {
   if (config.fused) {
     sources.push_back(backward_source(problem, *config.fused));
   } else {
@@ -77,7 +77,7 @@ void add_main_sources(const Problem& problem, const Sm90Backward& config, const 
     sources.push_back(backward_source(problem, config.queries));
   }
   if (config.fallback) {
-    add_main_sources(problem, *config.fallback, {}, sources);
+    add_main_sources(problem, *config.fallback, sources);
   }
 }
 
@@ -115,14 +115,21 @@ KernelSource forward_source(const Problem& problem, const ForwardConfig& config)
   return source;
 }
 
-Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
-                                     const std::vector<bool>& wants_gradient) {
-  const auto source = [&](const char* name, std::vector<std::string> options, const std::vector<bool>& wanted) {
-    Headers generated = {{"program.cuh", emit_programs(problem)}, {"gradient.cuh", emit_gradient(problem, wanted)}};
+Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config) {
+  const auto source = [&](const char* name, std::vector<std::string> options) {
+    Headers generated = {{"program.cuh", emit_programs(problem)}, {"gradient.cuh", emit_gradient(problem, {})}};
     return source_of(name, std::move(generated), std::move(options), config.queries.architecture);
   };
-  return {.queries = source("cuda/kernels/sm80/backward_queries.cu", query_definitions(config), wants_gradient),
-          .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config), {})};
+  return {.queries = source("cuda/kernels/sm80/backward_queries.cu", query_definitions(config)),
+          .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config))};
+}
+
+KernelSource capture_source(const Problem& problem, const ForwardConfig& config,
+                            const std::vector<bool>& wants_gradient) {
+  Headers generated = {{"program.cuh", emit_programs(problem)},
+                       {"gradient.cuh", emit_gradient(problem, wants_gradient)}};
+  return source_of("cuda/kernels/sm80/backward_captures.cu", std::move(generated), capture_definitions(config),
+                   config.architecture);
 }
 
 KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel) {
@@ -153,12 +160,18 @@ KernelSource postprocess_source(const Problem& problem, int architecture, bool r
                    architecture);
 }
 
-std::vector<KernelSource> all_backward_sources(const Problem& problem, const BackwardConfig& config,
-                                               const std::vector<bool>& wants_gradient) {
+Result<std::vector<KernelSource>> all_backward_sources(const Problem& problem, const BackwardConfig& config,
+                                                       const std::vector<bool>& wants_gradient) {
   const bool row_tiles = std::visit([](const auto& family) { return has_row_tiles(family); }, config);
   const int architecture = std::visit([](const auto& family) { return architecture_of(family); }, config);
   std::vector<KernelSource> sources = {preprocess_source(problem, architecture, row_tiles)};
-  std::visit([&](const auto& family) { add_main_sources(problem, family, wants_gradient, sources); }, config);
+  std::visit([&](const auto& family) { add_main_sources(problem, family, sources); }, config);
+  if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
+    const bool diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
+    FLASHLIFT_ASSIGN_OR_RETURN(const ForwardConfig capture_config,
+                               choose_capture_config(problem, architecture, diagonal));
+    sources.push_back(capture_source(problem, capture_config, wants_gradient));
+  }
   if (problem.sinks > 0 || std::ranges::find(wants_gradient, true) != wants_gradient.end()) {
     sources.push_back(postprocess_source(problem, architecture, row_tiles));
   }

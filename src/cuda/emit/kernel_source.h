@@ -29,18 +29,21 @@ struct Sm80BackwardSources {
   KernelSource queries;
   KernelSource keys;
 };
-// wants_gradient: of which captured tensors (in the order of problem.captures).
-Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config,
-                                     const std::vector<bool>& wants_gradient);
+Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward& config);
 KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel);
 KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& kernel);
+
+// Of the gradients of captured tensors. `config`: of choose_capture_config(). wants_gradient: of which captured tensors
+// (in the order of problem.captures).
+KernelSource capture_source(const Problem& problem, const ForwardConfig& config,
+                            const std::vector<bool>& wants_gradient);
 
 // What runs before and behind a main part, for any that wants rows' statistics in tiles, or does not.
 KernelSource preprocess_source(const Problem& problem, int architecture, bool row_tiles);
 KernelSource postprocess_source(const Problem& problem, int architecture, bool row_tiles);
 
-// All of the above that a backward call may run.
-std::vector<KernelSource> all_backward_sources(const Problem& problem, const BackwardConfig& config,
-                                               const std::vector<bool>& wants_gradient);
+// All of the above that a backward call may run. Errors: kUnsupported, as of choose_capture_config().
+Result<std::vector<KernelSource>> all_backward_sources(const Problem& problem, const BackwardConfig& config,
+                                                       const std::vector<bool>& wants_gradient);
 
 }  // namespace flashlift::cuda

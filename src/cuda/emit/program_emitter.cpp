@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "cuda/emit/capture_loads.h"
 #include "cuda/emit/conditions.h"
 #include "cuda/emit/statements.h"
 #include "cuda/kernels/common/forward_params.h"
@@ -264,6 +265,45 @@ bool is_one(const Program& program, ValueId id) {
          std::bit_cast<float>(static_cast<uint32_t>(node.payload)) == 1.0f;
 }
 
+// What the kernels of captured tensors' gradients call.
+std::string emit_capture_gradients(const Problem& problem, const score::Derivative& derivative,
+                                   const std::vector<CaptureLoad>& loads) {
+  const Program& body = derivative.body;
+  const auto whole = [&] { return Emitter(problem, body, Part::kWhole); };
+  const std::string at =
+      "float raw, const GradientRow& row, const GradientColumn& column, int b, int h, int q, int kv_first, int key, "
+      "const ForwardParams& params";
+  const std::string begin = "  const float score = raw * params.scale;\n  const int kv = kv_first + key;\n";
+  // Of an element's indices, which no score changes.
+  const std::string place =
+      "int b, int h, int q, int kv, const ForwardParams& params, const CaptureGradient* gradients";
+  const std::string begin_place =
+      "  const GradientRow row = gradient_row(b, h, q, params);\n"
+      "  const GradientColumn column = gradient_column(b, kv, params);\n"
+      "  const float raw = 0.0f;\n  const float score = 0.0f;\n  const int kv_first = kv;\n  const int key = 0;\n";
+  std::string text = "struct GradientSums {\n";
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum == CaptureSum::kRow) {
+      text += fmt::format("  float load{}[2];\n", i);
+    }
+  }
+  text += fmt::format(
+      "}};\n{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, int r) "
+      "{{\n{}{}}}\n\n",
+      kFunction, at, begin, whole().captured_body(derivative, loads));
+  text += fmt::format(
+      "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
+      "ForwardParams& params, const CaptureGradient* gradients) {{\n{}}}\n\n",
+      kFunction, Emitter(problem, body, Part::kRow).captured_rows_body(derivative, loads));
+  text += fmt::format("{} void add_diagonal(float sum, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,
+                      whole().diagonal_body(derivative, loads));
+  text += fmt::format("{} float plane_gradient(int load, float ds, {}) {{\n{}{}}}\n\n", kFunction, at, begin,
+                      whole().plane_body(derivative, loads));
+  text += fmt::format("{} void store_plane(int load, float value, {}) {{\n{}{}}}\n\n", kFunction, place, begin_place,
+                      whole().store_plane_body(derivative, loads));
+  return text;
+}
+
 }  // namespace
 
 std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
@@ -279,6 +319,10 @@ std::vector<BoundedCapture> bounded_captures(const Problem& problem) {
 
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient) {
   const std::optional<score::Derivative> derivative = problem::differentiate(problem, wants_gradient);
+  const std::vector<CaptureLoad> loads = derivative ? capture_loads(problem, *derivative) : std::vector<CaptureLoad>();
+  const auto count = [&](auto&& holds) { return std::ranges::count_if(loads, holds, &CaptureLoad::sum); };
+  const auto planes = count([](CaptureSum sum) { return sum == CaptureSum::kPlane; });
+  const auto diagonals = count([](CaptureSum sum) { return sum == CaptureSum::kDiagonal; });
   std::string text =
       "#pragma once\n#include \"cuda/kernels/common/capture_gradients.cuh\"\n#include \"program.cuh\"\n\n";
   const auto searches = [](const Program& program) {
@@ -288,7 +332,9 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   text += fmt::format("#define FL_MASK_SEARCHES {:d}\n", problem.mask_mod && searches(*problem.mask_mod));
   text += fmt::format("#define FL_GRADIENT_SEARCHES {:d}\n", derivative && searches(derivative->body));
   text += fmt::format("#define FL_HAS_DERIVATIVE {:d}\n", derivative && !is_one(derivative->body, derivative->d_score));
-  text += fmt::format("#define FL_CAPTURE_GRADIENTS {:d}\n\n", derivative && !derivative->loads.empty());
+  text += fmt::format("#define FL_PLANE_GRADIENTS {:d}\n", planes > 0);
+  text += fmt::format("#define FL_DIAGONAL_GRADIENTS {:d}\n", diagonals > 0);
+  text += fmt::format("#define FL_WALK_GRADIENTS {:d}\n\n", std::ssize(loads) > planes);
   text += "namespace flashlift::cuda {\n\n";
   const std::string at =
       "const GradientRow& row, const GradientColumn& column, int b, int h, int q, int kv_first, int "
@@ -307,21 +353,8 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   const std::string begin = "  const float score = raw * params.scale;\n  const int kv = kv_first + key;\n";
   text += emit_searches(problem, body, kGradientNames);
   text += head + begin + Emitter(problem, body, Part::kWhole).derivative_body(derivative->d_score) + "}\n\n";
-  if (!derivative->loads.empty()) {
-    text += "struct GradientSums {\n";
-    for (size_t i = 0; i < derivative->loads.size(); ++i) {
-      if (Emitter(problem, body, Part::kWhole).is_row_load(derivative->loads[i])) {
-        text += fmt::format("  float load{}[2];\n", i);
-      }
-    }
-    text += fmt::format(
-        "}};\n{} void add_captured(float ds, float raw, {}, const CaptureArgument* gradients, GradientSums& "
-        "sums, int r) {{\n{}{}}}\n\n",
-        kFunction, at, begin, Emitter(problem, body, Part::kWhole).captured_body(derivative->loads));
-    text += fmt::format(
-        "{} void add_captured_rows(const GradientSums& sums, int r, int b, int h, int q, bool inside, const "
-        "ForwardParams& params, const CaptureArgument* gradients) {{\n{}}}\n\n",
-        kFunction, Emitter(problem, body, Part::kRow).captured_rows_body(derivative->loads));
+  if (!loads.empty()) {
+    text += emit_capture_gradients(problem, *derivative, loads);
   }
   return text + "}  // namespace flashlift::cuda\n";
 }

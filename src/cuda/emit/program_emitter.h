@@ -42,9 +42,14 @@ std::string emit_bounds(const Problem& problem);
 //   score_gradient(raw, row, column, b, h, q, kv_first, key, params, derivative): the score of key kv_first + key from
 //   its unscaled product, and what it changes by as the scaled product does; row and column are as above, of
 //   gradient_row and gradient_column;
-//   FL_CAPTURE_GRADIENTS: are gradients of captured tensors wanted. Then add_captured(ds, raw, row, column, b, h, q,
-//   kv_first, key, params, gradients, sums, r) adds those of a score whose own is ds, and add_captured_rows(sums, r, b,
-//   h, q, inside, params, gradients) what they came to for a row that has one element for all its keys;
+//   FL_WALK_GRADIENTS, FL_PLANE_GRADIENTS, FL_DIAGONAL_GRADIENTS: are gradients of captured tensors wanted of other
+//   loads than planes, of planes, of a diagonal (capture_loads.h). Then
+//     add_captured(ds, raw, row, column, b, h, q, kv_first, key, params, gradients, sums, r) adds those of a score
+//     whose own is ds, and returns the share of the diagonal's; add_captured_rows(sums, r, b, h, q, inside, params,
+//     gradients) adds the sums of a row that has one element for all its keys; add_diagonal(sum, b, h, q, kv, params,
+//     gradients) adds the sum of the diagonal with this position; plane_gradient(load, ds, raw, row, ..., params)
+//     returns a score's share of a plane's element, and store_plane(load, value, b, h, q, kv, params, gradients) stores
+//     the element's sum;
 //   FL_MASK_LOADS: does mask_mod load anything at a position that moves with the keys;
 //   FL_GRADIENT_SEARCHES, FL_MASK_SEARCHES: do the derivative and mask_mod search.
 std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants_gradient);

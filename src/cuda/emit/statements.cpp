@@ -183,36 +183,78 @@ std::string Emitter::derivative_body(ValueId d_score) {
   return std::move(text_) + fmt::format("  derivative = v{};\n  return v{};\n", d_score, program_.result);
 }
 
-bool Emitter::is_row_load(const score::LoadDerivative& load) const {
-  return std::ranges::none_of(program_.nodes[load.load].operands,
-                              [&](ValueId id) { return motion_.kv[id] || motion_.score[id]; });
+std::string Emitter::weighted(const score::LoadDerivative& load) const {
+  // A masked element's weight may be infinite.
+  return fmt::format("ds != 0.0f ? ds * v{} : 0.0f", load.weight);
 }
 
-std::string Emitter::captured_body(const std::vector<score::LoadDerivative>& loads) {
+std::string Emitter::gradient_place(const Node& load) const {
+  return fmt::format("gradients[{}]{}{}", capture_index(load), load.operands.empty() ? "" : ", ", operands(load));
+}
+
+std::string Emitter::captured_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  std::string diagonal = "0.0f";
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const std::string value = weighted(derivative.loads[i]);
+    const std::string place = gradient_place(program_.nodes[derivative.loads[i].load]);
+    switch (loads[i].sum) {
+      case CaptureSum::kRow:
+        text_ += fmt::format("  sums.load{}[r] += {};\n", i, value);
+        break;
+      case CaptureSum::kKey:
+        text_ += fmt::format("  add_key_to_gradient({}, {});\n", value, place);
+        break;
+      case CaptureSum::kDiagonal:
+        diagonal = value;
+        break;
+      case CaptureSum::kElement:
+        text_ += fmt::format("  add_to_gradient({}, {});\n", value, place);
+        break;
+      case CaptureSum::kPlane:
+        break;
+    }
+  }
+  return std::move(text_) + fmt::format("  return {};\n", diagonal);
+}
+
+std::string Emitter::captured_rows_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
-    // A masked element's weight may be infinite.
-    const std::string value = fmt::format("ds != 0.0f ? ds * v{} : 0.0f", loads[i].weight);
-    if (is_row_load(loads[i])) {
-      text_ += fmt::format("  sums.load{}[r] += {};\n", i, value);
-      continue;
+    if (loads[i].sum == CaptureSum::kRow) {
+      text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, {});\n", i,
+                           gradient_place(program_.nodes[derivative.loads[i].load]));
     }
-    const Node& node = program_.nodes[loads[i].load];
-    const bool shared =
-        std::ranges::none_of(node.operands, [&](ValueId id) { return motion_.q[id] || motion_.score[id]; });
-    text_ += fmt::format("  add_to_gradient<{}>({}, gradients[{}]{}{});\n", shared, value, capture_index(node),
-                         node.operands.empty() ? "" : ", ", operands(node));
   }
   return std::move(text_);
 }
 
-std::string Emitter::captured_rows_body(const std::vector<score::LoadDerivative>& loads) {
+std::string Emitter::diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
-    if (is_row_load(loads[i])) {
-      const Node& node = program_.nodes[loads[i].load];
-      text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, gradients[{}]{}{});\n", i,
-                           capture_index(node), node.operands.empty() ? "" : ", ", operands(node));
+    if (loads[i].sum == CaptureSum::kDiagonal) {
+      text_ += fmt::format("  add_to_gradient(sum, {});\n", gradient_place(program_.nodes[derivative.loads[i].load]));
+    }
+  }
+  return std::move(text_);
+}
+
+std::string Emitter::plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum == CaptureSum::kPlane) {
+      text_ += fmt::format("  if (load == {}) {{\n    return {};\n  }}\n", i, weighted(derivative.loads[i]));
+    }
+  }
+  return std::move(text_) + "  return 0.0f;\n";
+}
+
+std::string Emitter::store_plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum == CaptureSum::kPlane) {
+      text_ += fmt::format("  if (load == {}) {{\n    store_gradient(value, {});\n  }}\n", i,
+                           gradient_place(program_.nodes[derivative.loads[i].load]));
     }
   }
   return std::move(text_);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/emit/capture_loads.h"
 #include "cuda/emit/motion.h"
 #include "flashlift/problem.h"
 #include "score/derivative.h"
@@ -63,14 +64,17 @@ class Emitter {
   // Statements that compute every node of a derivative, and those that give the score and set `derivative`.
   std::string derivative_body(ValueId d_score);
 
-  // Is it a load of one element for all keys of a row?
-  bool is_row_load(const score::LoadDerivative& load) const;
-
-  // Statements that add an element's gradient, or its share of a row's, to those of captured tensors.
-  std::string captured_body(const std::vector<score::LoadDerivative>& loads);
-
-  // Statements that add a row's sums to the gradients of captured tensors.
-  std::string captured_rows_body(const std::vector<score::LoadDerivative>& loads);
+  // Statements of a derivative that compute every node, and then, for the loads whose gradients are wanted:
+  // that add an element's gradient, or its share of a row's, and return its share of a diagonal's;
+  std::string captured_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  // that add a row's sums;
+  std::string captured_rows_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  // that add a diagonal's sum;
+  std::string diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  // that return an element's gradient of the plane `load`;
+  std::string plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  // that store the sum of one of its elements.
+  std::string store_plane_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
 
   // What the function of this part gives: the row's or the column's searches, or the query's or the key's values.
   std::vector<size_t> given() const;
@@ -119,6 +123,11 @@ class Emitter {
 
   // A row's slope times the distance to the key: the product at the first key once, and one multiply-add for each key.
   std::optional<std::string> product_with_distance(const Node& node) const;
+
+  // The gradient of a load's element, from that of the score.
+  std::string weighted(const score::LoadDerivative& load) const;
+  // The gradient of a load's tensor and the indices of the element.
+  std::string gradient_place(const Node& load) const;
 
   std::ptrdiff_t capture_index(const Node& node) const;
   const char* element_of(const Node& node) const;

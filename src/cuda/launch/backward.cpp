@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 
+#include "cuda/launch/backward/captures.h"
 #include "cuda/launch/backward/postprocess.h"
 #include "cuda/launch/backward/preprocess.h"
 #include "cuda/launch/params.h"
@@ -56,12 +57,19 @@ struct Backward::State {
   State(const Driver& d, const Problem& of, const Device& on, const BackwardConfig& with)
       : driver(d), device(on), problem(of), config(with), preprocess(of, on, row_statistics(with)), memory(d) {}
 
+  Status compile_captures(const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
+    FLASHLIFT_ASSIGN_OR_RETURN(
+        captures, CaptureGradients::compile(problem, device, row_statistics(config), wants_gradient, compile_kernel));
+    return {};
+  }
+
   const Driver& driver;
   Device device;
   Problem problem;
   BackwardConfig config;
   Preprocess preprocess;
   std::unique_ptr<const BackwardMain> main;
+  std::unique_ptr<const CaptureGradients> captures;  // null: no gradients of captured tensors
   Postprocess postprocess;
   mutable StreamMemoryPool memory;  // of calls that are captured into graphs
 };
@@ -71,15 +79,21 @@ const BackwardConfig& Backward::config() const { return state_->config; }
 Result<Backward> Backward::compile(const Problem& problem, const Device& device, BackwardKind kind,
                                    const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
   FLASHLIFT_ASSIGN_OR_RETURN(const Driver* driver, Driver::get());
-  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config,
-                             choose_backward_config(problem, kind, device.architecture, wants(wants_gradient)));
+  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config, choose_backward_config(problem, kind, device.architecture));
   auto state = std::make_shared<State>(*driver, problem, device, config);
   auto before = std::async([&] { return state->preprocess.compile(compile_kernel); });
+  std::future<Status> captures;
+  if (wants(wants_gradient)) {
+    captures = std::async([&] { return state->compile_captures(wants_gradient, compile_kernel); });
+  }
   auto after = std::async([&] {
     return state->postprocess.compile(problem, device, row_statistics(config), wants_gradient, compile_kernel);
   });
-  FLASHLIFT_ASSIGN_OR_RETURN(state->main, compile_main(problem, device, config, wants_gradient, compile_kernel));
+  FLASHLIFT_ASSIGN_OR_RETURN(state->main, compile_main(problem, device, config, compile_kernel));
   FLASHLIFT_RETURN_IF_ERROR(before.get());
+  if (captures.valid()) {
+    FLASHLIFT_RETURN_IF_ERROR(captures.get());
+  }
   FLASHLIFT_RETURN_IF_ERROR(after.get());
   return Backward(std::move(state));
 }
@@ -92,10 +106,15 @@ Status Backward::run(const BackwardArguments& arguments, CuStream stream, const 
   FLASHLIFT_RETURN_IF_ERROR(fill_params(state.problem, arguments.forward, call.forward));
   fill_backward_params(arguments, call.backward);
   FLASHLIFT_RETURN_IF_ERROR(state.main->accepts(call));
+  if (state.captures != nullptr) {
+    FLASHLIFT_RETURN_IF_ERROR(state.captures->accepts(call));
+  }
   Layout layout;
   const Preprocess::Places places = state.preprocess.lay_out(call.forward, layout);
-  CaptureSums sums(arguments, layout);
+  CaptureSums sums(call, state.captures.get(), layout);
   const int64_t main_at = layout.take(main_workspace_bytes(state.config, state.device, call.forward));
+  const int64_t captures_at =
+      state.captures == nullptr ? 0 : layout.take(state.captures->workspace_bytes(call.forward));
   FLASHLIFT_ASSIGN_OR_RETURN(const CallMemory memory,
                              CallMemory::of(state.driver, state.memory, allocator, context, stream, layout.bytes()));
   state.preprocess.place(places, memory.pointer(), call);
@@ -103,12 +122,14 @@ Status Backward::run(const BackwardArguments& arguments, CuStream stream, const 
   FLASHLIFT_RETURN_IF_ERROR(state.preprocess.launch(places, memory.pointer(), call));
   FLASHLIFT_RETURN_IF_ERROR(sums.clear(call));
   FLASHLIFT_RETURN_IF_ERROR(state.main->launch(call, memory.pointer() + static_cast<CuPointer>(main_at)));
+  if (state.captures != nullptr) {
+    FLASHLIFT_RETURN_IF_ERROR(state.captures->launch(call, memory.pointer() + static_cast<CuPointer>(captures_at)));
+  }
   return state.postprocess.launch(call, sums);
 }
 
 Result<int64_t> Backward::workspace_bytes(const Problem& problem, const Device& device, BackwardKind kind) {
-  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config,
-                             choose_backward_config(problem, kind, device.architecture, false));
+  FLASHLIFT_ASSIGN_OR_RETURN(const BackwardConfig config, choose_backward_config(problem, kind, device.architecture));
   ForwardParams params;
   fill_lengths(problem, params);
   Layout layout;

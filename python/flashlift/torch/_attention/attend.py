@@ -4,7 +4,6 @@ import math
 
 import torch
 
-from flashlift.torch._attention.checks import check_deterministic
 from flashlift.torch._attention.request import Request
 from flashlift.torch._mods import Leaves
 from flashlift.torch._program import Bounds
@@ -18,7 +17,7 @@ def attend(
     request: Request, programs: list[tuple[Trace, Leaves]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Runs traced programs: (out, lse, max_scores or None)."""
-    query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
+    query, key, value, scale, sinks, want_max, dropout_p, seed = request
     if query.size(0) != key.size(0):
         key, value = (one.expand(query.size(0), -1, -1, -1) for one in (key, value))
     b, h, q, kv = (size if type(size) is int else None for size in (*query.shape[:3], key.shape[2]))
@@ -32,8 +31,6 @@ def attend(
     for one in captures:
         if one.device != query.device:
             raise RuntimeError(f"a mod captures a tensor on {one.device}, the query is on {query.device}")
-    if torch.is_grad_enabled():
-        check_deterministic(deterministic, query.device, captures)
     if sinks is not None:
         sinks = (sinks if sinks.dim() == 2 else sinks.unsqueeze(1)).to(torch.float32)
         features.insert(0, f"sinks={sinks.shape[1]}")

@@ -3,8 +3,7 @@
 import reprlib
 import types
 import typing
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -243,19 +242,3 @@ def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
             "Cannot specify both return_lse and return_aux. return_lse is deprecated, please use "
             "return_aux=AuxRequest(lse=True) instead."
         )
-
-
-def check_deterministic(deterministic: bool | None, device: torch.device, captures: Sequence[torch.Tensor]) -> None:
-    """Refuses a call whose backward pass would give other bits in each run, where such calls are not wanted."""
-    wanted = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-    if not wanted or device.type != "cuda" or not any(one.requires_grad for one in captures):
-        return
-    message = (
-        "flashlift: on CUDA the gradients of tensors that a mod captures are sums of atomic additions, whose last bits "
-        "change from run to run. Detach these tensors, compute on the CPU, or allow it: by deterministic=False, or "
-        "without torch.use_deterministic_algorithms"
-    )
-    if deterministic is None and torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(message, stacklevel=4)
-    else:
-        raise RuntimeError(message)

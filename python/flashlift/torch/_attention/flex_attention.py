@@ -57,9 +57,8 @@ def flex_attention(
     lengths than queries. Mods receive positions in the whole packed sequence, as without cu_seqlens.
     dropout_p drops each key of each row with this probability. dropout_seed, an integer of 64 bits or a tensor of one,
     determines which. None draws it from torch's generator, so that torch.manual_seed and checkpointing work.
-    deterministic: True refuses the gradients of captured tensors on CUDA, which are sums of atomic additions and may
-    differ between runs. False allows them; None follows torch.use_deterministic_algorithms. All other results always
-    have the same bits.
+    deterministic: accepted for PyTorch's users. Every result, gradients of captured tensors included, has the same bits
+    in every run, so that no value changes anything.
     kernel_options: PyTorch's. BACKEND may be AUTO, TRITON, FLASH or TRITON_DECODE; all of them select the best kernel.
     return_aux: whether to also return lse and max_scores (natural logarithms, float32).
 
@@ -96,7 +95,7 @@ def flex_attention(
         # Imported late: it imports TorchDynamo, which takes seconds.
         from flashlift.torch._attention.dynamo import flex_attention_in_graph
 
-        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
+        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed)
         out, lse, max_scores = flex_attention_in_graph(request, score_mod, mask_mod)
         max_scores = max_scores if aux.max_scores else None
     elif is_unfused(query, value):
@@ -110,7 +109,7 @@ def flex_attention(
         if mask_mod is not None:
             known = trace_of_blocks if mask_mod is of_blocks else None
             programs.append(known or traced(mask_mod, "mask_mod"))
-        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed, deterministic)
+        request = Request(query, key, value, scale, sinks, aux.max_scores, dropout_p, seed)
         out, lse, max_scores = attend(request, programs)
     out = out.to(dtype)
     if return_aux is not None:

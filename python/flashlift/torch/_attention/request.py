@@ -14,4 +14,3 @@ class Request(NamedTuple):
     want_max: bool
     dropout_p: float
     seed: torch.Tensor | None
-    deterministic: bool | None

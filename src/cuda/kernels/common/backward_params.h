@@ -6,6 +6,22 @@
 
 namespace flashlift::cuda {
 
+// Where the gradient of a captured tensor is summed, with the logical sizes of the tensor.
+struct CaptureGradient {
+  // Of each element an exact sum (exact_sum.h), or an f32 number that one thread writes. Null: not wanted.
+  void* sums;
+  int exact;
+  int sizes[8];
+  long long strides[8];  // in elements
+};
+
+// A load of a captured tensor at positions that are queries and keys themselves (see backward_captures.cu).
+struct PlaneLoad {
+  int load;     // among those of the generated code
+  int batches;  // that have elements of their own: all or 1
+  int heads;
+};
+
 // The statistics of a row in the backward pass: p = e^(score - shift) * factor, d_score = p * (d_p - delta).
 struct alignas(16) RowGradient {
   float shift;
@@ -79,8 +95,7 @@ struct BackwardParams {
   int kv_tiles;  // of the kernel that works on keys
 
 #if FL_CAPTURE_COUNT > 0
-  // f32 sums with the logical sizes of the captured tensors; data is null where no gradient is wanted.
-  CaptureArgument gradients[FL_CAPTURE_COUNT];
+  CaptureGradient gradients[FL_CAPTURE_COUNT];
 #endif
 };
 

@@ -1,5 +1,6 @@
 // The postprocess of the backward pass, for all main kernels: the gradients of sinks, and those of captured tensors in
 // the type and layout of the caller's tensors.
+#include "cuda/kernels/common/exact_sum.cuh"
 #include "cuda/kernels/common/rows.cuh"
 
 namespace flashlift::cuda {
@@ -60,10 +61,10 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 #endif
 
-// A captured tensor's gradient from f32 sums, which are dense, into a tensor of any strides; element_type: 0 f32, 1 bf16,
-// 2 f16.
-extern "C" __global__ void flashlift_store_capture(const float* from, const __grid_constant__ CaptureArgument to, int rank,
-                                                   int element_type, long long count) {
+// A captured tensor's gradient from its dense sums, f32 or exact ones, into a tensor of any strides; element_type: 0 f32,
+// 1 bf16, 2 f16.
+extern "C" __global__ void flashlift_store_capture(const void* sums, int exact, const __grid_constant__ CaptureArgument to,
+                                                   int rank, int element_type, long long count) {
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += static_cast<long long>(gridDim.x) * blockDim.x) {
     long long rest = i;
@@ -72,18 +73,20 @@ extern "C" __global__ void flashlift_store_capture(const float* from, const __gr
       offset += rest % to.sizes[d] * to.strides[d];
       rest /= to.sizes[d];
     }
+    const float sum = exact != 0 ? rounded_sum(static_cast<const unsigned long long*>(sums) + i * kExactWords)
+                                 : static_cast<const float*>(sums)[i];
     void* const data = const_cast<void*>(to.data);
     u32 packed;
     switch (element_type) {
       case 0:
-        static_cast<float*>(data)[offset] = from[i];
+        static_cast<float*>(data)[offset] = sum;
         break;
       case 1:
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(from[i]));
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(sum));
         static_cast<unsigned short*>(data)[offset] = static_cast<unsigned short>(packed);
         break;
       default:
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(from[i]));
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(0.0f), "f"(sum));
         static_cast<unsigned short*>(data)[offset] = static_cast<unsigned short>(packed);
     }
   }

@@ -1,42 +1,58 @@
-// Adds to the gradients of captured tensors: f32 sums in memory, at the indices from which the elements were read, with
-// the same clamping. The additions are atomic, so that their order, and the last bits of the sums, change between runs.
+// Adds to the gradients of captured tensors, at the indices from which the elements were read, with the same clamping.
 #pragma once
 
 #include "cuda/kernels/common/backward_params.h"
 #include "cuda/kernels/common/captures.cuh"
+#include "cuda/kernels/common/exact_sum.cuh"
 #include "cuda/kernels/common/softmax.cuh"
 
 namespace flashlift::cuda {
 
+// The element's place among all of the tensor.
 template <typename... Indices>
-__device__ __forceinline__ float* gradient_at(const CaptureArgument& gradient, Indices... indices) {
+__device__ __forceinline__ long long gradient_offset(const CaptureGradient& gradient, Indices... indices) {
   long long offset = 0;
   int d = 0;
   ((offset += clamp_index(gradient, d, indices) * gradient.strides[d], ++d), ...);
-  return static_cast<float*>(const_cast<void*>(gradient.data)) + offset;
+  return offset;
 }
 
-// kShared: all rows of the warp use the same element, so that the warp first sums over its rows. Whole warps must call
-// it.
-template <bool kShared, typename... Indices>
-__device__ __forceinline__ void add_to_gradient(float value, const CaptureArgument& gradient, Indices... indices) {
-  if (kShared) {
-    value += __shfl_xor_sync(0xffffffff, value, 4);
-    value += __shfl_xor_sync(0xffffffff, value, 8);
-    value += __shfl_xor_sync(0xffffffff, value, 16);
+template <typename... Indices>
+__device__ __forceinline__ void add_to_gradient(float value, const CaptureGradient& gradient, Indices... indices) {
+  if (value != 0.0f) {
+    add_exactly(static_cast<unsigned long long*>(gradient.sums) + gradient_offset(gradient, indices...) * kExactWords,
+                value);
   }
-  if (value != 0.0f && (!kShared || threadIdx.x % 32 < 4)) {
-    atomicAdd(gradient_at(gradient, indices...), value);
+}
+
+// An element that all rows of a warp read: the warp first sums over its rows. Whole warps must call it.
+template <typename... Indices>
+__device__ __forceinline__ void add_key_to_gradient(float value, const CaptureGradient& gradient, Indices... indices) {
+  value += __shfl_xor_sync(0xffffffff, value, 4);
+  value += __shfl_xor_sync(0xffffffff, value, 8);
+  value += __shfl_xor_sync(0xffffffff, value, 16);
+  if (threadIdx.x % 32 < 4) {
+    add_to_gradient(value, gradient, indices...);
   }
 }
 
 // The sum over a row's four threads.
 template <typename... Indices>
-__device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, const CaptureArgument& gradient,
+__device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, const CaptureGradient& gradient,
                                                     Indices... indices) {
   sum = quad_sum(sum);
-  if (inside && sum != 0.0f && threadIdx.x % 4 == 0) {
-    atomicAdd(gradient_at(gradient, indices...), sum);
+  if (inside && threadIdx.x % 4 == 0) {
+    add_to_gradient(sum, gradient, indices...);
+  }
+}
+
+// Of an element that no other thread has, unless the sums are exact.
+template <typename... Indices>
+__device__ __forceinline__ void store_gradient(float value, const CaptureGradient& gradient, Indices... indices) {
+  if (gradient.exact != 0) {
+    add_to_gradient(value, gradient, indices...);
+  } else {
+    static_cast<float*>(gradient.sums)[gradient_offset(gradient, indices...)] = value;
   }
 }
 

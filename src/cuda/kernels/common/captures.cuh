@@ -88,11 +88,13 @@ struct BlockBounds<i64> {
   using Pair = longlong2;
 };
 
-// The index clamped into dimension `d`.
-FL_OP i32 clamp_index(const CaptureArgument& capture, int d, i32 index) {
+// The index clamped into dimension `d` of a captured tensor, or of its gradient.
+template <typename Capture>
+FL_OP i32 clamp_index(const Capture& capture, int d, i32 index) {
   return max(min(index, capture.sizes[d] - 1), 0);
 }
-FL_OP i32 clamp_index(const CaptureArgument& capture, int d, i64 index) {
+template <typename Capture>
+FL_OP i32 clamp_index(const Capture& capture, int d, i64 index) {
   return static_cast<i32>(max(min(index, static_cast<i64>(capture.sizes[d] - 1)), 0ll));
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/launch/backward/capture_sums.h"
 
+#include "cuda/kernels/common/exact_sum.h"
 #include "cuda/launch/backward/launch.h"
 
 namespace flashlift::cuda {
@@ -23,13 +24,17 @@ int element_type(DType dtype) { return dtype == DType::kF32 ? 0 : dtype == DType
 
 }  // namespace
 
-CaptureSums::CaptureSums(const BackwardArguments& arguments, Layout& layout)
-    : sums_(arguments.forward.captures.size()) {
-  for (size_t i = 0; i < arguments.d_captures.size(); ++i) {
-    if (const std::optional<TensorView>& gradient = arguments.d_captures[i]; gradient) {
-      sums_[i].gradient = &*gradient;
-      sums_[i].beside = !is_dense_f32(*gradient);
-      sums_[i].offset = sums_[i].beside ? layout.take(gradient->element_count() * kFloatBytes) : 0;
+CaptureSums::CaptureSums(const BackwardCall& call, const CaptureGradients* gradients, Layout& layout)
+    : sums_(call.arguments.forward.captures.size()) {
+  constexpr auto kExactBytes = static_cast<int64_t>(kExactWords * sizeof(unsigned long long));
+  for (size_t i = 0; i < call.arguments.d_captures.size(); ++i) {
+    if (const std::optional<TensorView>& gradient = call.arguments.d_captures[i]; gradient) {
+      Sums& sums = sums_[i];
+      sums.gradient = &*gradient;
+      sums.exact = !gradients->stores(i, call);
+      sums.beside = sums.exact || !is_dense_f32(*gradient);
+      sums.bytes = gradient->element_count() * (sums.exact ? kExactBytes : kFloatBytes);
+      sums.offset = sums.beside ? layout.take(sums.bytes) : 0;
     }
   }
 }
@@ -41,9 +46,9 @@ void CaptureSums::place(BackwardCall& call, CuPointer memory) {
       sums.pointer =
           sums.beside ? memory + static_cast<CuPointer>(sums.offset) : reinterpret_cast<CuPointer>(sums.gradient->data);
     }
-    CaptureArgument& argument = call.backward.gradients[i];
-    argument.data = reinterpret_cast<const void*>(sums.pointer);
-    argument.bounds = nullptr;
+    CaptureGradient& argument = call.backward.gradients[i];
+    argument.sums = reinterpret_cast<void*>(sums.pointer);
+    argument.exact = static_cast<int>(sums.exact);
     const TensorView& view = call.arguments.forward.captures[i];
     long long stride = 1;
     for (int d = view.rank - 1; d >= 0; --d) {
@@ -57,8 +62,7 @@ void CaptureSums::place(BackwardCall& call, CuPointer memory) {
 Status CaptureSums::clear(const BackwardCall& call) const {
   for (const Sums& sums : sums_) {
     if (sums.gradient != nullptr) {
-      FLASHLIFT_RETURN_IF_ERROR(
-          cuda::clear(call.driver, sums.pointer, sums.gradient->element_count() * kFloatBytes, call.stream));
+      FLASHLIFT_RETURN_IF_ERROR(cuda::clear(call.driver, sums.pointer, sums.bytes, call.stream));
     }
   }
   return {};
@@ -79,7 +83,8 @@ Status CaptureSums::store(const BackwardCall& call, CuKernel kernel) const {
     int rank = gradient.rank;
     int type = element_type(gradient.dtype);
     long long count = gradient.element_count();
-    void* parameters[] = {&from, &to, &rank, &type, &count};
+    int exact = static_cast<int>(sums.exact);
+    void* parameters[] = {&from, &exact, &to, &rank, &type, &count};
     FLASHLIFT_RETURN_IF_ERROR(
         launch(call, kernel, {.x = element_blocks(count), .threads = kElementThreads}, parameters));
   }

@@ -44,12 +44,12 @@ int64_t bytes_of(const Sm90Backward& config, const Device& /*device*/, const For
 }
 
 auto compile_family(const Sm80Backward& config, const Problem& problem, const Device& device,
-                    const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
-  return compile_main_sm80(problem, device, config, wants_gradient, compile_kernel);
+                    const KernelCompiler& compile_kernel) {
+  return compile_main_sm80(problem, device, config, compile_kernel);
 }
 
 auto compile_family(const Sm90Backward& config, const Problem& problem, const Device& device,
-                    const std::vector<bool>& /*wants_gradient*/, const KernelCompiler& compile_kernel) {
+                    const KernelCompiler& compile_kernel) {
   return compile_main_sm90(problem, device, config, compile_kernel);
 }
 
@@ -65,11 +65,9 @@ int64_t main_workspace_bytes(const BackwardConfig& config, const Device& device,
 
 Result<std::unique_ptr<const BackwardMain>> compile_main(const Problem& problem, const Device& device,
                                                          const BackwardConfig& config,
-                                                         const std::vector<bool>& wants_gradient,
                                                          const KernelCompiler& compile_kernel) {
-  return std::visit(
-      [&](const auto& family) { return compile_family(family, problem, device, wants_gradient, compile_kernel); },
-      config);
+  return std::visit([&](const auto& family) { return compile_family(family, problem, device, compile_kernel); },
+                    config);
 }
 
 }  // namespace flashlift::cuda

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "cuda/emit/kernel_source.h"
 #include "cuda/kernels/common/backward_params.h"
@@ -52,16 +51,15 @@ class BackwardMain {
   // Why the kernels cannot run a call: a layout that they cannot read, more tiles than one launch numbers. Asked before
   // anything is launched. Errors: kUnsupported with the reason.
   virtual Status accepts(const BackwardCall& call) const = 0;
-  // Launches all that gives d_q, d_k, d_v and the sums of captured tensors' gradients (which the preprocess cleared).
+  // Launches all that gives d_q, d_k and d_v.
   // What it accumulates elsewhere, such as f32 sums of d_q, it also clears and converts: no one else knows their
   // layout.
   virtual Status launch(BackwardCall& call, CuPointer workspace) const = 0;
 };
 
-// wants_gradient: of which captured tensors (in the order of problem.captures). The kernels compile side by side.
+// The kernels compile side by side.
 Result<std::unique_ptr<const BackwardMain>> compile_main(const Problem& problem, const Device& device,
                                                          const BackwardConfig& config,
-                                                         const std::vector<bool>& wants_gradient,
                                                          const KernelCompiler& compile_kernel);
 
 }  // namespace flashlift::cuda

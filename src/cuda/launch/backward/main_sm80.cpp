@@ -59,13 +59,12 @@ class MainSm80 : public BackwardMain {
  public:
   explicit MainSm80(const Sm80Backward& config) : config_(config) {}
 
-  Status compile(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
-                 const KernelCompiler& compile_kernel) {
+  Status compile(const Problem& problem, const Device& device, const KernelCompiler& compile_kernel) {
     std::future<Status> fused;
     if (config_.fused) {
       fused = std::async([&] { return fused_.compile(problem, device, *config_.fused, compile_kernel); });
     }
-    Status apart = config_.runs_apart() ? compile_apart(problem, device, wants_gradient, compile_kernel) : Status();
+    Status apart = config_.runs_apart() ? compile_apart(problem, device, compile_kernel) : Status();
     Status compiled_fused = fused.valid() ? fused.get() : Status();
     return apart.ok() ? std::move(compiled_fused) : std::move(apart);
   }
@@ -93,10 +92,8 @@ class MainSm80 : public BackwardMain {
   }
 
  private:
-  Status compile_apart(const Problem& problem, const Device& device, const std::vector<bool>& wants_gradient,
-                       const KernelCompiler& compile_kernel) {
-    captures_ = std::ranges::find(wants_gradient, true) != wants_gradient.end();
-    const Sm80BackwardSources sources = backward_sources(problem, config_, wants_gradient);
+  Status compile_apart(const Problem& problem, const Device& device, const KernelCompiler& compile_kernel) {
+    const Sm80BackwardSources sources = backward_sources(problem, config_);
     auto keys = std::async([&] { return LoadedLibrary::compile(sources.keys, compile_kernel); });
     Result<std::shared_ptr<const LoadedLibrary>> queries = LoadedLibrary::compile(sources.queries, compile_kernel);
     FLASHLIFT_ASSIGN_OR_RETURN(key_library_, keys.get());
@@ -124,7 +121,7 @@ class MainSm80 : public BackwardMain {
                     .threads = config_.keys.threads,
                     .shared_bytes = config_.keys.shared_bytes};
     FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, rows_, queries, parameters));
-    if (call.arguments.d_q || captures_) {
+    if (call.arguments.d_q) {
       FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, queries_, queries, parameters));
     }
     const bool wants_keys = call.arguments.d_k || call.arguments.d_v;
@@ -140,7 +137,6 @@ class MainSm80 : public BackwardMain {
 
   Sm80Backward config_;
   Fused fused_;
-  bool captures_ = false;  // are gradients of captured tensors wanted
   std::shared_ptr<const LoadedLibrary> query_library_;
   std::shared_ptr<const LoadedLibrary> key_library_;
   CuKernel rows_ = nullptr;
@@ -152,10 +148,9 @@ class MainSm80 : public BackwardMain {
 
 Result<std::unique_ptr<const BackwardMain>> compile_main_sm80(const Problem& problem, const Device& device,
                                                               const Sm80Backward& config,
-                                                              const std::vector<bool>& wants_gradient,
                                                               const KernelCompiler& compile_kernel) {
   auto main = std::make_unique<MainSm80>(config);
-  FLASHLIFT_RETURN_IF_ERROR(main->compile(problem, device, wants_gradient, compile_kernel));
+  FLASHLIFT_RETURN_IF_ERROR(main->compile(problem, device, compile_kernel));
   return std::unique_ptr<const BackwardMain>(std::move(main));
 }
 

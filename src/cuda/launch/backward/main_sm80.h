@@ -8,7 +8,6 @@ namespace flashlift::cuda {
 
 Result<std::unique_ptr<const BackwardMain>> compile_main_sm80(const Problem& problem, const Device& device,
                                                               const Sm80Backward& config,
-                                                              const std::vector<bool>& wants_gradient,
                                                               const KernelCompiler& compile_kernel);
 
 }  // namespace flashlift::cuda

@@ -36,7 +36,7 @@ class MainSm90 : public BackwardMain {
       values = begin(values_, *config_.values);
     }
     if (config_.fallback) {
-      FLASHLIFT_ASSIGN_OR_RETURN(fallback_, compile_main_sm80(problem, device_, *config_.fallback, {}, compile_kernel));
+      FLASHLIFT_ASSIGN_OR_RETURN(fallback_, compile_main_sm80(problem, device_, *config_.fallback, compile_kernel));
     }
     if (config_.runs_queries()) {
       FLASHLIFT_RETURN_IF_ERROR(queries_.compile(problem, device_, config_.queries, compile_kernel));

@@ -1,0 +1,39 @@
+// How the kernels of kernels/sm80/backward_captures.cu sum the gradients of captured tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "flashlift/problem.h"
+#include "score/derivative.h"
+
+namespace flashlift::cuda {
+
+// Over which scores a thread or a warp sums before it adds to the gradient.
+enum class CaptureSum : uint8_t {
+  kRow,       // one element for all keys of a row: the row's scores
+  kKey,       // one element for all rows: a key's scores in a warp's rows
+  kDiagonal,  // the indices depend on the distance of query and key only: a diagonal of a warp's scores
+  kElement,   // other indices: nothing
+  kPlane,     // the indices have the query and the key themselves: the scores of all heads that share the element
+};
+
+// A load whose gradient a call requests.
+struct CaptureLoad {
+  size_t capture = 0;  // into problem.captures
+  CaptureSum sum = CaptureSum::kElement;
+  // Planes only: the tensor's dimensions that the position indexes; -1: none.
+  int b_dim = -1;
+  int h_dim = -1;
+  int q_dim = -1;
+  int kv_dim = -1;
+};
+
+// In the order of derivative.loads. At most one is a kDiagonal: the kernel has room for the scores of one.
+std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Derivative& derivative);
+
+// wants_gradient: of which captured tensors (in the order of problem.captures).
+std::vector<CaptureLoad> capture_loads(const Problem& problem, const std::vector<bool>& wants_gradient);
+
+}  // namespace flashlift::cuda

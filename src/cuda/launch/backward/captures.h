@@ -1,0 +1,46 @@
+// The gradients of captured tensors (kernels/sm80/backward_captures.cu): computed after the main part of any family.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/emit/capture_loads.h"
+#include "cuda/launch/backward/call_memory.h"
+#include "cuda/launch/backward/main.h"
+
+namespace flashlift::cuda {
+
+class CaptureGradients {
+ public:
+  // `statistics`: of the main part. It is for calls that request the gradient of some captured tensor.
+  static Result<std::unique_ptr<const CaptureGradients>> compile(const Problem& problem, const Device& device,
+                                                                 const RowStatistics& statistics,
+                                                                 const std::vector<bool>& wants_gradient,
+                                                                 const KernelCompiler& compile_kernel);
+
+  // Why the kernels cannot run a call. Errors: kUnsupported with the reason.
+  Status accepts(const BackwardCall& call) const;
+  // Device memory of its own for a call.
+  int64_t workspace_bytes(const ForwardParams& params) const;
+  // Is the element of every score of a plane one that no other score has, so that threads may store their sums? Not if
+  // indices beyond the end of a dimension are clamped to its last element. The other captured tensors need exact sums.
+  bool stores(size_t capture, const BackwardCall& call) const;
+  // Launches all that adds to the sums, which are cleared.
+  Status launch(BackwardCall& call, CuPointer workspace) const;
+
+ private:
+  bool walks() const;
+  int64_t query_tiles(const ForwardParams& params) const;
+  PlaneLoad plane(size_t load, const BackwardCall& call) const;
+  int64_t plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const;
+
+  ForwardConfig config_;
+  std::vector<CaptureLoad> loads_;
+  bool makes_rows_ = false;  // the main part leaves no RowGradient
+  std::shared_ptr<const LoadedLibrary> library_;
+  CuKernel rows_ = nullptr;
+  CuKernel walk_ = nullptr;
+  CuKernel planes_ = nullptr;
+};
+
+}  // namespace flashlift::cuda
