@@ -43,6 +43,9 @@ class Attention:
     score_mod: Callable | None = None
     mask_mod: Callable | None = None
     scale: float | None = None
+    # A tensor whose gradient is judged as well, `captured`, and the score_mod that reads it: mod_of(captured).
+    captured: torch.Tensor | None = None
+    mod_of: Callable | None = None
 
     @property
     def factor(self) -> float:
@@ -57,13 +60,16 @@ class Attention:
                 for begin in range(0, self.q.shape[2], step):
                     yield b, h, h // group, slice(begin, begin + step)
 
-    def scores(self, products: torch.Tensor, b: int, h: int, rows: slice) -> torch.Tensor:
+    def scores(
+        self, products: torch.Tensor, b: int, h: int, rows: slice, captured: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """After score_mod, -inf where mask_mod masks."""
         device = products.device
         queries = torch.arange(self.q.shape[2], device=device)[rows, None]
         keys = torch.arange(self.k.shape[2], device=device)[None, :]
         at = torch.tensor(b, device=device), torch.tensor(h, device=device), queries, keys
-        scores = products if self.score_mod is None else self.score_mod(products, *at)
+        score_mod = self.score_mod if captured is None else self.mod_of(captured)
+        scores = products if score_mod is None else score_mod(products, *at)
         return scores if self.mask_mod is None else scores.masked_fill(~self.mask_mod(*at), -math.inf)
 
 
@@ -83,8 +89,10 @@ def forward(attention: Attention) -> Reference:
 
 
 def backward(attention: Attention, d_out: torch.Tensor) -> dict[str, Reference]:
-    """The gradients of q, k and v."""
+    """The gradients of q, k, v and the captured tensor."""
     inputs = {"d_q": attention.q, "d_k": attention.k, "d_v": attention.v}
+    if attention.captured is not None:
+        inputs["d_captured"] = attention.captured
     sums = [
         {name: torch.zeros(one.shape, dtype=dtype, device=one.device) for name, one in inputs.items()}
         for dtype in (torch.float64, torch.float32, torch.float32)
@@ -94,10 +102,12 @@ def backward(attention: Attention, d_out: torch.Tensor) -> dict[str, Reference]:
         Part(attention, *part, torch.float64).add_gradients(d_out, want)
         Part(attention, *part, torch.float32).add_gradients(d_out, eager, magnitudes)
     rows = math.prod(attention.q.shape[:3])  # all that a query's row passes on has the error of its softmax in common
+
+    def samples(name: str, one: torch.Tensor) -> int:
+        return min(rows, one.numel() if name == "d_captured" else math.prod(one.shape[:3]))
+
     return {
-        name: Reference(
-            want[name], eager[name].to(one.dtype), magnitudes[name].double(), min(rows, math.prod(one.shape[:3]))
-        )
+        name: Reference(want[name], eager[name].to(one.dtype), magnitudes[name].double(), samples(name, one))
         for name, one in inputs.items()
     }
 
@@ -113,11 +123,15 @@ class Part:
         self.k, self.v = attention.k[b, g].to(dtype), attention.v[b, g].to(dtype)
         products = self.rounded(self.q @ self.k.T) * self.scale
         self.slope = None  # of the scores by the products
-        if attention.score_mod is not None and torch.is_grad_enabled():
+        self.captured = None
+        has_mod = attention.score_mod is not None or attention.captured is not None
+        if has_mod and torch.is_grad_enabled():
             products.requires_grad_()
-            scores = attention.scores(products, b, h, rows)
-            kept = torch.where(scores == -math.inf, 0.0, scores)
-            self.slope = torch.autograd.grad(kept.sum(), products)[0]
+            if attention.captured is not None:
+                self.captured = attention.captured.detach().to(dtype).requires_grad_()
+            scores = attention.scores(products, b, h, rows, self.captured)
+            self.kept = torch.where(scores == -math.inf, 0.0, scores)
+            self.slope = torch.autograd.grad(self.kept.sum(), products, retain_graph=True)[0]
             scores = scores.detach()
         else:
             scores = attention.scores(products, b, h, rows)
@@ -138,13 +152,20 @@ class Part:
         sums["d_q"][b, h, rows] += d_products @ self.k
         sums["d_k"][b, g] += d_products.T @ self.q
         sums["d_v"][b, g] += self.rounded(p).T @ d_out
+        if self.captured is not None:
+            sums["d_captured"] += self.captured_gradient(self.rounded(d_scores))
         if magnitudes is not None:
             terms = d_out.abs() @ self.v.abs().T
             terms = p * (terms + (p * terms).sum(-1, keepdim=True))
+            if self.captured is not None:
+                magnitudes["d_captured"] += self.captured_gradient(terms).abs()
             terms = (terms * slope * self.scale).abs()
             magnitudes["d_q"][b, h, rows] += terms @ self.k.abs()
             magnitudes["d_k"][b, g] += terms.T @ self.q.abs()
             magnitudes["d_v"][b, g] += p.T @ d_out.abs()
+
+    def captured_gradient(self, d_scores: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(self.kept, self.captured, d_scores, retain_graph=True)[0]
 
 
 def complaints(results: dict[str, dict[str, torch.Tensor]], references: dict[str, Reference]) -> list[str]:

@@ -1,12 +1,15 @@
 """Flashlift's backward pass on a GPU beside its peers, in one process.
 
-    python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
+    python benchmarks/gpu/backward.py [--suite plain|mods|captures|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]
 
 Peers: cuDNN and FlashAttention-2 through torch's autograd, FlexAttention with its Triton backend. Every kernel's
 gradients are judged first (benchmarks/golden.py): one that is wrong is named, and the exit code is 1. Rounds go through
 all in turn; a figure is the median. TFLOP/s count five products of the score plane (half of it for causal; otherwise of
 the 128 x 128 blocks that hold a kept score), whatever a kernel computes.
+
+The suite `captures` adds the gradient of a tensor that the score_mod captures, through flashlift.torch and PyTorch's
+flex_attention.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import math
 import sys
 
 import flashlift
+import flashlift.torch
 import forward
 import torch
 import torch.nn.functional as F
@@ -117,9 +121,65 @@ def mod_case(case):
     return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, wrong
 
 
+def capture_cases(s, h):
+    """Name, shape of the captured tensor, the score_mod that reads it, and is the mask causal."""
+    buckets = 32
+
+    def bucket(distance):  # as T5's, of past keys
+        return torch.clamp(distance, 0, buckets - 1)
+
+    return [
+        ("slope of a head", (h,), lambda t: lambda score, b, h, q, kv: score + t[h] * (kv - q), True),
+        ("bias of a key", (s,), lambda t: lambda score, b, h, q, kv: score + t[kv], False),
+        ("bias of a query and head", (h, s), lambda t: lambda score, b, h, q, kv: score * t[h, q], False),
+        ("relative bias", (2 * s,), lambda t: lambda score, b, h, q, kv: score + t[q - kv + s], False),
+        ("relative bias, causal", (h, s), lambda t: lambda score, b, h, q, kv: score + t[h, q - kv], True),
+        ("buckets of distances", (h, buckets),
+         lambda t: lambda score, b, h, q, kv: score + t[h, bucket(q - kv)], True),
+        ("full bias of all heads", (s, s), lambda t: lambda score, b, h, q, kv: score + t[q, kv], False),
+        ("full bias of a head", (h, s, s), lambda t: lambda score, b, h, q, kv: score + t[h, q, kv], False),
+        ("table by position", (64,), lambda t: lambda score, b, h, q, kv: score + t[(q * 5 + kv) % 64], False),
+    ]  # fmt: skip
+
+
+def capture_case(case, s):
+    name, shape, mod_of, is_causal = case
+    b, h, d = 2, 8, 128
+    q, k, v = inputs(b, h, h, s, s, d, d)
+    captured = torch.randn(shape, device="cuda") / 8
+    leaf = captured.clone().requires_grad_()
+    score_mod, mask_mod = mod_of(leaf), (lambda b, h, q, kv: q >= kv) if is_causal else None
+    block_mask = create_block_mask(mask_mod, None, None, s, s, device="cuda") if is_causal else None
+    d_out = torch.randn_like(q)
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def by(attend):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = attend(*leaves, score_mod=score_mod, block_mask=block_mask)
+        return lambda: torch.autograd.grad(out, [*leaves, leaf], d_out, retain_graph=True)
+
+    kernels, results = {}, {}
+    for contender, attend in (("flashlift", flashlift.torch.flex_attention), ("flex", compiled)):
+        backward = first_result(contender, lambda attend=attend: by(attend))
+        found = None if backward is None else first_result(contender, backward)
+        if found is not None:
+            kernels[contender] = backward
+            results[contender] = dict(zip(("d_q", "d_k", "d_v", "d_captured"), found, strict=True))
+    same = all(
+        torch.equal(one, other)
+        for one, other in zip(results["flashlift"].values(), kernels["flashlift"](), strict=True)
+    )
+    attention = golden.Attention(q, k, v, None, mask_mod, captured=captured, mod_of=mod_of)
+    wrong = golden.complaints(results, golden.backward(attention, d_out))
+    wrong += [] if same else ["WRONG: flashlift: two calls differ in their bits"]
+    blocks = (s // BLOCK) ** 2 if block_mask is None else (s // BLOCK) * (s // BLOCK + 1) // 2
+    return name, kernels, 10 * b * h * blocks * BLOCK * BLOCK * d, wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="all", choices=["plain", "mods", "all"])
+    parser.add_argument("--suite", default="all", choices=["plain", "mods", "captures", "all"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--json", help="write all figures here")
     forward.add_choices(parser)
@@ -147,6 +207,11 @@ def main():
         for case in mod_cases(8192):
             if wanted(case[0]):
                 report(rows, verdict, *mod_case(case), rounds)
+    if arguments.suite in ("captures", "all"):
+        s = 2048 if arguments.quick else 8192
+        for case in capture_cases(s, 8):
+            if wanted(case[0]):
+                report(rows, verdict, *capture_case(case, s), rounds)
     if not rows:
         sys.exit(f"no case of suite {arguments.suite} is named by --cases {arguments.cases}")
     if arguments.json:
