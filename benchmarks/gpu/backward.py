@@ -154,14 +154,22 @@ def capture_case(case, s):
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention, dynamic=False)
 
-    def by(attend):
+    def by(attend, **options):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out = attend(*leaves, score_mod=score_mod, block_mask=block_mask)
+        out = attend(*leaves, score_mod=score_mod, block_mask=block_mask, **options)
         return lambda: torch.autograd.grad(out, [*leaves, leaf], d_out, retain_graph=True)
 
+    contenders = [
+        ("flashlift", lambda: by(flashlift.torch.flex_attention)),
+        ("flex", lambda: by(compiled)),
+        # Several of these programs need more shared memory than there is with the stages that it chooses.
+        ("flex, one stage", lambda: by(compiled, kernel_options={"bwd_num_stages": 1})),
+    ]
     kernels, results = {}, {}
-    for contender, attend in (("flashlift", flashlift.torch.flex_attention), ("flex", compiled)):
-        backward = first_result(contender, lambda attend=attend: by(attend))
+    for contender, make in contenders:
+        if contender == "flex, one stage" and "flex" in kernels:
+            continue
+        backward = first_result(contender, make)
         found = None if backward is None else first_result(contender, backward)
         if found is not None:
             kernels[contender] = backward

@@ -181,8 +181,7 @@ TEST_P(BackwardCompiles, ForTheOldestAndTheNewestArchitecture) {
     Sm80BackwardSources apart = backward_sources(problem, std::get<Sm80Backward>(*config));
     std::vector<KernelSource> sources = {std::move(apart.queries), std::move(apart.keys)};
     if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
-      const bool diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
-      const Result<ForwardConfig> captures = choose_capture_config(problem, architecture, diagonal);
+      const Result<CaptureConfig> captures = choose_capture_config(problem, *config, loads);
       ASSERT_TRUE(captures.ok()) << captures.error().message;
       sources.push_back(capture_source(problem, *captures, wants_gradient));
       sources.push_back(postprocess_source(problem, architecture, true));

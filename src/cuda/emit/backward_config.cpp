@@ -363,7 +363,18 @@ std::string describe_family(const Sm80Backward& config) {
                      describe(config.keys), config.chunks, config.not_fused);
 }
 
+// Do the preprocess's statistics of rows suit all scores that these kernels take? Only fused kernels take <d_out, out>
+// from an output that is not rounded; and where there is a fallback, an lse may be too large.
+bool has_exact_row_tiles(const Sm80Backward& config) { return config.fused && !config.fused->has_fallback; }
+bool has_exact_row_tiles(const Sm90Backward& config) { return config.fused && !config.fallback; }
+
 }  // namespace
+
+bool has_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
+bool has_row_tiles(const Sm90Backward& /*config*/) { return true; }
+
+int architecture_of(const Sm80Backward& config) { return config.queries.architecture; }
+int architecture_of(const Sm90Backward& config) { return config.queries.config.architecture; }
 
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len) {
   const ForwardConfig& config = fused.config;
@@ -400,11 +411,18 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
   return BackwardConfig(config);
 }
 
-Result<ForwardConfig> choose_capture_config(const Problem& problem, int architecture, bool has_diagonal) {
-  ForwardConfig config = common_config(problem);
-  config.kind = KernelKind::kPortable;
-  config.architecture = architecture;
-  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config));
+Result<CaptureConfig> choose_capture_config(const Problem& problem, const BackwardConfig& main,
+                                            const std::vector<CaptureLoad>& loads) {
+  const bool has_tiles = std::visit([](const auto& family) { return has_row_tiles(family); }, main);
+  const bool exact = std::visit([](const auto& family) { return has_exact_row_tiles(family); }, main);
+  CaptureConfig config;
+  config.row_tiles = exact && std::ranges::none_of(loads, &CaptureLoad::cancels);
+  config.makes_rows = has_tiles && !config.row_tiles;
+  config.config = common_config(problem);
+  config.config.kind = KernelKind::kPortable;
+  config.config.architecture = std::visit([](const auto& family) { return architecture_of(family); }, main);
+  const bool has_diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
+  FLASHLIFT_RETURN_IF_ERROR(choose_query_tiles(has_diagonal ? diagonal_bytes : nothing_more, config.config));
   return config;
 }
 
@@ -423,8 +441,10 @@ std::vector<std::string> query_definitions(const Sm80Backward& config) {
   return with(definitions(config.queries), config.queries, 1);
 }
 
-std::vector<std::string> capture_definitions(const ForwardConfig& config) {
-  return with(definitions(config), config, 1);
+std::vector<std::string> definitions(const CaptureConfig& config) {
+  std::vector<std::string> list = with(definitions(config.config), config.config, 1);
+  list.push_back(fmt::format("-DFL_ROW_TILES={:d}", config.row_tiles));
+  return list;
 }
 
 std::vector<std::string> key_definitions(const Sm80Backward& config) {

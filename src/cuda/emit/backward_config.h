@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "cuda/emit/capture_loads.h"
 #include "cuda/emit/forward_config.h"
 
 namespace flashlift::cuda {
@@ -64,14 +65,28 @@ inline constexpr int kFusedParts = 2;
 int64_t fused_sum_bytes(const Sm90BackwardKernel& fused, int64_t q_len);
 int64_t fused_sum_bytes(const Sm80FusedKernel& fused, int64_t q_len);
 
+// Are rows' statistics in tiles (kernels/common/backward_params.h)?
+bool has_row_tiles(const Sm80Backward& config);
+bool has_row_tiles(const Sm90Backward& config);
+int architecture_of(const Sm80Backward& config);
+int architecture_of(const Sm90Backward& config);
+
 using BackwardConfig = std::variant<Sm80Backward, Sm90Backward>;
 
 // For an architecture of at least 80, or 90 itself for Hopper's. Errors: kUnsupported with the reason.
 Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKind kind, int architecture);
 
-// For the gradients of captured tensors (kernels/sm80/backward_captures.cu), on any architecture of at least 80.
-// has_diagonal: see capture_loads.h. Errors: kUnsupported with the reason.
-Result<ForwardConfig> choose_capture_config(const Problem& problem, int architecture, bool has_diagonal);
+// The kernels for gradients of captured tensors (kernels/sm80/backward_captures.cu), which run after those of a main
+// part.
+struct CaptureConfig {
+  ForwardConfig config;     // q_tile rows a block, kv_tile columns at a time
+  bool makes_rows = false;  // the rows' statistics, from the scores
+  bool row_tiles = false;   // reads those of the preprocess
+};
+
+// For an architecture of at least 80. Errors: kUnsupported with the reason.
+Result<CaptureConfig> choose_capture_config(const Problem& problem, const BackwardConfig& main,
+                                            const std::vector<CaptureLoad>& loads);
 
 std::string describe(const BackwardConfig& config);
 
@@ -79,7 +94,7 @@ std::string describe(const BackwardConfig& config);
 std::vector<std::string> definitions(const Sm80FusedKernel& kernel);
 std::vector<std::string> query_definitions(const Sm80Backward& config);
 std::vector<std::string> key_definitions(const Sm80Backward& config);
-std::vector<std::string> capture_definitions(const ForwardConfig& config);
+std::vector<std::string> definitions(const CaptureConfig& config);
 std::vector<std::string> definitions(const Sm90BackwardKernel& kernel);
 // How many threads share a row of the output where the preprocess multiplies it.
 int row_threads(const Problem& problem);

@@ -13,8 +13,8 @@ namespace flashlift::cuda {
 // Over which scores a thread or a warp sums before it adds to the gradient.
 enum class CaptureSum : uint8_t {
   kRow,       // one element for all keys of a row: the row's scores
-  kKey,       // one element for all rows: a key's scores in a warp's rows
-  kDiagonal,  // the indices depend on the distance of query and key only: a diagonal of a warp's scores
+  kKey,       // one element for all queries of a head: the key's scores
+  kDiagonal,  // the indices depend on the distance of query and key only: a diagonal of a block's scores
   kElement,   // other indices: nothing
   kPlane,     // the indices have the query and the key themselves: the scores of all heads that share the element
 };
@@ -23,6 +23,9 @@ enum class CaptureSum : uint8_t {
 struct CaptureLoad {
   size_t capture = 0;  // into problem.captures
   CaptureSum sum = CaptureSum::kElement;
+  // It sums a row's gradients of scores with the same weight for all keys. That sum is 0 but for what else the score
+  // mod does, so that only <d_out, out> from the same products gives it (kernels/sm80/backward_rows.cuh).
+  bool cancels = false;
   // Planes only: the tensor's dimensions that the position indexes; -1: none.
   int b_dim = -1;
   int h_dim = -1;

@@ -81,13 +81,6 @@ void add_main_sources(const Problem& problem, const Sm90Backward& config, std::v
   }
 }
 
-// Are rows' statistics in tiles?
-bool has_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
-bool has_row_tiles(const Sm90Backward& /*config*/) { return true; }
-
-int architecture_of(const Sm80Backward& config) { return config.queries.architecture; }
-int architecture_of(const Sm90Backward& config) { return config.queries.config.architecture; }
-
 const char* forward_file(const ForwardConfig& config) {
   switch (config.kind) {
     case KernelKind::kBulkDecode:
@@ -124,12 +117,12 @@ Sm80BackwardSources backward_sources(const Problem& problem, const Sm80Backward&
           .keys = source("cuda/kernels/sm80/backward_keys.cu", key_definitions(config))};
 }
 
-KernelSource capture_source(const Problem& problem, const ForwardConfig& config,
+KernelSource capture_source(const Problem& problem, const CaptureConfig& config,
                             const std::vector<bool>& wants_gradient) {
   Headers generated = {{"program.cuh", emit_programs(problem)},
                        {"gradient.cuh", emit_gradient(problem, wants_gradient)}};
-  return source_of("cuda/kernels/sm80/backward_captures.cu", std::move(generated), capture_definitions(config),
-                   config.architecture);
+  return source_of("cuda/kernels/sm80/backward_captures.cu", std::move(generated), definitions(config),
+                   config.config.architecture);
 }
 
 KernelSource backward_source(const Problem& problem, const Sm80FusedKernel& kernel) {
@@ -167,10 +160,8 @@ Result<std::vector<KernelSource>> all_backward_sources(const Problem& problem, c
   std::vector<KernelSource> sources = {preprocess_source(problem, architecture, row_tiles)};
   std::visit([&](const auto& family) { add_main_sources(problem, family, sources); }, config);
   if (const std::vector<CaptureLoad> loads = capture_loads(problem, wants_gradient); !loads.empty()) {
-    const bool diagonal = std::ranges::find(loads, CaptureSum::kDiagonal, &CaptureLoad::sum) != loads.end();
-    FLASHLIFT_ASSIGN_OR_RETURN(const ForwardConfig capture_config,
-                               choose_capture_config(problem, architecture, diagonal));
-    sources.push_back(capture_source(problem, capture_config, wants_gradient));
+    FLASHLIFT_ASSIGN_OR_RETURN(const CaptureConfig captures, choose_capture_config(problem, config, loads));
+    sources.push_back(capture_source(problem, captures, wants_gradient));
   }
   if (problem.sinks > 0 || std::ranges::find(wants_gradient, true) != wants_gradient.end()) {
     sources.push_back(postprocess_source(problem, architecture, row_tiles));

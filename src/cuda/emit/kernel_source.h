@@ -35,7 +35,7 @@ KernelSource backward_source(const Problem& problem, const Sm90BackwardKernel& k
 
 // Of the gradients of captured tensors. `config`: of choose_capture_config(). wants_gradient: of which captured tensors
 // (in the order of problem.captures).
-KernelSource capture_source(const Problem& problem, const ForwardConfig& config,
+KernelSource capture_source(const Problem& problem, const CaptureConfig& config,
                             const std::vector<bool>& wants_gradient);
 
 // What runs before and behind a main part, for any that wants rows' statistics in tiles, or does not.

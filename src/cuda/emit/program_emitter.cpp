@@ -283,12 +283,16 @@ std::string emit_capture_gradients(const Problem& problem, const score::Derivati
       "  const float raw = 0.0f;\n  const float score = 0.0f;\n  const int kv_first = kv;\n  const int key = 0;\n";
   std::string text = "struct GradientSums {\n";
   for (size_t i = 0; i < loads.size(); ++i) {
-    if (loads[i].sum == CaptureSum::kRow) {
+    if (loads[i].sum == CaptureSum::kRow || loads[i].sum == CaptureSum::kKey) {
       text += fmt::format("  float load{}[2];\n", i);
     }
   }
+  text += fmt::format("}};\n{} void add_captured_key(float ds, {}, GradientSums& sums, int r) {{\n{}{}}}\n\n",
+                      kFunction, at, begin, whole().captured_key_body(derivative, loads));
+  text += fmt::format("{} void add_captured_keys(const GradientSums& sums, int r, bool inside, {}) {{\n{}{}}}\n\n",
+                      kFunction, place, begin_place, whole().captured_keys_body(derivative, loads));
   text += fmt::format(
-      "}};\n{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, int r) "
+      "{} float add_captured(float ds, {}, const CaptureGradient* gradients, GradientSums& sums, int r) "
       "{{\n{}{}}}\n\n",
       kFunction, at, begin, whole().captured_body(derivative, loads));
   text += fmt::format(
@@ -323,6 +327,7 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   const auto count = [&](auto&& holds) { return std::ranges::count_if(loads, holds, &CaptureLoad::sum); };
   const auto planes = count([](CaptureSum sum) { return sum == CaptureSum::kPlane; });
   const auto diagonals = count([](CaptureSum sum) { return sum == CaptureSum::kDiagonal; });
+  const auto keys = count([](CaptureSum sum) { return sum == CaptureSum::kKey; });
   std::string text =
       "#pragma once\n#include \"cuda/kernels/common/capture_gradients.cuh\"\n#include \"program.cuh\"\n\n";
   const auto searches = [](const Program& program) {
@@ -334,7 +339,8 @@ std::string emit_gradient(const Problem& problem, const std::vector<bool>& wants
   text += fmt::format("#define FL_HAS_DERIVATIVE {:d}\n", derivative && !is_one(derivative->body, derivative->d_score));
   text += fmt::format("#define FL_PLANE_GRADIENTS {:d}\n", planes > 0);
   text += fmt::format("#define FL_DIAGONAL_GRADIENTS {:d}\n", diagonals > 0);
-  text += fmt::format("#define FL_WALK_GRADIENTS {:d}\n\n", std::ssize(loads) > planes);
+  text += fmt::format("#define FL_KEY_GRADIENTS {:d}\n", keys > 0);
+  text += fmt::format("#define FL_QUERY_GRADIENTS {:d}\n\n", std::ssize(loads) > planes + keys);
   text += "namespace flashlift::cuda {\n\n";
   const std::string at =
       "const GradientRow& row, const GradientColumn& column, int b, int h, int q, int kv_first, int "

@@ -42,9 +42,11 @@ std::string emit_bounds(const Problem& problem);
 //   score_gradient(raw, row, column, b, h, q, kv_first, key, params, derivative): the score of key kv_first + key from
 //   its unscaled product, and what it changes by as the scaled product does; row and column are as above, of
 //   gradient_row and gradient_column;
-//   FL_WALK_GRADIENTS, FL_PLANE_GRADIENTS, FL_DIAGONAL_GRADIENTS: are gradients of captured tensors wanted of other
-//   loads than planes, of planes, of a diagonal (capture_loads.h). Then
-//     add_captured(ds, raw, row, column, b, h, q, kv_first, key, params, gradients, sums, r) adds those of a score
+//   FL_KEY_GRADIENTS, FL_PLANE_GRADIENTS, FL_DIAGONAL_GRADIENTS, FL_QUERY_GRADIENTS: are gradients of captured tensors
+//   wanted of loads of these kinds (capture_loads.h); the last: of other loads than keys and planes. Then
+//     add_captured_key(ds, raw, row, column, b, h, q, kv_first, key, params, sums, r) adds the gradient of a score to
+//     the sums of its key, and add_captured_keys(sums, r, inside, b, h, q, kv, params, gradients) adds these, for any
+//     q; add_captured(ds, raw, row, column, b, h, q, kv_first, key, params, gradients, sums, r) adds those of a score
 //     whose own is ds, and returns the share of the diagonal's; add_captured_rows(sums, r, b, h, q, inside, params,
 //     gradients) adds the sums of a row that has one element for all its keys; add_diagonal(sum, b, h, q, kv, params,
 //     gradients) adds the sum of the diagonal with this position; plane_gradient(load, ds, raw, row, ..., params)

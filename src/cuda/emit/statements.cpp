@@ -202,15 +202,13 @@ std::string Emitter::captured_body(const score::Derivative& derivative, const st
       case CaptureSum::kRow:
         text_ += fmt::format("  sums.load{}[r] += {};\n", i, value);
         break;
-      case CaptureSum::kKey:
-        text_ += fmt::format("  add_key_to_gradient({}, {});\n", value, place);
-        break;
       case CaptureSum::kDiagonal:
         diagonal = value;
         break;
       case CaptureSum::kElement:
         text_ += fmt::format("  add_to_gradient({}, {});\n", value, place);
         break;
+      case CaptureSum::kKey:
       case CaptureSum::kPlane:
         break;
     }
@@ -222,6 +220,27 @@ std::string Emitter::captured_rows_body(const score::Derivative& derivative, con
   statements();
   for (size_t i = 0; i < loads.size(); ++i) {
     if (loads[i].sum == CaptureSum::kRow) {
+      text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, {});\n", i,
+                           gradient_place(program_.nodes[derivative.loads[i].load]));
+    }
+  }
+  return std::move(text_);
+}
+
+std::string Emitter::captured_key_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum == CaptureSum::kKey) {
+      text_ += fmt::format("  sums.load{}[r] += {};\n", i, weighted(derivative.loads[i]));
+    }
+  }
+  return std::move(text_);
+}
+
+std::string Emitter::captured_keys_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads) {
+  statements();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].sum == CaptureSum::kKey) {
       text_ += fmt::format("  add_row_to_gradient(sums.load{}[r], inside, {});\n", i,
                            gradient_place(program_.nodes[derivative.loads[i].load]));
     }

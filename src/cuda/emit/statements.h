@@ -69,6 +69,9 @@ class Emitter {
   std::string captured_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
   // that add a row's sums;
   std::string captured_rows_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  // that add an element's gradient to its key's, and the sums of a key;
+  std::string captured_key_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
+  std::string captured_keys_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
   // that add a diagonal's sum;
   std::string diagonal_body(const score::Derivative& derivative, const std::vector<CaptureLoad>& loads);
   // that return an element's gradient of the plane `load`;

@@ -58,8 +58,8 @@ struct Backward::State {
       : driver(d), device(on), problem(of), config(with), preprocess(of, on, row_statistics(with)), memory(d) {}
 
   Status compile_captures(const std::vector<bool>& wants_gradient, const KernelCompiler& compile_kernel) {
-    FLASHLIFT_ASSIGN_OR_RETURN(
-        captures, CaptureGradients::compile(problem, device, row_statistics(config), wants_gradient, compile_kernel));
+    FLASHLIFT_ASSIGN_OR_RETURN(captures,
+                               CaptureGradients::compile(problem, device, config, wants_gradient, compile_kernel));
     return {};
   }
 

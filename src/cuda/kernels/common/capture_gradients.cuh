@@ -25,17 +25,6 @@ __device__ __forceinline__ void add_to_gradient(float value, const CaptureGradie
   }
 }
 
-// An element that all rows of a warp read: the warp first sums over its rows. Whole warps must call it.
-template <typename... Indices>
-__device__ __forceinline__ void add_key_to_gradient(float value, const CaptureGradient& gradient, Indices... indices) {
-  value += __shfl_xor_sync(0xffffffff, value, 4);
-  value += __shfl_xor_sync(0xffffffff, value, 8);
-  value += __shfl_xor_sync(0xffffffff, value, 16);
-  if (threadIdx.x % 32 < 4) {
-    add_to_gradient(value, gradient, indices...);
-  }
-}
-
 // The sum over a row's four threads.
 template <typename... Indices>
 __device__ __forceinline__ void add_row_to_gradient(float sum, bool inside, const CaptureGradient& gradient,

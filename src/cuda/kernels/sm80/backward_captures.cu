@@ -1,57 +1,89 @@
 // The gradients of captured tensors, for all main kernels. All sums have the same bits in every run: threads add in a fixed
 // order, and blocks add exactly (exact_sum.cuh) or write elements that are theirs alone.
 //
-// Each load of a captured tensor belongs to one of two kernels. Both compute the scores again, with <d_out, v>.
+// Each load of a captured tensor belongs to one of three kernels. All compute the scores again, with <d_out, v>.
 // - Most loads: a block processes a tile of queries and the keys that these see.
+// - Loads that read one element for all queries of a head: a block processes a tile of keys and the queries that see them.
 // - Planes, where the indices of the load have both the query and the key: a block processes a tile of the plane and all
 //   heads that share its elements, so that each element has one thread.
-#include "cuda/kernels/common/key_tiles.cuh"
 #include "cuda/kernels/sm80/backward_rows.cuh"
+#include "cuda/kernels/sm80/key_walk.cuh"
 
 namespace flashlift::cuda {
 
-#if FL_WALK_GRADIENTS
+#if FL_QUERY_GRADIENTS
 
+#if FL_DIAGONAL_GRADIENTS
 namespace {
 
-// A warp's scores, where loads depend on the distance of query and key only: the sums along diagonals are added.
-constexpr int kDiagonalRow = FL_BLOCK_N + 8;
+// Sums along diagonals of a block's scores, where a load depends on the distance of query and key only. Each diagonal has
+// one thread, which keeps the sum in a register until the key tiles leave the diagonal.
+class Diagonals {
+ public:
+  static constexpr int kRow = FL_BLOCK_N + 8;  // of the block's scores in shared memory: 8 put rows into other banks
 
-__device__ __forceinline__ void add_diagonals(const float* values, const ForwardParams& params,
-                                              const BackwardParams& backward, const QueryTile& tile, int q, int kv) {
-  constexpr int kRows = 16;
-  __syncwarp();
-  for (int i = threadIdx.x % 32; i < kRows + FL_BLOCK_N - 1; i += 32) {
-    const int distance = i - (kRows - 1);  // of the column from the row
-    const int first = max(0, -distance);
-    const int last = min(kRows, FL_BLOCK_N - distance) - 1;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int row = first; row <= last; ++row) {
-      sum += values[row * kDiagonalRow + row + distance];
+  __device__ __forceinline__ Diagonals(const ForwardParams& params, const BackwardParams& backward,
+                                       const QueryTile& tile, float* values)
+      : params_(params), backward_(backward), tile_(tile), values_(values) {}
+
+  __device__ __forceinline__ float& value(int row, int column) { return values_[row * kRow + column]; }
+
+  // Adds what the block's threads stored of the key tile that begins with kv.
+  __device__ __forceinline__ void add(int kv) {
+    static_assert(kThreads >= FL_BLOCK_M + FL_BLOCK_N - 1 && (kThreads & (kThreads - 1)) == 0,
+                  "each diagonal needs a thread of its own");
+    __syncthreads();
+    const int base = kv - tile_.row;  // of the first column from the first row
+    const int lowest = base - (FL_BLOCK_M - 1);
+    const int distance = lowest + ((static_cast<int>(threadIdx.x) - lowest) & (kThreads - 1));
+    if (distance >= base + FL_BLOCK_N) {
+      return;
     }
-    add_diagonal(sum, tile.b, tile.h, q + first, kv + first + distance, params, backward.gradients);
+    if (distance != distance_) {
+      flush();
+      distance_ = distance;
+    }
+    const int first_column = distance - base;  // in the first row; may lie outside
+#pragma unroll 8
+    for (int row = 0; row < FL_BLOCK_M; ++row) {
+      const int column = first_column + row;
+      sum_ += column >= 0 && column < FL_BLOCK_N ? value(row, column) : 0.0f;
+    }
   }
-  __syncwarp();
-}
+
+  __device__ __forceinline__ void flush() {
+    if (sum_ != 0.0f) {
+      add_diagonal(sum_, tile_.b, tile_.h, max(-distance_, 0), max(distance_, 0), params_, backward_.gradients);
+    }
+    sum_ = 0.0f;
+  }
+
+ private:
+  const ForwardParams& params_;
+  const BackwardParams& backward_;
+  const QueryTile& tile_;
+  float* const values_;
+  int distance_ = 0;
+  float sum_ = 0.0f;
+};
 
 }  // namespace
+#endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
-    flashlift_walk_gradients(const __grid_constant__ ForwardParams params,
-                             const __grid_constant__ BackwardParams backward) {
+    flashlift_query_gradients(const __grid_constant__ ForwardParams params,
+                              const __grid_constant__ BackwardParams backward,
+                              const __grid_constant__ RowTiles row_tiles) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   const SharedTiles shared(shared_memory);
   const QueryTile tile = query_tile(params, blockIdx.x);
   const QueryPlace rows_place = place_of(tile, 0);
   RowGradient rows[2];
-  load_rows(rows, params, backward, rows_place);
+  load_rows(rows, params, backward, row_tiles, rows_place);
   const Visits found = find_visits(params, tile);
   GradientSums sums{};
 #if FL_DIAGONAL_GRADIENTS
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float* const warp_values = shared.p + kPElements + warp * 16 * kDiagonalRow;
+  Diagonals diagonals(params, backward, tile, shared.p + kPElements);
 #endif
   for_each_tile(params, backward, tile, found, shared,
                 [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
@@ -65,17 +97,64 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
                                                          place.h, q, place.kv(i), 0, params, backward.gradients, sums,
                                                          i / 2 % 2);
 #if FL_DIAGONAL_GRADIENTS
-                        warp_values[(lane / 4 + i / 2 % 2 * 8) * kDiagonalRow + place.kv(i) - kv] = value;
+                        diagonals.value(q - tile.row, place.kv(i) - kv) = value;
 #endif
                       });
 #if FL_DIAGONAL_GRADIENTS
-                  add_diagonals(warp_values, params, backward, tile, tile.row + warp * 16, kv);
+                  diagonals.add(kv);
 #endif
                 });
+#if FL_DIAGONAL_GRADIENTS
+  diagonals.flush();
+#endif
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int q = rows_place.rows[r];
     add_captured_rows(sums, r, tile.b, tile.h, min(q, params.q_len - 1), q < params.q_len, params, backward.gradients);
+  }
+}
+
+#endif
+
+#if FL_KEY_GRADIENTS
+
+extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
+    flashlift_key_gradients(const __grid_constant__ ForwardParams params,
+                            const __grid_constant__ BackwardParams backward,
+                            const __grid_constant__ RowTiles row_tiles) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  const SharedKeyTiles shared(shared_memory);
+  const KeyTile keys = key_tile_of(params, backward);
+  const int key = keys.first + static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  GradientSums sums{};
+  int head = -1;
+  const auto add_sums = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int kv = key + 8 * r;
+      add_captured_keys(sums, r, kv < params.kv_len, keys.b, head, 0, min(kv, params.kv_len - 1), params,
+                        backward.gradients);
+    }
+    sums = {};
+  };
+  for_each_query_tile(
+      params, backward, row_tiles, keys, shared,
+      [&](TileValues& s, TileValues& dp, const KeyPlace& place, const QueryStage& stage, const QueryTiles::Tile& tile) {
+        if (head >= 0 && tile.h != head) {  // the element may be another head's
+          add_sums();
+        }
+        head = tile.h;
+        finish_tile(
+            s, dp, params, place, tile.partial, [&](int e) { return stage.rows[place.column_of(e) - tile.q]; },
+            [&](int i, float ds, float product) {
+              const int q = place.q(i);
+              add_captured_key(ds, product, gradient_row(place.b, place.h, q, params),
+                               gradient_column(place.b, place.kv(i), params), place.b, place.h, q, place.kv(i), 0,
+                               params, sums, i / 2 % 2);
+            });
+      });
+  if (head >= 0) {
+    add_sums();
   }
 }
 
@@ -86,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
 // Blocks have the tiles of a plane one after the other, and then those of the next one.
 extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
     flashlift_plane_gradients(const __grid_constant__ ForwardParams params,
-                              const __grid_constant__ BackwardParams backward, const __grid_constant__ PlaneLoad plane) {
+                              const __grid_constant__ BackwardParams backward,
+                              const __grid_constant__ RowTiles row_tiles, const __grid_constant__ PlaneLoad plane) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   const SharedTiles shared(shared_memory);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -123,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
       load_keys(shared.k, shared.v, params, b, h / params.group, kv_tile);
       const QueryPlace place = place_of(tile, kv);
       RowGradient rows[2];
-      load_rows(rows, params, backward, place);
+      load_rows(rows, params, backward, row_tiles, place);
       finish_copies();
       TileValues s;
       TileValues dp;

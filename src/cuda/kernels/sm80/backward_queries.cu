@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   const QueryTile tile = query_tile(params, blockIdx.x);
   const QueryPlace rows_place = place_of(tile, 0);
   RowGradient rows[2];
-  load_rows(rows, params, backward, rows_place);
+  load_rows(rows, params, backward, {}, rows_place);
   const Visits found = find_visits(params, tile);
   float* const warp_p = shared.p + threadIdx.x / 32 * 16 * kPRow;
   float d_q[FL_QK_DIM / 2];

@@ -11,6 +11,8 @@
 
 namespace flashlift::cuda {
 
+using TileValues = float[FL_BLOCK_N / 2];  // a thread's, of 16 rows a warp
+
 // s: products <q, k>, then probabilities after dropout. dp: products <d_out, v>, then the gradients of scaled products.
 // row_at(i): the row's statistics. add(i, ds, product): receives the gradient of each element.
 template <int kCount, bool kRowsAreKeys, typename RowAt, typename Add>

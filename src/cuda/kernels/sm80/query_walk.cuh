@@ -7,7 +7,6 @@
 namespace flashlift::cuda {
 
 using QueryPlace = Place<false>;
-using TileValues = float[FL_BLOCK_N / 2];  // a thread's
 
 // Q and d_out of the block's queries, and several stages of K and V.
 struct SharedTiles {
@@ -93,13 +92,13 @@ __device__ __forceinline__ QueryPlace place_of(const QueryTile& tile, int kv) {
   return {tile.b, tile.h, {row, row + 8}, kv + lane % 4 * 2};
 }
 
-// The statistics of a thread's two rows. Rows after the end count as rows without keys.
+// The statistics of a thread's two rows.
 __device__ __forceinline__ void load_rows(RowGradient (&rows)[2], const ForwardParams& params,
-                                          const BackwardParams& backward, const QueryPlace& place) {
-  const RowGradient* const head = row_gradients(params, backward, place.b, place.h);
+                                          const BackwardParams& backward, const RowTiles& tiles,
+                                          const QueryPlace& place) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows[r] = place.rows[r] < params.q_len ? head[place.rows[r]] : RowGradient{0.0f, 0.0f, 0.0f, 1};
+    rows[r] = row_at(params, backward, tiles, place.b, place.h, place.rows[r]);
   }
 }
 

@@ -10,40 +10,40 @@
 namespace flashlift::cuda {
 
 Result<std::unique_ptr<const CaptureGradients>> CaptureGradients::compile(const Problem& problem, const Device& device,
-                                                                          const RowStatistics& statistics,
+                                                                          const BackwardConfig& main,
                                                                           const std::vector<bool>& wants_gradient,
                                                                           const KernelCompiler& compile_kernel) {
   auto gradients = std::make_unique<CaptureGradients>();
-  gradients->loads_ = capture_loads(problem, wants_gradient);
-  gradients->makes_rows_ = statistics.tile > 0;
-  if (gradients->loads_.empty()) {  // the scores do not follow the tensors: their gradients are 0
+  const std::vector<CaptureLoad>& loads = gradients->loads_ = capture_loads(problem, wants_gradient);
+  if (loads.empty()) {  // the scores do not follow the tensors: their gradients are 0
     return std::unique_ptr<const CaptureGradients>(std::move(gradients));
   }
-  const auto has = [&](CaptureSum sum) { return std::ranges::count(gradients->loads_, sum, &CaptureLoad::sum) > 0; };
-  FLASHLIFT_ASSIGN_OR_RETURN(gradients->config_,
-                             choose_capture_config(problem, device.architecture, has(CaptureSum::kDiagonal)));
-  FLASHLIFT_ASSIGN_OR_RETURN(
-      gradients->library_,
-      LoadedLibrary::compile(capture_source(problem, gradients->config_, wants_gradient), compile_kernel));
-  const auto kernel = [&](const char* name) {
-    return gradients->library_->kernel(name, device.handle, gradients->config_.shared_bytes);
+  FLASHLIFT_ASSIGN_OR_RETURN(gradients->config_, choose_capture_config(problem, main, loads));
+  const CaptureConfig& config = gradients->config_;
+  FLASHLIFT_ASSIGN_OR_RETURN(gradients->library_,
+                             LoadedLibrary::compile(capture_source(problem, config, wants_gradient), compile_kernel));
+  const auto find = [&](const char* name, bool runs, CuKernel& kernel) -> Status {
+    if (runs) {
+      FLASHLIFT_ASSIGN_OR_RETURN(kernel, gradients->library_->kernel(name, device.handle, config.config.shared_bytes));
+    }
+    return {};
   };
-  FLASHLIFT_ASSIGN_OR_RETURN(gradients->rows_, kernel("flashlift_backward_rows"));
-  if (gradients->walks()) {
-    FLASHLIFT_ASSIGN_OR_RETURN(gradients->walk_, kernel("flashlift_walk_gradients"));
-  }
-  if (has(CaptureSum::kPlane)) {
-    FLASHLIFT_ASSIGN_OR_RETURN(gradients->planes_, kernel("flashlift_plane_gradients"));
-  }
+  const auto count = [&](CaptureSum sum) { return std::ranges::count(loads, sum, &CaptureLoad::sum); };
+  const auto keys = count(CaptureSum::kKey);
+  const auto planes = count(CaptureSum::kPlane);
+  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_backward_rows", config.makes_rows, gradients->rows_));
+  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_query_gradients", std::ssize(loads) > keys + planes, gradients->queries_));
+  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_key_gradients", keys > 0, gradients->keys_));
+  FLASHLIFT_RETURN_IF_ERROR(find("flashlift_plane_gradients", planes > 0, gradients->planes_));
   return std::unique_ptr<const CaptureGradients>(std::move(gradients));
 }
 
-bool CaptureGradients::walks() const {
-  return std::ranges::any_of(loads_, [](const CaptureLoad& load) { return load.sum != CaptureSum::kPlane; });
+int64_t CaptureGradients::query_tiles(const ForwardParams& params) const {
+  return divide_up(params.q_len, config_.config.q_tile);
 }
 
-int64_t CaptureGradients::query_tiles(const ForwardParams& params) const {
-  return divide_up(params.q_len, config_.q_tile);
+int64_t CaptureGradients::key_blocks(const ForwardParams& params) const {
+  return divide_up(params.kv_len, config_.config.q_tile) * params.batch * params.kv_heads;
 }
 
 PlaneLoad CaptureGradients::plane(size_t load, const BackwardCall& call) const {
@@ -56,7 +56,7 @@ PlaneLoad CaptureGradients::plane(size_t load, const BackwardCall& call) const {
 }
 
 int64_t CaptureGradients::plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const {
-  return int64_t{plane.batches} * plane.heads * query_tiles(params) * divide_up(params.kv_len, config_.kv_tile);
+  return int64_t{plane.batches} * plane.heads * query_tiles(params) * divide_up(params.kv_len, config_.config.kv_tile);
 }
 
 Status CaptureGradients::accepts(const BackwardCall& call) const {
@@ -64,7 +64,7 @@ Status CaptureGradients::accepts(const BackwardCall& call) const {
     return {};
   }
   const ForwardParams& params = call.forward;
-  int64_t blocks = query_tiles(params) * params.batch * params.q_heads;
+  int64_t blocks = std::max(query_tiles(params) * params.batch * params.q_heads, key_blocks(params));
   for (size_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].sum == CaptureSum::kPlane) {
       blocks = std::max(blocks, plane_blocks(plane(i, call), params));
@@ -75,8 +75,9 @@ Status CaptureGradients::accepts(const BackwardCall& call) const {
 }
 
 int64_t CaptureGradients::workspace_bytes(const ForwardParams& params) const {
-  const bool needs = makes_rows_ && !loads_.empty();
-  return needs ? int64_t{params.batch} * params.q_heads * params.q_len * static_cast<int64_t>(sizeof(RowGradient)) : 0;
+  return rows_ != nullptr
+             ? int64_t{params.batch} * params.q_heads * params.q_len * static_cast<int64_t>(sizeof(RowGradient))
+             : 0;
 }
 
 bool CaptureGradients::stores(size_t capture, const BackwardCall& call) const {
@@ -101,22 +102,27 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
   params.q_tiles = static_cast<int>(query_tiles(params));
   params.total_tiles = params.q_tiles * params.batch * params.q_heads;
   params.heads_per_section = params.group;  // heads that share keys stay together
+  call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.config.q_tile));
   call.backward.only_if[0] = call.backward.only_if[1] = nullptr;
   const auto grid = [&](int64_t blocks) {
-    return Grid{.x = static_cast<unsigned>(blocks), .threads = config_.threads, .shared_bytes = config_.shared_bytes};
+    const ForwardConfig& config = config_.config;
+    return Grid{.x = static_cast<unsigned>(blocks), .threads = config.threads, .shared_bytes = config.shared_bytes};
   };
-  void* parameters[] = {&call.forward, &call.backward};
-  if (makes_rows_) {
+  void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
+  if (rows_ != nullptr) {
     call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
     FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, rows_, grid(params.total_tiles), parameters));
   }
-  if (walk_ != nullptr) {
-    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, walk_, grid(params.total_tiles), parameters));
+  if (queries_ != nullptr) {
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, queries_, grid(params.total_tiles), parameters));
+  }
+  if (keys_ != nullptr) {
+    FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, keys_, grid(key_blocks(params)), parameters));
   }
   for (size_t i = 0; i < loads_.size(); ++i) {
     if (loads_[i].sum == CaptureSum::kPlane) {
       PlaneLoad load = plane(i, call);
-      void* plane_parameters[] = {&call.forward, &call.backward, &load};
+      void* plane_parameters[] = {&call.forward, &call.backward, &call.row_tiles, &load};
       FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, planes_, grid(plane_blocks(load, params)), plane_parameters));
     }
   }

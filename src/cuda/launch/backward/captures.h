@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/emit/capture_loads.h"
+#include "cuda/emit/backward_config.h"
 #include "cuda/launch/backward/call_memory.h"
 #include "cuda/launch/backward/main.h"
 
@@ -12,9 +12,9 @@ namespace flashlift::cuda {
 
 class CaptureGradients {
  public:
-  // `statistics`: of the main part. It is for calls that request the gradient of some captured tensor.
+  // For calls that request the gradient of some captured tensor, after the kernels of `main`.
   static Result<std::unique_ptr<const CaptureGradients>> compile(const Problem& problem, const Device& device,
-                                                                 const RowStatistics& statistics,
+                                                                 const BackwardConfig& main,
                                                                  const std::vector<bool>& wants_gradient,
                                                                  const KernelCompiler& compile_kernel);
 
@@ -29,17 +29,18 @@ class CaptureGradients {
   Status launch(BackwardCall& call, CuPointer workspace) const;
 
  private:
-  bool walks() const;
   int64_t query_tiles(const ForwardParams& params) const;
+  int64_t key_blocks(const ForwardParams& params) const;
   PlaneLoad plane(size_t load, const BackwardCall& call) const;
   int64_t plane_blocks(const PlaneLoad& plane, const ForwardParams& params) const;
 
-  ForwardConfig config_;
+  CaptureConfig config_;
   std::vector<CaptureLoad> loads_;
-  bool makes_rows_ = false;  // the main part leaves no RowGradient
   std::shared_ptr<const LoadedLibrary> library_;
+  // Null where there is nothing for them to do.
   CuKernel rows_ = nullptr;
-  CuKernel walk_ = nullptr;
+  CuKernel queries_ = nullptr;
+  CuKernel keys_ = nullptr;
   CuKernel planes_ = nullptr;
 };
 
