@@ -206,6 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
         "load w[h]; %3 = mul score, %2; %4 = add %3, %1; return %4 }",
         "attn h2 s512 d128 bf16 score_mod(t: f32[?]) { %0 = add q, kv; %1 = load t[%0]; %2 = add score, "
         "%1; return %2 }",
+        "attn h2 s512 d128 bf16 lse residual causal score_mod(t: f32[?], u: f32[?]) { %0 = load t[kv]; %1 = add score, "
+        "%0; %2 = sub q, kv; %3 = load u[%2]; %4 = mul %1, %3; return %4 }",
         "attn h2 s512 d128 bf16 score_mod(t: f32[?], u: f32[?, ?]) { %0 = mul score, 0.5; %1 = sub q, kv; "
         "%2 = load t[%1]; %3 = add %0, %2; %4 = load u[q, kv]; %5 = add %3, %4; return %5 }"));
 
