@@ -56,7 +56,7 @@ int64_t nothing_more(const ForwardConfig& /*config*/) { return 0; }
 // The scores of a block whose diagonals are summed (kernels/sm80/backward_captures.cu).
 int64_t diagonal_bytes(const ForwardConfig& config) {
   constexpr int64_t kPadding = 8;
-  return config.q_tile * (config.kv_tile + kPadding) * static_cast<int64_t>(sizeof(float));
+  return config.q_tile / 2 * (config.kv_tile + kPadding) * static_cast<int64_t>(sizeof(float));
 }
 
 // The first of the tiles that fit.
@@ -363,10 +363,13 @@ std::string describe_family(const Sm80Backward& config) {
                      describe(config.keys), config.chunks, config.not_fused);
 }
 
-// Do the preprocess's statistics of rows suit all scores that these kernels take? Only fused kernels take <d_out, out>
-// from an output that is not rounded; and where there is a fallback, an lse may be too large.
-bool has_exact_row_tiles(const Sm80Backward& config) { return config.fused && !config.fused->has_fallback; }
-bool has_exact_row_tiles(const Sm90Backward& config) { return config.fused && !config.fallback; }
+// Are the preprocess's statistics of rows exact? Only fused kernels take <d_out, out> from an output that is not
+// rounded.
+bool has_exact_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
+bool has_exact_row_tiles(const Sm90Backward& config) { return config.fused.has_value(); }
+
+bool has_fallback(const Sm80Backward& config) { return config.fused && config.fused->has_fallback; }
+bool has_fallback(const Sm90Backward& config) { return config.fallback.has_value(); }
 
 }  // namespace
 
@@ -417,7 +420,8 @@ Result<CaptureConfig> choose_capture_config(const Problem& problem, const Backwa
   const bool exact = std::visit([](const auto& family) { return has_exact_row_tiles(family); }, main);
   CaptureConfig config;
   config.row_tiles = exact && std::ranges::none_of(loads, &CaptureLoad::cancels);
-  config.makes_rows = has_tiles && !config.row_tiles;
+  config.has_fallback = config.row_tiles && std::visit([](const auto& family) { return has_fallback(family); }, main);
+  config.makes_rows = has_tiles && (!config.row_tiles || config.has_fallback);
   config.config = common_config(problem);
   config.config.kind = KernelKind::kPortable;
   config.config.architecture = std::visit([](const auto& family) { return architecture_of(family); }, main);
@@ -444,6 +448,7 @@ std::vector<std::string> query_definitions(const Sm80Backward& config) {
 std::vector<std::string> definitions(const CaptureConfig& config) {
   std::vector<std::string> list = with(definitions(config.config), config.config, 1);
   list.push_back(fmt::format("-DFL_ROW_TILES={:d}", config.row_tiles));
+  list.push_back(fmt::format("-DFL_HAS_FALLBACK={:d}", config.has_fallback));
   return list;
 }
 

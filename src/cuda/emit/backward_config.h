@@ -80,8 +80,11 @@ Result<BackwardConfig> choose_backward_config(const Problem& problem, BackwardKi
 // part.
 struct CaptureConfig {
   ForwardConfig config;     // q_tile rows a block, kv_tile columns at a time
-  bool makes_rows = false;  // the rows' statistics, from the scores
+  bool makes_rows = false;  // computes the rows' statistics from the scores
   bool row_tiles = false;   // reads those of the preprocess
+  // The calls of which only the preprocess can tell that its statistics do not suit them: those for which the main part
+  // has a fallback. The kernels then read what they compute from the scores.
+  bool has_fallback = false;
 };
 
 // For an architecture of at least 80. Errors: kUnsupported with the reason.

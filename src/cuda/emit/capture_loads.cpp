@@ -67,7 +67,7 @@ std::vector<CaptureLoad> capture_loads(const Problem& problem, const score::Deri
     if (!any(motion.score)) {
       if (!any(motion.kv)) {
         found.sum = CaptureSum::kRow;
-        found.cancels = !motion.kv[derived.weight] && !motion.score[derived.weight];
+        found.cancels = !motion.score[derived.weight];
       } else if (!any(motion.q)) {
         found.sum = CaptureSum::kKey;
       } else if (!has_diagonal && std::ranges::all_of(load.operands, [&](ValueId id) { return distance[id]; })) {

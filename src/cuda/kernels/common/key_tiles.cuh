@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "cuda/kernels/common/backward_params.h"
+#include "cuda/kernels/common/rows.cuh"
 #include "cuda/kernels/common/scheduler.cuh"
 
 namespace flashlift::cuda {
@@ -57,15 +57,6 @@ __device__ __forceinline__ TileKind classify_scores(const ForwardParams& params,
 #endif
 #endif
   return full ? kTileFull : kTilePartial;
-}
-
-// Does the preprocess leave the call to the other kernels, which run after this one?
-__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
-#if FL_HAS_FALLBACK
-  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
-#else
-  return false;
-#endif
 }
 
 }  // namespace flashlift::cuda

@@ -11,22 +11,29 @@ __device__ __forceinline__ RowGradient* row_gradients(const ForwardParams& param
   return backward.rows + (static_cast<long long>(b) * params.q_heads + h) * params.q_len;
 }
 
-#if FL_ROW_TILES
-// A row's statistics from its tile's. Those after the end are as those of rows without keys.
-__device__ __forceinline__ RowGradient row_at(const ForwardParams& params, const BackwardParams&, const RowTiles& tiles,
-                                              int b, int h, int q) {
-  const long long head = static_cast<long long>(b) * params.q_heads + h;
-  const float* const tile = tiles.statistics + (head * tiles.tiles + q / tiles.rows) * 2 * tiles.rows;
-  const float lse = tile[q % tiles.rows];
-  return lse == FL_INFINITY ? RowGradient{0.0f, 0.0f, 0.0f, 1}
-                            : RowGradient{lse / kExponentUnit, 1.0f, tile[tiles.rows + q % tiles.rows], 0};
-}
+// Does the preprocess leave the call to the other kernels? They run after those that call this.
+__device__ __forceinline__ bool others_run(const BackwardParams& backward, const RowTiles& tiles) {
+#if FL_HAS_FALLBACK
+  return *tiles.any_large != 0 || (backward.d_out_has_low != nullptr && *backward.d_out_has_low != 0);
 #else
+  return false;
+#endif
+}
+
+// A row's statistics, of the preprocess or of flashlift_backward_rows. Rows after the end are as rows without keys.
 __device__ __forceinline__ RowGradient row_at(const ForwardParams& params, const BackwardParams& backward,
-                                              const RowTiles&, int b, int h, int q) {
+                                              const RowTiles& tiles, int b, int h, int q) {
+#if FL_ROW_TILES
+  if (!others_run(backward, tiles)) {
+    const long long head = static_cast<long long>(b) * params.q_heads + h;
+    const float* const tile = tiles.statistics + (head * tiles.tiles + q / tiles.rows) * 2 * tiles.rows;
+    const float lse = tile[q % tiles.rows];
+    return lse == FL_INFINITY ? RowGradient{0.0f, 0.0f, 0.0f, 1}
+                              : RowGradient{lse / kExponentUnit, 1.0f, tile[tiles.rows + q % tiles.rows], 0};
+  }
+#endif
   return q < params.q_len ? row_gradients(params, backward, b, h)[q] : RowGradient{0.0f, 0.0f, 0.0f, 1};
 }
-#endif
 
 // Whether other kernels have already done the work of the portable ones.
 __device__ __forceinline__ bool is_done(const BackwardParams& backward) {

@@ -20,18 +20,29 @@ namespace {
 // one thread, which keeps the sum in a register until the key tiles leave the diagonal.
 class Diagonals {
  public:
-  static constexpr int kRow = FL_BLOCK_N + 8;  // of the block's scores in shared memory: 8 put rows into other banks
+  // Of the block's scores in shared memory: a warp's rows 8 to 15 are added to its rows 0 to 7, 8 columns before.
+  static constexpr int kRow = FL_BLOCK_N + 8;
+  static constexpr int kRows = FL_BLOCK_M / 2;
 
   __device__ __forceinline__ Diagonals(const ForwardParams& params, const BackwardParams& backward,
-                                       const QueryTile& tile, float* values)
-      : params_(params), backward_(backward), tile_(tile), values_(values) {}
+                                       const QueryTile& tile, float* sums)
+      : params_(params), backward_(backward), tile_(tile), sums_(sums) {}
 
-  __device__ __forceinline__ float& value(int row, int column) { return values_[row * kRow + column]; }
-
-  // Adds what the block's threads stored of the key tile that begins with kv.
-  __device__ __forceinline__ void add(int kv) {
+  // Adds a thread's gradients of the key tile that begins with kv.
+  __device__ __forceinline__ void add(const TileValues& values, int kv) {
     static_assert(kThreads >= FL_BLOCK_M + FL_BLOCK_N - 1 && (kThreads & (kThreads - 1)) == 0,
                   "each diagonal needs a thread of its own");
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float* const row = sums_ + (static_cast<int>(threadIdx.x) / 32 * 8 + lane / 4) * kRow + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j <= FL_BLOCK_N / 8; ++j) {  // columns 8j - 8 and 8j - 7 of the upper row
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float upper = j > 0 ? values[4 * j - 4 + c] : 0.0f;
+        const float lower = j < FL_BLOCK_N / 8 ? values[4 * j + 2 + c] : 0.0f;
+        row[8 * j + c] = upper + lower;
+      }
+    }
     __syncthreads();
     const int base = kv - tile_.row;  // of the first column from the first row
     const int lowest = base - (FL_BLOCK_M - 1);
@@ -43,11 +54,11 @@ class Diagonals {
       flush();
       distance_ = distance;
     }
-    const int first_column = distance - base;  // in the first row; may lie outside
+    const int first_column = distance - base + 8;  // in the first row; may lie outside
 #pragma unroll 8
-    for (int row = 0; row < FL_BLOCK_M; ++row) {
-      const int column = first_column + row;
-      sum_ += column >= 0 && column < FL_BLOCK_N ? value(row, column) : 0.0f;
+    for (int i = 0; i < kRows; ++i) {
+      const int column = first_column + i / 8 * 16 + i % 8;
+      sum_ += column >= 0 && column < kRow ? sums_[i * kRow + column] : 0.0f;
     }
   }
 
@@ -62,7 +73,7 @@ class Diagonals {
   const ForwardParams& params_;
   const BackwardParams& backward_;
   const QueryTile& tile_;
-  float* const values_;
+  float* const sums_;
   int distance_ = 0;
   float sum_ = 0.0f;
 };
@@ -88,20 +99,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, kThreads > 128 ? 1 : 2)
   for_each_tile(params, backward, tile, found, shared,
                 [&](TileValues& s, TileValues& dp, int kv, bool partial, InputElement*) {
                   const QueryPlace place = place_of(tile, kv);
+                  [[maybe_unused]] TileValues of_diagonal;
                   finish_tile(
                       s, dp, params, place, partial, [&](int i) { return rows[i / 2 % 2]; },
                       [&](int i, float ds, float product) {
                         const int q = place.q(i);
-                        const float value = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
+                        of_diagonal[i] = add_captured(ds, product, gradient_row(place.b, place.h, q, params),
                                                          gradient_column(place.b, place.kv(i), params), place.b,
                                                          place.h, q, place.kv(i), 0, params, backward.gradients, sums,
                                                          i / 2 % 2);
-#if FL_DIAGONAL_GRADIENTS
-                        diagonals.value(q - tile.row, place.kv(i) - kv) = value;
-#endif
                       });
 #if FL_DIAGONAL_GRADIENTS
-                  diagonals.add(kv);
+                  diagonals.add(of_diagonal, kv);
 #endif
                 });
 #if FL_DIAGONAL_GRADIENTS

@@ -103,7 +103,6 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
   params.total_tiles = params.q_tiles * params.batch * params.q_heads;
   params.heads_per_section = params.group;  // heads that share keys stay together
   call.backward.kv_tiles = static_cast<int>(divide_up(params.kv_len, config_.config.q_tile));
-  call.backward.only_if[0] = call.backward.only_if[1] = nullptr;
   const auto grid = [&](int64_t blocks) {
     const ForwardConfig& config = config_.config;
     return Grid{.x = static_cast<unsigned>(blocks), .threads = config.threads, .shared_bytes = config.shared_bytes};
@@ -111,6 +110,8 @@ Status CaptureGradients::launch(BackwardCall& call, CuPointer workspace) const {
   void* parameters[] = {&call.forward, &call.backward, &call.row_tiles};
   if (rows_ != nullptr) {
     call.backward.rows = reinterpret_cast<RowGradient*>(workspace);
+    call.backward.only_if[0] = config_.has_fallback ? call.row_tiles.any_large : nullptr;
+    call.backward.only_if[1] = config_.has_fallback ? call.backward.d_out_has_low : nullptr;
     FLASHLIFT_RETURN_IF_ERROR(cuda::launch(call, rows_, grid(params.total_tiles), parameters));
   }
   if (queries_ != nullptr) {
