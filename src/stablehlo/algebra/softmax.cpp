@@ -26,8 +26,8 @@ std::vector<T> sorted(std::vector<T> values) {
 
 bool depends_on_key(const SymArena& arena, SymId id) { return arena.depends_on(id, kKeyAtom); }
 
-// The terms that make the score, and those computed from all scores of the row, which cancel. What depends on the row
-// alone but not on its scores would cancel, too; it stays with the score, whose log-sum-exp holds it.
+// Separates the score's terms from those that are computed from all scores of the row, which cancel. Terms that depend
+// on the row but not on its scores would cancel, too, but stay with the score, since the log-sum-exp contains them.
 void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std::vector<SignedTerm>& of_key,
                std::vector<SignedTerm>& of_row) {
   for (const SignedTerm& term : terms) {
@@ -36,9 +36,9 @@ void partition(const SymArena& arena, const std::vector<SignedTerm>& terms, std:
   }
 }
 
-// The parts of a divisor: pieces of reductions, and what is added to them, which is a sink a piece. A number is a part
-// where nothing is subtracted from the scores; where something is, it would be a sink of another logit in each row. One
-// so small that it is lost beside 1 is no part: a guard of a sum that is at least 1.
+// The parts of a divisor: pieces of its reductions, and the terms added to them, each of which is a sink. A constant is
+// a part only if nothing is subtracted from the scores; otherwise it would be a sink with a different logit in each
+// row. A constant so small that adding it to 1 has no effect is not a part but a guard, if the sum is at least 1.
 Outcome<std::vector<ReducePiece>> parts_of_divisor(const SymArena& arena, SymId z, bool subtracts, bool& guarded) {
   constexpr float kLostBesideOne = 2.9e-8f;  // half an ulp below 1
   constexpr size_t kMostParts = 1024;
@@ -75,7 +75,7 @@ bool holds_row_sum(const SymArena& arena, SymId z) {
   });
 }
 
-// m where m is a number: m is finite ? m : 0, m == -inf ? 0 : m, -inf < m ? m : 0.
+// Returns m for formulas that replace an infinite m: m is finite ? m : 0, m == -inf ? 0 : m, -inf < m ? m : 0.
 SymId without_infinity(const SymArena& arena, SymId m) {
   if (!arena.is_op(m, Op::k_select)) {
     return m;
@@ -93,7 +93,7 @@ SymId without_infinity(const SymArena& arena, SymId m) {
   return arena.is_constant(args[1]) && compares(Op::k_eq, args[2]) ? args[2] : m;
 }
 
-// What a maximum is the largest of. No number is below the lowest one.
+// The pieces of which m is the maximum. The lowest float has no effect in a maximum of numbers, and is left out.
 void pieces_of_maximum(const SymArena& arena, SymId m, std::vector<ReducePiece>& pieces) {
   const SymId id = without_infinity(arena, m);
   if (arena.is_op(id, Op::k_max)) {
@@ -106,13 +106,13 @@ void pieces_of_maximum(const SymArena& arena, SymId m, std::vector<ReducePiece>&
   }
 }
 
-// Whether all that is subtracted is the maximum of exactly what is summed: the same keys under the same conditions, and
-// sinks that are summed too.
+// Whether the only number subtracted is the maximum of exactly what is summed: the same keys under the same conditions,
+// and only sinks that are summed, too.
 bool subtracts_own_maximum(SymArena& arena, const Softmax& softmax) {
   if (softmax.subtracted.size() != 1 || !softmax.subtracted[0].negative) {
     return false;
   }
-  // (x - m) c has become x c - m c.
+  // (x - m) c was rewritten to x c - m c.
   SymId factor = arena.f32(1.0f);
   SymId maximum = softmax.subtracted[0].term;
   if (arena.is_op(maximum, Op::k_mul)) {
@@ -152,10 +152,11 @@ bool subtracts_own_maximum(SymArena& arena, const Softmax& softmax) {
   return found_keys;
 }
 
-// Whether what all scores of a row are reduced to may be infinite or NaN where each of them is a number, or in a row
-// that has keys: the lowest of masked scores, or the largest of fewer scores than are summed.
+// Whether this reduction of a row's scores may be infinite or NaN although each score is a number, or although the row
+// has keys. Examples are the minimum of masked scores, and the maximum of fewer scores than are summed.
 bool reduces_to_no_number(SymArena& arena, SymId reduction, const Softmax& softmax) {
-  // Or reads, where the -inf of a masked score was multiplied or added to.
+  // Whether the sum has this condition as a guard, or reads it in a term where the -inf of a masked score was
+  // multiplied or added to.
   const auto summed_has = [&](SymId guard) {
     std::vector<SymId> parts = softmax.guards;
     for (const SignedTerm& term : softmax.key_terms) {
@@ -176,8 +177,8 @@ bool reduces_to_no_number(SymArena& arena, SymId reduction, const Softmax& softm
   });
 }
 
-// Whether what is subtracted from a row may be infinite or NaN where its scores are numbers, overflow aside. It cancels
-// only where it is a number.
+// Whether the number that is subtracted from a row may be infinite or NaN although its scores are numbers, apart from
+// overflow. It cancels only if it is a number.
 bool may_be_no_number(SymArena& arena, SymId shift, const Softmax& softmax) {
   return any_part({shift}, [&](SymId id, std::vector<SymId>& next) {
     const Sym sym = arena[id];
@@ -201,7 +202,7 @@ bool may_be_no_number(SymArena& arena, SymId shift, const Softmax& softmax) {
       }
     }
     switch (sym.op) {
-      case Op::k_log:  // of a sum of exponentials
+      case Op::k_log:  // must be of a sum of exponentials
         next.clear();
         return arena[sym.args[0]].kind != SymKind::kReduce || arena.reduce_kind(sym.args[0]) != ReduceKind::kAdd;
       case Op::k_div:
@@ -214,7 +215,7 @@ bool may_be_no_number(SymArena& arena, SymId shift, const Softmax& softmax) {
   });
 }
 
-// The terms of a sum where conditions hold.
+// The terms of a sum under the assumption that the conditions hold.
 std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& terms,
                               const std::vector<SymId>& conditions) {
   if (conditions.empty()) {
@@ -227,8 +228,9 @@ std::vector<SignedTerm> where(SymArena& arena, const std::vector<SignedTerm>& te
   return as_exponent(arena, sum).exponent;
 }
 
-// The conditions that may say which keys stay: those on the key, and with them those on the row that no scores decide,
-// as a mask of queries and keys has them. Without one on the key these clear rows.
+// The conditions that may select keys: those that depend on the key, and those on the row that do not depend on scores,
+// since a mask may combine queries and keys. Without a condition on the key there are none: the others set whole rows
+// to 0.
 std::vector<SymId> masks_of_keys(const SymArena& arena, const std::vector<SymId>& guards) {
   std::vector<SymId> masks;
   bool any_of_key = false;
@@ -295,7 +297,7 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
     std::vector<SignedTerm> z_key;
     std::vector<SignedTerm> z_row;
     partition(arena, body.exponent, z_key, z_row);
-    // Where conditions do not hold, both are 0, or the numerator alone is.
+    // Where the conditions fail, both are 0, or only the numerator is. They need to be equal where the conditions hold.
     std::vector<SymId> conditions = softmax.keep;
     append(conditions, body.guards);
     const bool are_equal = sorted(z_key) == sorted(of_key) ||
@@ -329,8 +331,8 @@ Outcome<Softmax> match_denominator(SymArena& arena, const Product& numerator, Sy
   return softmax;
 }
 
-// Whether a condition on the row says no more than "the row has a kept key". One on the row sum says so where the sum
-// is at least 1; `needs_maximum` is set then. `clears_nan` is set where it does not hold for a row that is NaN.
+// Whether a condition on the row is equivalent to "the row has a kept key". A comparison with the row sum is, if the
+// sum is at least 1; this sets `needs_maximum`. Sets `clears_nan` if the condition fails for a row that is NaN.
 bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, SymId whole_score, bool& needs_maximum,
                     bool& clears_nan) {
   const auto is_infinite_constant = [&](SymId id) { return arena.is_f32(id, -kInfinity); };
@@ -396,9 +398,9 @@ bool says_not_empty(SymArena& arena, SymId condition, const Softmax& softmax, Sy
   return false;
 }
 
-// Renormalised: (e / z) / sum of (e / z) is e / sum of e where z is itself the row sum of these exponentials, if under
-// fewer conditions. Of any other z a row may be 0 / 0. A guard may have been of the second sum, which need not be 1 or
-// more: then all stays.
+// Simplifies renormalised probabilities, (e / z) / sum of (e / z), to e / sum of e. This requires that z is the row sum
+// of these exponentials, possibly under fewer conditions; with any other z a row may be 0 / 0. Leaves the product
+// unchanged if it had a guard, which may have been one of the second sum: that sum is not always at least 1.
 void cancel_row_sum(SymArena& arena, Product& product) {
   if (product.has_guard) {
     return;
@@ -442,7 +444,7 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole) {
     return refuse<Reason::kNoExponential>();
   }
   float keep_factor = 1;
-  bool is_scaled = false;  // by more than numbers
+  bool is_scaled = false;  // by something other than constants
   for (const SymId factor : product.times) {
     if (depends_on_key(arena, factor)) {
       return refuse<Reason::kOwnWeights>();
@@ -504,8 +506,9 @@ Outcome<Softmax> match_softmax(SymArena& arena, const Product& whole) {
 
 namespace {
 
-// A product where conditions hold that only its numerator has. The scores may be masked by them, too: of exponents they
-// are taken out where they make an exponential 0, and of sums nowhere.
+// Rewrites a product under the assumption that the conditions hold that only its numerator has. The same conditions may
+// also mask the scores. In an exponent, a condition is therefore removed only where it makes an exponential 0; in sums,
+// none is removed.
 class Undropped {
  public:
   Undropped(SymArena& arena, const std::vector<SymId>& conditions) : arena_(arena), conditions_(conditions) {}
@@ -572,7 +575,7 @@ bool is_log_sum_exp(SymArena& arena, SymId formula, const Softmax& softmax) {
   if (!product.guards.empty() || !product.over.empty() || product.times.size() != 1 || product.has_guard) {
     return false;
   }
-  const std::vector<SignedTerm> added = sorted(product.exponent);  // what was subtracted in the sum
+  const std::vector<SignedTerm> added = sorted(product.exponent);  // must be what was subtracted in the sum
   bool guarded = false;
   const auto parts = parts_of_divisor(arena, product.times[0], !added.empty(), guarded);
   if (!parts.ok() || guarded || parts->size() != 1 + softmax.sinks.size()) {
