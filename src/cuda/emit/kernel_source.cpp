@@ -10,7 +10,7 @@
 namespace flashlift::cuda {
 
 std::string KernelSource::fingerprint() const {
-  // Lengths keep neighbouring fields from running into each other.
+  // Each field starts with its length, so that different lists of fields never give the same text.
   std::string all;
   const auto add = [&](std::string_view field) {
     all += std::to_string(field.size()) + ":";
@@ -33,7 +33,7 @@ namespace {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-// A kernel's main file with all headers, and generated ones.
+// A kernel's main file, with all headers and generated ones.
 KernelSource source_of(std::string name, Headers generated, std::vector<std::string> options, int architecture) {
   KernelSource source;
   source.name = std::move(name);
@@ -50,7 +50,7 @@ KernelSource source_of(std::string name, Headers generated, std::vector<std::str
   return source;
 }
 
-// Those of a family's main part. One overload for each.
+// The source files of the main part, one overload for each family.
 void add_main_sources(const Problem& problem, const Sm80Backward& config, const std::vector<bool>& wants_gradient,
                       std::vector<KernelSource>& sources) {
   if (config.fused) {
@@ -81,7 +81,7 @@ void add_main_sources(const Problem& problem, const Sm90Backward& config, const 
   }
 }
 
-// Are rows' statistics in tiles?
+// Whether the statistics of rows are stored in tiles.
 bool has_row_tiles(const Sm80Backward& config) { return config.fused.has_value(); }
 bool has_row_tiles(const Sm90Backward& /*config*/) { return true; }
 
