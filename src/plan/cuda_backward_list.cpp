@@ -9,7 +9,8 @@ namespace {
 constexpr int kAnyNewer = std::numeric_limits<int>::max();
 
 constexpr CudaBackward kList[] = {
-    // No newer architecture has its instructions. The next row runs calls that request gradients of captured tensors.
+    // Newer architectures lack its instructions. The next row also runs calls that request gradients of captured
+    // tensors.
     {.kind = cuda::BackwardKind::kHopper, .architectures = {90, 90}},
     {.kind = cuda::BackwardKind::kPortable, .architectures = {80, kAnyNewer}},
 };

@@ -139,7 +139,7 @@ Result<cpu::Forward> compile_forward(const SimplifiedProblem& problem, cpu::Isa 
   return cpu::Forward::compile(*problem, cpu::tile_kernels(isa), compile_score, config);
 }
 
-// The kernels of the first implementation of a list that accepts the problem, and the answer of each.
+// The kernels of the first implementation in a list that accepts the problem, and the answers of all.
 Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answers>& answers, const char* pass,
                             const cpu::ForwardConfig& config, std::vector<Consideration>& considerations) {
   if (!answers.ok()) {
@@ -153,7 +153,7 @@ Result<cpu::Forward> choose(const SimplifiedProblem& problem, const Result<Answe
   return compile_forward(problem, row->isa, config);
 }
 
-// 0 leaves a size to the library.
+// A size of 0 leaves the choice to the library.
 cpu::ForwardConfig forward_config(const Tuning& tuning) {
   cpu::ForwardConfig config;
   config.q_tile = tuning.q_tile == 0 ? config.q_tile : tuning.q_tile;
@@ -162,7 +162,7 @@ cpu::ForwardConfig forward_config(const Tuning& tuning) {
   return config;
 }
 
-// A readable text of what differs from the library's own choice.
+// Describes what differs from the library's own choice.
 std::string note(const Tuning& tuning) {
   return tuning == Tuning{} ? "" : fmt::format(" (tuned: {})", to_string(tuning));
 }

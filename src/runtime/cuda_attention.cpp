@@ -119,7 +119,7 @@ class CudaAttention : public Attention::Implementation {
     return no_backward(reasons);
   }
 
-  // For the kernel that calls of the problem's own lengths use.
+  // The workspace of the kernel that calls of the problem's own lengths use.
   int64_t workspace_bytes(int /*concurrency*/) const override {
     const LengthClass length = cuda::length_class(compiled_, compiled_.q_len);
     const plan::CudaForward* const row = plan::first_of(forwards_[static_cast<size_t>(length)]);
@@ -167,14 +167,14 @@ class CudaAttention : public Attention::Implementation {
     if (backwards.ok()) {
       backwards_ = *std::move(backwards);
     } else {
-      backwards_status_ = backwards.error();  // forward-only callers need not see this error
+      backwards_status_ = backwards.error();  // callers of the forward pass alone need no backward kernels
       backward_considerations.push_back({asked, false, backwards.error().message});
     }
     return {};
   }
 
-  // The implementation that calls of the problem's lengths will run, and compiles it. If the problem has no lengths:
-  // the one for long calls.
+  // Chooses the implementation for calls of the problem's lengths and compiles it. If the problem has no lengths,
+  // chooses the one for long calls.
   Status choose(bool lengths_known, bool at_once) {
     const LengthClass length = lengths_known ? cuda::length_class(compiled_, compiled_.q_len) : LengthClass::kLonger;
     const Forwards& answers = forwards_[static_cast<size_t>(length)];
@@ -231,7 +231,7 @@ class CudaAttention : public Attention::Implementation {
   Problem compiled_;
   cuda::Device device_;
   std::array<Forwards, cuda::kLengthClasses> forwards_;  // the list's answers for each class
-  Backwards backwards_;                                  // empty if there is none of the name that was asked for:
+  Backwards backwards_;                                  // empty if the list has none of the requested name
   Status backwards_status_;
   std::array<std::array<CompiledOnce<cuda::Forward>, cuda::kLengthClasses>, cuda::kKernelKinds> kernels_;
   mutable std::mutex mutex_;  // protects the map, not its kernels, which never move

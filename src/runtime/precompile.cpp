@@ -24,13 +24,13 @@ namespace {
 
 using cuda::KernelSource;
 
-// A kernel source that calls of a problem need, and the problems that need it.
+// A kernel source and the problems whose calls need it.
 struct Wanted {
   PrecompiledKernel kernel;
   KernelSource source;
 };
 
-// "cuda/kernels/sm90/forward.cu" is sm90/forward.
+// The part of the source's name after the folder: "cuda/kernels/sm90/forward.cu" becomes sm90/forward.
 std::string kernel_name(const std::string& source) {
   constexpr std::string_view kFolder = "cuda/kernels/";
   const size_t begin = source.starts_with(kFolder) ? kFolder.size() : 0;
