@@ -98,7 +98,7 @@ def tune(
         try:
             if bar is not None:
                 bar.show(done, left)
-        except BaseException as error:  # ctypes would only print it; the interrupt of a person is one
+        except BaseException as error:  # ctypes would only print it, also if the user interrupts
             raised.append(error)
             return 1
         return 0

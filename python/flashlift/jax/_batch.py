@@ -11,7 +11,7 @@ from flashlift.jax._call import Call, expanded
 from flashlift.jax._letters import letters_of
 from flashlift.jax._program import Program, Step, parse, printed
 
-# The dimension that is mapped, or None for an operand that all calls have in common.
+# The mapped dimension, or None for an operand that all calls share.
 Dims = Sequence[int | None]
 
 
@@ -46,7 +46,7 @@ def fold(call: Call, operands: Sequence[jax.Array], dims: Dims, size: int, wante
     new = call
     if rewritten:
         if not (isinstance(size, int) and isinstance(batch, int)):
-            return None  # programs divide by numbers
+            return None  # programs divide by numbers only
         names = {call.capture_names[i - 3]: i in mapped for i in captures}
         sizes = {call.capture_names[i - 3]: one[i].shape for i in captures}
         rewriting = _rewritten(call, names, sizes, size, batch)
@@ -106,7 +106,7 @@ def _rewrite(
     program: Program, is_mapped: Mapping[str, bool], shapes: Mapping[str, tuple[int, ...]], size: int, batch: int
 ) -> Program | None:
     if any(step.operation == "search" and is_mapped[step.tensor or ""] for step in program.steps):
-        return None  # it goes through a tensor of one dimension
+        return None  # it would become a tensor of one dimension
     own = {"b": "%batch"}
     steps = [Step("%call", "floor_div", ("b", str(batch)), None), Step("%batch", "mod", ("b", str(batch)), None)]
     for step in program.steps:
@@ -116,7 +116,7 @@ def _rewrite(
         steps.append(dataclasses.replace(step, operands=operands))
     captures = {}
     for name, (dtype, sizes) in program.captures.items():
-        # Named sizes would be those of the batch of all.
+        # Named sizes would refer to the batch of all calls together.
         declared = tuple(map(str, shapes[name])) if any("batch" in one for one in sizes) else sizes
         captures[name] = dtype, ((str(size),) if is_mapped[name] else ()) + declared
     result = own.get(program.result, program.result)

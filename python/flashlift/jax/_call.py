@@ -34,7 +34,7 @@ def sizes_of(layout: str, q: Any, k: Any, v: Any) -> dict[str, Any]:
 class Call:
     """One kind of call. Its operands: q, k, v, the captured tensors, the sinks, dropout's seed."""
 
-    problem: Problem  # of the operands' sizes when the call was made; those that are not known yet are 1
+    problem: Problem  # with the sizes of the operands when the call was created; unknown sizes are 1
     layout: str
     capture_names: tuple[str, ...]  # in the order of the operands
     implementation: str | None = None
@@ -80,7 +80,7 @@ class Call:
         return dict(zip(self.layout, array.shape, strict=True))
 
     def attributes(self, operands: Sequence[Any]) -> dict[str, str]:
-        # A part of a sharded call, or a batch of calls, has operands of other sizes.
+        # The operands of a part of a sharded call, or of a batch of calls, have other sizes.
         sizes = sizes_of(self.layout, *operands[:3])
         are_known = all(isinstance(size, int) for size in sizes.values())
         settled: dict[str, Any] = {name: size if isinstance(size, int) else 1 for name, size in sizes.items()}

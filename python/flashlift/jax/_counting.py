@@ -22,8 +22,8 @@ _FIRSTS = {"b": "first_batches_of_part", "h": "first_head_of_part"}
 @dataclasses.dataclass(frozen=True)
 class Counting:
     problem: Problem
-    captures: tuple[str, ...]  # that are new
-    operands: list[jax.Array]  # of these
+    captures: tuple[str, ...]  # the new ones
+    operands: list[jax.Array]  # their operands
 
 
 def counting(

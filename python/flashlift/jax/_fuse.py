@@ -30,7 +30,7 @@ from flashlift.jax._fused_module import FusedModule
 from flashlift.jax._register import register
 from flashlift.jax._varying import vary_together
 
-# Locations in reports are to be the user's lines, not ours.
+# Reports should show locations in the user's code, not in this file.
 source_info_util.register_exclusion(__file__)
 
 
@@ -106,7 +106,7 @@ class FusedFunction:
         key = (
             tree,
             _key_of(shapes),
-            # With their types: 1, 1.0 and True are equal.
+            # With their types, since 1, 1.0 and True are equal.
             tuple((i, type(static_args[i]), static_args[i]) for i in sorted(static_args)),
             tuple((name, type(static_kwargs[name]), static_kwargs[name]) for name in sorted(static_kwargs)),
         )
@@ -136,7 +136,8 @@ class FusedFunction:
         def call(*leaves: Any) -> Any:
             return fused(*leaves)
 
-        # A batch of attentions is one attention with another dimension: found and fused anew, not run one by one.
+        # A batch of attentions is one attention with another dimension: it is found and fused as such, not run one by
+        # one.
         @call.def_vmap
         def _(_: int, batched: Sequence[bool], *leaves: Any) -> tuple[Any, Any]:
             batched_shapes = [_shape_of(leaf) for leaf in leaves]
@@ -155,8 +156,7 @@ class FusedFunction:
         def backward(leaves: tuple, cotangent: Any) -> tuple:
             """The gradient is a function like any other: its attention, forward and backward, is fused as well."""
             cotangents, tree = jax.tree.flatten(cotangent)
-            # Those of integers, and the gradients by them, are no numbers, and no exported function takes or gives
-            # them.
+            # Gradients of integers (float0) are not numbers, and no exported function has them as arguments or results.
             constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
             carried = [one for one in cotangents if one.dtype != jax.dtypes.float0]
             count = len(leaves)
@@ -175,8 +175,7 @@ class FusedFunction:
             by_leaf = dict(zip(wanted, backwards[key](*leaves, *carried), strict=True))
             return tuple(by_leaf.get(i) for i in range(count))
 
-        # The forward rule calls the function itself, so that a derivative of it, which a second one takes, finds the
-        # rule.
+        # The forward rule calls the function itself, so that a second derivative finds the rule, too.
         differentiable.defvjp(lambda *leaves: (differentiable(*leaves), leaves), backward)
         return jax.jit(differentiable), report
 
@@ -224,11 +223,12 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
         if exported.ordered_effects:
             raise UnsupportedError("the function has ordered effects; take what has them out of it")
         original = exported.mlir_module()
-        # Calls are fused as on one device: it is FusedModule that has XLA split them.
+        # Calls are fused as for one device. FusedModule then lets XLA split them.
         whole = re.sub(r"mhlo.num_partitions = \d+", "mhlo.num_partitions = 1", original, count=1)
         fused = stablehlo.fuse(whole, name=flat.__name__, gradients=True)
         mesh = _mesh_of(traced) if exported.nr_devices > 1 else None
-    # Whatever cannot be exported (ordered effects, custom calls that JAX does not vouch for) can still run.
+    # A function that cannot be exported (because of ordered effects, or custom calls without JAX's guarantee) can still
+    # run.
     except (FlashliftError, ValueError, NotImplementedError) as error:
         if strict:
             raise
@@ -246,7 +246,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
     )
 
     def run(*leaves: Any) -> Any:
-        if mesh is not None:  # no equation of the caller's says what devices the module names
+        if mesh is not None:  # no equation of the caller names the module's devices
             anywhere = [PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jnp.ndim(one)) for one in leaves]
             shardings = [NamedSharding(mesh, one) for one in anywhere]
             leaves = tuple(map(jax.lax.with_sharding_constraint, leaves, shardings))

@@ -73,7 +73,7 @@ def letters_of_captures(
         for size, used in zip(shape, indices[name] or [set()] * len(shape), strict=True):
             found = {"b", "h"} & used
             letter = next(iter(found)) if len(used) == 1 and found and size == sizes[next(iter(found))] else "."
-            if letter == "." and size != 1:  # every index of a dimension of size 1 is clamped to 0
+            if letter == "." and size != 1:  # for a dimension of size 1, every index is clamped to 0
                 counted |= found
             text += letter if size != 1 else "."
         letters.append(text)

@@ -27,10 +27,10 @@ class Lifted:
 
     problem: Problem
     captures: tuple[str, ...]
-    gradients: tuple[int, ...] | None  # None: a forward pass
+    gradients: tuple[int, ...] | None  # None for a forward pass
     batches: Shape
     dims: tuple[tuple[str, str], ...]  # by the names of operands and results
-    further: tuple[str, ...]  # the letters of those operands that have no such name
+    further: tuple[str, ...]  # the letters of operands without such a name
     fixed: frozenset[str]
     counted: frozenset[str]
     result_dtypes: tuple[Any, ...]
@@ -138,7 +138,7 @@ def merge(
     further, counted = _letters_of_further(problem, captures, tuple(shapes))
     fixed: frozenset[str] = frozenset()
     if problem.kv_heads > 1 and not ("h" in dims["k"] and "h" in dims["v"]):
-        fixed = frozenset("h")  # all key-value heads are one, of which no part says how many it stands for
+        fixed = frozenset("h")  # all key-value heads are one, so that a part does not determine their number
     letters = iter(further)
     for i, name in enumerate(names[: len(operands)]):
         shapes[i] = _spread_out(dims[name] if name else next(letters), shapes[i], batches)

@@ -657,7 +657,7 @@ def masks_of(info: Any) -> tuple[jax.Array | None, jax.Array | None, jax.Array |
         raise InvalidArgumentError(f"mask_info is {short(info)}; expected a MaskInfo: pass a mask as attention_mask=")
     mask = info._attention_mask
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
-        mask = mask != 0  # of to_dtype: 0 and 1
+        mask = mask != 0  # a result of to_dtype: 0 or 1
     rules = info.rules if isinstance(info, MaskInfo) else ()
     if info._q_segment_ids is None and info._kv_segment_ids is None:
         return mask, None, None, rules

@@ -69,7 +69,7 @@ def check_rules(rules: Sequence[Rule], query: jax.Array, key: jax.Array) -> None
         for array, letters in zip(rule.arrays, of_arrays.get(rule.kind, ["b"]), strict=False):
             for letter, size in zip(letters, array.shape, strict=True):
                 is_shared = letter in "bh" and size == 1
-                is_of_whole = letter in "qk" and bool(rule.starts)  # of which the call has a part
+                is_of_whole = letter in "qk" and bool(rule.starts)  # whether the call has only a part of it
                 if size != sizes[letter] and not is_shared and not is_of_whole:
                     raise InvalidArgumentError(
                         f"mask_info's {_WHAT[rule.kind]} is {described(array)}; expected "

@@ -32,7 +32,7 @@ _VARIES = {"pvary", "pcast"}  # within shard_map
 _SAME = {"broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "expand_dims"} | _VARIES
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # calls with a gradient of their own
-# What JAX raises where Python or numpy asks a traced number for its value.
+# The errors of JAX if Python or numpy need the value of a traced number.
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -40,7 +40,7 @@ _NEEDS_VALUES = (
 )
 _OF_JAX = str(Path(jax.__file__).parent)
 _MAX_STEPS = 256  # of a loop, which is unrolled
-# JAX's primitives that are an operation of another name.
+# JAX's primitives that are operations with another name.
 _OF_OTHER_NAMES = {
     "add_any": "add", "logistic": "sigmoid", "erf_inv": "erfinv", "shift_left": "shl", "shift_right_arithmetic": "shr",
     "shift_right_logical": "ushr",
@@ -118,7 +118,7 @@ def capped_before(score_mod: Callable[..., Any], cap: float) -> Callable[..., An
     if callable(score_mod):
         _check_takes("score_mod", score_mod)
     else:
-        return score_mod  # which is refused when it is traced
+        return score_mod  # it is refused when it is traced
 
     def run(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
         return score_mod(cap * jnp.tanh(score / cap), b, h, q, kv)
@@ -223,7 +223,7 @@ class _Tracing:
             if named is not None and size == self.sizes[named]:
                 sizes.append(named)
             else:
-                sizes.append(str(size) if isinstance(size, int) else "?")  # jax.export does not know it yet
+                sizes.append(str(size) if isinstance(size, int) else "?")  # "?": still unknown to jax.export
         return ",".join(sizes)
 
     def _emit(self, operation: str, *operands: str) -> _Value:
@@ -307,13 +307,13 @@ class _Tracing:
                 continue
             slope_of = jax.grad(lambda *given, at=at: _bound(equation, given)[at], argnums=floats)
             closed = jax.make_jaxpr(slope_of)(*shapes)
-            self.has_gradient = False  # of the slopes
+            self.has_gradient = False  # of its slopes
             slopes = self.run(closed.jaxpr, closed.consts, operands)
             self.has_gradient = True
             total = self._stopped(result)
             for i, slope in zip(floats, slopes, strict=True):
                 x = _Value(self._text(operands[i]))
-                # x less itself is 0 and has a slope; where x or its slope are infinite it would be no number.
+                # x minus itself is 0 and has a slope. If x or its slope were infinite, it would be NaN.
                 change = self._emit("sub", x.text, self._stopped(x).text)
                 step = self._emit("mul", change.text, self._stopped(_Value(self._text(slope))).text)
                 is_number = self._emit("is_finite", step.text)
@@ -356,7 +356,7 @@ class _Tracing:
             types = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
             return _Row(tuple(self._converted(one, *types) for one in row.items))
         texts = [self._text(one) for one in getattr(row, "items", ())]
-        if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the first that holds
+        if name == "argmax" and equation.invars[0].aval.dtype == jnp.bool_:  # the index of the first that is true
             first = "0"
             for at in range(len(texts) - 1, -1, -1):
                 first = self._emit("select", texts[at], str(at), first).text
@@ -370,13 +370,14 @@ class _Tracing:
     def _scalar(self, name: str, equation: Any, operands: list[Any]) -> Any:
         if name == "convert_element_type":
             to = equation.outvars[0].aval
-            # What Python's numbers make of a coordinate where JAX has 64 bits: float32 once it meets the score.
+            # With 64 bits, JAX converts a coordinate that is combined with a Python number to a weak float64, which
+            # becomes float32 when it is combined with the score.
             is_weak = to.weak_type and to.dtype == jnp.float64
             return self._converted(
                 operands[0], equation.invars[0].aval.dtype, np.dtype(np.float32) if is_weak else to.dtype
             )
         if name in ("lt", "ge") and getattr(operands[0], "text", "") in _COORDINATES and _is_zero(operands[1]):
-            return np.asarray(name == "ge")  # JAX asks of every index whether it counts from the end
+            return np.asarray(name == "ge")  # JAX tests of every index whether it counts from the end
         if name == "select_n":
             chosen = operands[0]
             if not isinstance(chosen, (_Value, jax.core.Tracer)):
@@ -404,11 +405,11 @@ class _Tracing:
             x = self._text(operands[0])
             exponential, joins = (
                 ("expm1", "sub") if name == "sinh" else ("exp", "add")
-            )  # sinh has few digits by exp near 0
+            )  # by exp, sinh loses precision near 0
             grown, shrunk = (self._emit(exponential, one).text for one in (x, self._emit("neg", x).text))
             return self._emit("mul", self._emit(joins, grown, shrunk).text, "0.5")
         if name in ("lt_to", "le_to") and jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
-            name = name.removesuffix("_to")  # the order of floats with NaN, which integers have none of
+            name = name.removesuffix("_to")  # total order of floats with NaN, which integers do not need
         if name == "erfc":
             return self._emit("sub", "1.0", self._emit("erf", self._text(operands[0])).text)
         if name == "atan":
@@ -456,7 +457,7 @@ class _Tracing:
     def _converted(self, value: Any, from_: Any, to: Any) -> Any:
         if not isinstance(value, _Value):
             return jnp.asarray(value).astype(to)
-        if from_.name == "float64":  # a weak one, see above
+        if from_.name == "float64":  # a weak float64, see above
             from_ = np.dtype(np.float32)
         if from_ == to or {from_.name, to.name} <= {"float32", *_ROUNDINGS}:
             return value
@@ -508,13 +509,14 @@ def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """What JAX makes of an operation on arrays alone, with whatever gradient it has."""
     found = equation.primitive.get_bind_params(equation.params)
     functions, params = found if isinstance(found, tuple) else ((), found)
-    # Numbers of the function's own stay numbers; a size that jax.export does not know yet has no operands.
+    # Operations on the function's own numbers are evaluated. A size that is still unknown to jax.export has no
+    # operands.
     if operands and all(isinstance(one, np.ndarray) for one in operands):
         if equation.primitive.name in _VARIES:
             return list(operands)
-        if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map even so
+        if equation.primitive.name == "convert_element_type":  # JAX 0.12 traces it within shard_map nevertheless
             return [operands[0].astype(params["new_dtype"])]
-        with jax.core.eval_context():  # jax.ensure_compile_time_eval keeps eager shard_map's tracers
+        with jax.core.eval_context():  # jax.ensure_compile_time_eval would keep eager shard_map's tracers
             results = equation.primitive.bind(*functions, *operands, **params)
         results = jax.tree.map(lambda one: one if _is_key(one) else np.asarray(one), results)
     else:

@@ -85,7 +85,7 @@ def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
 def is_split(context: Any) -> bool:
     """Whether what is lowered may be split over several devices."""
     devices = context.module_context.axis_context
-    # A program for devices that are not known yet has nobody to ask for its parts.
+    # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
 
 
@@ -163,8 +163,8 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
     plan = _plan(kind, mesh, operands)
     counts = {letter: _count(mesh, axes) for letter, axes in plan.items()}
     held, alike = _shares(mesh, plan["h"], plan["k"], letters.sizes(operands)["k"]) or (1, 1)
-    further = plan["h"][len(plan["k"]) :]  # the axes whose devices hold the same key-value heads
-    is_chosen = bool(further) and held > 1  # of several, of which each device uses one
+    further = plan["h"][len(plan["k"]) :]  # the axes whose devices have the same key-value heads
+    is_chosen = bool(further) and held > 1  # each device uses one of several heads
 
     def run(*parts: jax.Array) -> tuple[jax.Array, ...]:
         own = list(parts)
@@ -180,11 +180,11 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
                     at, one = names.index("k"), results[i]
                     whole = jnp.zeros((*one.shape[:at], held, *one.shape[at + 1 :]), one.dtype)
                     results[i] = jax.lax.dynamic_update_slice_in_dim(whole, one, head, at)
-        # What several devices read, each of them has a share of the gradient of.
+        # If several devices read an operand, each computes a part of its gradient.
         return tuple(_summed(one, names, plan) for one, names in zip(results, letters.results, strict=True))
 
     def run_alone(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        # Operations would get types of the caller's mesh, with shardings that no part has.
+        # Otherwise operations would have types of the caller's mesh, with shardings that no part has.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
             return run(*parts)
 
@@ -238,7 +238,7 @@ def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tupl
     names = {letter: f"batch{letter}" for letter in BATCHES} | {"h": "(heads group)" if is_grouped else "heads"}
     if kv_heads > 1:
         names["k"] = "heads" if is_grouped or kv_heads == q_heads else "shared"
-    whole: list[str] = []  # in the order in which they are met, as Shardy wants them
+    whole: list[str] = []  # in the order of their occurrence, as Shardy requires
 
     def factor(letter: str) -> str:
         if letter in names and not {"b" if letter in BATCHES else "h"} & letters.fixed:

@@ -38,7 +38,7 @@ def plain(call: Call, *operands: jax.Array) -> list[jax.Array]:
     kept &= scores != -jnp.inf
     sinks = None if call.sinks is None else operands[call.sinks]
 
-    # A row without keys has no largest score; what is subtracted is then 0.
+    # A row without keys has no largest score; then 0 is subtracted.
     largest = jnp.max(jnp.where(kept, scores, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     if sinks is not None:
         of_heads = jnp.broadcast_to(jnp.max(sinks, axis=-1), (q.shape[1],))[None, :, None, None]

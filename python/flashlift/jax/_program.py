@@ -95,7 +95,7 @@ def _rounded(dtype: Any) -> Callable[[jax.Array], jax.Array]:
     return lambda x: x.astype(dtype).astype(jnp.float32)
 
 
-# Operations that are no function of jax.numpy or jax.lax by their own name.
+# Operations that are not a function of jax.numpy or jax.lax with the same name.
 _OPERATIONS: dict[str, Callable[..., jax.Array]] = {
     "sub": jnp.subtract,
     "mul": jnp.multiply,

@@ -27,7 +27,7 @@ def result_type(
     axes = _varying_axes(operands)
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
-    # The mesh is the operands': where JAX lowers a primitive, no other is known.
+    # The operands' mesh: where JAX lowers a primitive, no other mesh is known.
     mesh = next(jax.typeof(one).sharding.mesh for one in operands if _varying_axes([one]))
     sharding = NamedSharding(mesh, PartitionSpec())
     if not hasattr(jax.sharding, "ManualAxisType"):  # before JAX 0.10.1

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from flashlift._errors import InvalidArgumentError, UnsupportedError
 from flashlift.jax._arguments.values import FLOATS, described, short
 
-_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # and JAX's names of them
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # and the names that JAX uses
 
 
 def check_operands(names: tuple[str, str, str], q: jax.Array, k: jax.Array, v: jax.Array, layout: str) -> None:

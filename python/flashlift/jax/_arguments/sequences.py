@@ -55,7 +55,7 @@ def _ends(name: str, given: ArrayLike, of: jax.Array) -> jax.Array:
     is_short = ends.ndim == 1 and isinstance(ends.shape[0], int) and ends.shape[0] < 2
     if ends.ndim != 1 or is_short:
         raise InvalidArgumentError(f"{name} is {described(ends)}; expected int32 [sequences + 1]")
-    if batch != 1 and ends.shape[0] != batch + 1:  # also where jax.export does not know the batch yet
+    if batch != 1 and ends.shape[0] != batch + 1:  # also if the batch is still unknown to jax.export
         raise InvalidArgumentError(
             f"{name} is {list(ends.shape)} for a batch of {batch}; expected [{batch + 1}], one sequence for each "
             "batch, each padded to the length of the array; or a batch of 1 in which all sequences follow one another"

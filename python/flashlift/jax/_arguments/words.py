@@ -88,7 +88,7 @@ def band_words(
 def _window(window: Any, name: str) -> tuple[int, int]:
     is_pair = isinstance(window, (tuple, list)) or getattr(window, "ndim", 0) == 1
     is_known = is_pair and isinstance(window, jax.Array) and not isinstance(window, jax.core.Tracer)
-    # Items of a jax.Array are traced in a jitted function, whatever is known of them.
+    # In a jitted function, the items of a jax.Array are traced, even if their values are known.
     sides = tuple(np.asarray(window) if is_known else window) if is_pair else (window, window)
     expected = (
         "expected how many positions to the left and to the right are kept: one integer or two, not negative, "

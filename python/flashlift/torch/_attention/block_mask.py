@@ -28,8 +28,8 @@ from flashlift.torch._trace import Trace
 
 _NO_BLOCKS = 1 << 30  # PyTorch's block size for "no mask at all"
 _PARTIAL, _FULL = 1, 2
-_MAX_PROVED = 1 << 24  # elements of captured tensors: intervals know nothing of larger ones, as a rule
-_VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ from call to call
+_MAX_PROVED = 1 << 24  # elements of captured tensors: intervals usually have no useful bounds of larger ones
+_VERDICTS = 4  # of one BlockMask: batches, heads and captured tensors may differ between calls
 
 Mod = Callable[..., torch.Tensor]
 Traced = tuple[Trace, Leaves]
@@ -52,7 +52,7 @@ def mask_mod_of(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         checks.check_block_mask(query, key, block_mask)
         return own, None
     lists = _lists_of(block_mask)
-    # While a graph is made, no content of a tensor decides what it does.
+    # While a graph is traced, decisions must not depend on the contents of tensors.
     known = None if torch.compiler.is_dynamo_compiling() or makes_graph() else _known(block_mask, lists)
     if sliced and (known is None or known.has_partial):
         raise RuntimeError(
@@ -241,6 +241,6 @@ def _kinds(block_mask: BlockMask) -> torch.Tensor:
 def _marked(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
     counts_here = torch.arange(indices.size(-1), device=indices.device) < counts.unsqueeze(-1)
     is_block = counts_here & (indices >= 0) & (indices < columns)
-    places = torch.where(is_block, indices, columns).long()  # the rest goes into a column that is cut off
+    places = torch.where(is_block, indices, columns).long()  # others get a column that is cut off
     table = places.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
     return table.scatter(-1, places, True)[..., :columns]

@@ -50,7 +50,7 @@ class _FlexAttention(HigherOrderOperator):
                 refuse_dropout(query, value)
             mods = _with(score_mod, score_captures), _with(block_mask[-1], mask_captures)
             return attend_unfused(query, key, value, *mods, given_scale, sinks)
-        # A scale that may change is an argument of the program, where a captured number is.
+        # A scale that may change is an argument of the program, in place of a captured number.
         is_constant = given_scale is None or isinstance(given_scale, (int, float))
         factor, constant = (None, given_scale) if is_constant else (given_scale, 1.0)
         programs = [
@@ -91,7 +91,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         leaves, symbols = _divided(stand_ins, is_tensor)
         try:
             found = trace(lambda *scalars: mod(*scalars, *stand_ins), kind, leaves, (), symbols)
-        except Exception:  # with the numbers in the program, whatever is wrong is raised again
+        except Exception:  # any error is raised again when the numbers are constants of the program
             values: list[Any] = [None if whole else _fixed(one) for one, whole in zip(captured, is_tensor, strict=True)]
             with disable_modes():
                 values = [as_tensor(one) if i in floats else one for i, one in enumerate(values)]
@@ -104,7 +104,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
         found.autograd_function = "of a graph"
     if found.depends_on_sizes:
         for one in tensors:
-            _ = [int(size) for size in one.shape]  # Dynamo compiles again for others
+            _ = [int(size) for size in one.shape]  # Dynamo compiles again for other sizes
     return found, Leaves(tensors, numbers)
 
 
@@ -151,7 +151,7 @@ def _number(symbol: Any) -> torch.Tensor:
     if number is None:
         number = 1.0 if isinstance(symbol, torch.SymFloat) else LARGEST_ARGUMENT + 1
     elif isinstance(symbol, torch.SymInt):
-        _ = bool(abs(cast(int, symbol)) <= LARGEST_ARGUMENT)  # Dynamo compiles again where this changes
+        _ = bool(abs(cast(int, symbol)) <= LARGEST_ARGUMENT)  # Dynamo compiles again if this changes
     with disable_modes():
         return as_tensor(number)
 
@@ -160,7 +160,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of this shape without content: what a mod captures is not known while a graph is compiled. Of sizes that
     may change, those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
-    with disable_modes():  # an ordinary tensor, not a fake one
+    with disable_modes():  # a plain tensor, not a fake one
         return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
 
 
@@ -188,7 +188,7 @@ def flex_attention_in_graph(
     }
     tensors = query if sinks is None else sinks, query if seed is None else seed
     block_mask = (*tensors, _keep_all if mask_mod is None else mask_mod)
-    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 takes no method for a boolean
+    score_mod = _same_score if score_mod is None else score_mod  # not `or`: torch 2.9 cannot convert a method to bool
     return flex_attention_hop(query, key, value, score_mod, block_mask, 0.0 if scale is None else scale, options)
 
 

@@ -35,7 +35,7 @@ def flex_attention(
     mask_mod: Mod | None = None,
     sinks: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input of under dynamic=True
+    dropout_p: float = 0,  # not 0.0, which Dynamo makes an input under dynamic=True
     dropout_seed: int | torch.Tensor | None = None,
     deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
@@ -118,7 +118,7 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-_MAX_SCALES = 8  # that are constants of kernels for the same heads
+_MAX_SCALES = 8  # as constants of kernels for the same heads
 
 
 @functools.lru_cache(maxsize=1024)
@@ -167,7 +167,7 @@ def _seed(dropout_p: float, seed: int | torch.Tensor | None) -> torch.Tensor | N
         raise ValueError(f"dropout probability has to be at least 0 and less than 1, but got {dropout_p}")
     if dropout_p == 0.0:
         return None
-    if seed is None:  # on the CPU on any device: the host hands it to the kernel
+    if seed is None:  # on the CPU for any device, since the host passes it to the kernel
         return torch.randint(2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):
         if seed.numel() != 1 or seed.dtype.is_floating_point or seed.dtype.is_complex or seed.dtype == torch.bool:

@@ -17,8 +17,8 @@ from flashlift.torch._program import LARGEST_ARGUMENT
 
 EXACT = (bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_ITEMS = 1024  # of one captured list or dictionary
-# Types without fields whose objects never change. Objects of other types without fields, such as numpy arrays, sets and
-# iterators, may have other contents in each call. So may objects of CHANGING, even if a subclass adds fields.
+# Types without fields whose objects never change. Other types without fields, such as numpy arrays, sets and iterators,
+# may have other contents in each call. So may objects of the types in CHANGING, even if a subclass adds fields.
 UNCHANGING = (
     *(range, slice, frozenset, np.dtype, np.ufunc, operator.attrgetter, operator.itemgetter, operator.methodcaller),
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
@@ -26,7 +26,7 @@ UNCHANGING = (
     *(torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
 )
 CHANGING = (np.ndarray, set, collections.deque, collections.abc.Iterator)
-# Special methods that only make, copy and print objects.
+# Special methods that only create, copy and print objects.
 _UNCALLED = frozenset(
     "__init__ __new__ __post_init__ __del__ __init_subclass__ __class_getitem__ __repr__ __str__ __dir__ __sizeof__ "
     "__setattr__ __delattr__ __getstate__ __setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__".split()
@@ -43,7 +43,7 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-# Names of functions that tell a tensor from a number, or that look it up by its identity.
+# Names of functions that distinguish a tensor from a number, or look it up by its identity.
 _TELLING = frozenset(
     "isinstance issubclass type __class__ is_tensor hasattr getattr callable get hash id dispatch".split()
 )

@@ -51,15 +51,15 @@ class Walk:
     unless it goes wholly."""
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
-        self.tells_kinds = False  # whether a function may take a tensor in a number's place for something else
-        self.changes = False  # whether another call may find something else where this one looked
-        self.met: set[str] = set()  # what the functions name that were met
-        # Those that every object was looked at for; None without objects.
+        self.tells_kinds = False  # whether a function may behave differently if a number is replaced by a tensor
+        self.changes = False  # whether another call may find other values
+        self.met: set[str] = set()  # names in the functions that were visited
+        # The names that were looked up in every object; None without objects.
         self.names_of_all: frozenset[str] | None = None
         self._names = names
         self.tensors: list[torch.Tensor] = []
-        self.numbers: list[int | float] = []  # those that may become arguments
-        self.fields: dict[int, list[str]] = {}  # of each object, by its identity: the attributes that were looked at
+        self.numbers: list[int | float] = []  # numbers that may become arguments
+        self.fields: dict[int, list[str]] = {}  # by the identity of each object: the attributes that were looked up
         self._wholly = wholly
         self._places: dict[int, int] = {}
         self._open: set[int] = set()
@@ -119,7 +119,7 @@ class Walk:
             return self._fixed(value, names, lambda one: self._class(one, names))
         if isinstance(value, types.ModuleType) and not is_librarys(value.__name__):
             return self._fixed(value, names, lambda one: self._module(one, names))
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # of an object: table.get
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):  # a method, such as table.get
             is_bound = not isinstance(value.__self__, (type, types.ModuleType, types.NoneType))
             return (value.__name__, self._fixed(value.__self__, names)) if is_bound else _Identity(value)
         if isinstance(value, (types.ModuleType, *UNCHANGING)):
@@ -198,11 +198,11 @@ class Walk:
         while pending:
             name = pending.pop()
             seen.add(name)
-            for base in kind.__mro__:  # all of them, since super() leads to what is hidden
+            for base in kind.__mro__:  # all of them, since super() finds hidden ones
                 self._member(vars(base).get(name), name, names, parts, pending)
             pending -= seen
         fields = fields_of(value)
-        wanted = frozenset((*seen, "__wrapped__"))  # that of functools.lru_cache
+        wanted = frozenset((*seen, "__wrapped__"))  # set by functools.lru_cache
         by_any_name = self._wholly or seen & _REFLECTION or hasattr(own_part_of(kind), "__getattr__")
         in_slots = slots_of(value).keys()
         read = sorted(fields.keys() if by_any_name else wanted & fields.keys())
@@ -225,5 +225,5 @@ class Walk:
             pending |= names_in(member.__code__)
 
 
-_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # what a function reads by these
+_UNSEEN = frozenset(("globals", "locals", "eval", "exec", "import_module"))  # these may read anything
 _REFLECTION = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "attrgetter"))

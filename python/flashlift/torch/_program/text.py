@@ -48,7 +48,7 @@ def print_program(
         return f"%{len(lines) - 1}"
 
     pending = [lower(result)]
-    while pending:  # a loop and not recursion: unrolled programs are deeper than Python's stack
+    while pending:  # not recursive, since unrolled programs are deeper than Python's stack
         node = pending[-1]
         missing = [arg for arg in map(lower, node.args) if arg not in names]
         if missing:

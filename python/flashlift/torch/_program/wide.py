@@ -18,7 +18,7 @@ def widened(result: Node, builder: Builder, bounds: Bounds) -> Node:
         return result
     new: dict[Node, Node] = {}
     pending = [result]
-    while pending:  # a loop and not recursion: unrolled programs are deeper than Python's stack
+    while pending:  # not recursive, since unrolled programs are deeper than Python's stack
         node = pending[-1]
         missing = [arg for arg in node.args if arg not in new]
         if missing:
@@ -44,7 +44,7 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
         return builder.convert(args[0], node.type)
     if node.op in ("load", "search"):
         return builder.node(node.op, node.type, args, node.payload)
-    # Shifts and the like are of 32 bits, as what they are used for.
+    # Shifts and similar operations have 32 bits, and so do their uses.
     back = (builder.convert(arg, old.type) for arg, old in zip(args, node.args, strict=True))
     return builder.node(node.op, node.type, tuple(back), node.payload)
 

@@ -12,7 +12,7 @@ from flashlift.torch._run.kernels import Results, by_capture, differentiate, run
 from flashlift.torch._run.modes import are_plain
 from flashlift.torch._run.operators import no_second_derivative, save, wanted_of
 
-# What torch's profilers show of a call that goes past the dispatcher, which shows operators itself.
+# Adds a call to torch's profilers if it bypasses the dispatcher, which otherwise does this.
 Recorded = RecordFunction
 
 

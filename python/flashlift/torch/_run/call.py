@@ -15,11 +15,11 @@ class Call(NamedTuple):
     captures: Sequence[torch.Tensor]
     sinks: torch.Tensor | None
     seed: torch.Tensor | None
-    features: str  # the programs, in the words of the problem text
+    features: str  # the programs, as words of the problem text
     scale: float
-    want_max: bool = False  # whether row maxima are computed
-    f32_out: bool = False  # whether the output is float32 whatever the query is
-    want_residual: bool = False  # whether what rounding takes from the output is kept for the backward pass
+    want_max: bool = False  # whether to compute row maxima
+    f32_out: bool = False  # whether the output is float32 for any type of the query
+    want_residual: bool = False  # whether to keep the rounding error of the output for the backward pass
 
     def flat(self) -> tuple[Any, ...]:
         """The arguments with the captured tensors last, each by itself: autograd looks into no list."""
@@ -50,4 +50,4 @@ class Call(NamedTuple):
         return "out=f32 " + words if self.f32_out else words
 
 
-FLAT_CAPTURES = len(Call._fields) - 1  # where the captured tensors begin in flat()
+FLAT_CAPTURES = len(Call._fields) - 1  # index of the first captured tensor in flat()

@@ -68,7 +68,7 @@ class _Record(ctypes.Structure):
         ("strides", ctypes.c_int64 * 12),
     ]
 
-    kept: tuple  # what it points to
+    kept: tuple  # keeps alive what it points to
 
 
 class _Method(ctypes.Structure):
@@ -86,7 +86,7 @@ class _Records:
     """Of the calls in one direction that were made so far."""
 
     def __init__(self) -> None:
-        self.first: dict[str, int] = {}  # by features, the address of the last one that was made
+        self.first: dict[str, int] = {}  # by features, the address of the newest record
         self._known: dict[tuple, _Record] = {}
 
     def add(
@@ -160,7 +160,7 @@ def _c() -> tuple[Any, ...] | None:
     is_locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     if not takes_objects() or not is_locked or empty_on_cpu is None:
         return None
-    library = ctypes.PyDLL(load("flashlift_torch")._name)  # called with the interpreter's lock
+    library = ctypes.PyDLL(load("flashlift_torch")._name)  # called with the interpreter's lock held
     functions = addresses_of_functions()
     empty_on_gpu = empty_on_cpu if empty_on_current_gpu is None else empty_on_current_gpu
     objects = (

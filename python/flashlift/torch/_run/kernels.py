@@ -26,7 +26,7 @@ DEVICES = ("cpu", "cuda")
 _run_forward = taking_addresses("flashlift_attention_run")
 _run_backward = taking_addresses("flashlift_attention_run_backward")
 
-# out, lse, row maxima and what rounding took from out; the last two are empty if not wanted
+# out, lse, row maxima and the rounding error of out; the last two are empty if not requested
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -88,13 +88,13 @@ def reads_residual(call: Call) -> bool:
         return False
     heads = query.shape[1], key.shape[1]
     if not all(type(one) is int for one in heads):
-        heads = 1, 1  # a graph for any number of them; the answer is the same for all
+        heads = 1, 1  # a graph for any number of heads; the answer does not depend on it
     dims = int(query.shape[3]), int(value.shape[3])
     try:
         attention = compiled(*heads, *dims, query.dtype, call.scale, call.words, query.device)
         return _reads_residual(attention, _wanted(call.captures))
     except FlashliftError:
-        return False  # whatever runs the call says why
+        return False  # the call itself reports the reason
 
 
 @functools.lru_cache(maxsize=1024)
@@ -199,7 +199,8 @@ def _empty_in_order_of(tensor: torch.Tensor, shape: Sequence[int], dtype: torch.
 def run_for_backward(call: Call) -> Results:
     """As run(), where the backward pass may read the output."""
     plan = plan_for(call)
-    # Within compiled graphs no tensor says that its gradient is wanted, but the residual is asked for.
+    # Within compiled graphs, tensors do not show whether their gradient is needed, but the residual is requested if it
+    # is.
     if call.query.is_cuda and (call.want_residual or any(one.requires_grad for one in call[:3])):
         _prepare_backward(plan.attention, _wanted(call.captures))
     results = _run(plan, call)
@@ -214,7 +215,7 @@ def _prepare_backward(attention: Attention, wanted: tuple[bool, ...]) -> None:
     beside what follows. A backward call that comes meanwhile waits for it. wanted: whether each captured tensor's."""
 
     def prepare() -> None:
-        with contextlib.suppress(FlashliftError):  # the backward call says why
+        with contextlib.suppress(FlashliftError):  # the backward call reports the reason
             attention.prepare_backward(_names(attention, wanted))
 
     threading.Thread(target=prepare, name="flashlift: backward pass").start()
@@ -226,7 +227,7 @@ def _snap_rows_to(dtype: torch.dtype, out: torch.Tensor) -> None:
     Where all values are equal, say, the output is theirs, and gradients that vanish then vanish exactly, as they do
     where the output of 16 bits is what the backward pass reads. That single numbers are near one happens by chance.
     """
-    for part in (out[..., :4], out):  # few rows pass the first test, if any
+    for part in (out[..., :4], out):  # few rows, if any, pass the first test
         rounded = part.to(dtype).to(out.dtype)
         is_close = ((part - rounded).abs_() <= rounded.abs() * 2.0**-19).all(-1, keepdim=True)
         if not bool(is_close.any()):

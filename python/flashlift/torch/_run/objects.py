@@ -14,7 +14,7 @@ from flashlift.torch._internals import DLPACK_EXCHANGE
 from flashlift.torch._run.call import Call
 from flashlift.torch._run.workspace import allocate, give_back
 
-_MAJOR_VERSION = 1  # of the exchange interface that the library knows
+_MAJOR_VERSION = 1  # of the exchange interface that the library uses
 _NONE = (None,) * 6
 
 
@@ -68,7 +68,7 @@ def addresses_of_functions() -> int:
 @functools.cache
 def _library() -> tuple[Callable[[int], int | None], int]:
     """The function, and what a call begins with."""
-    # Called with the interpreter's lock, which it gives up itself.
+    # Called with the interpreter's lock held, which the function releases itself.
     run = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("flashlift_torch_run", load("flashlift_torch")))
     return run, addresses_of_functions()
 

@@ -20,7 +20,7 @@ def _gomp_parallel() -> int | None:
     """The address of GOMP_parallel in the OpenMP runtime that torch uses; None if torch uses other threads."""
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return None
-    # Names are bound in this order for torch too: what was preloaded comes first.
+    # torch resolves names in the same order: preloaded libraries come first.
     for library in (ctypes.CDLL(None), ctypes.CDLL(LIBRARY)):
         found = getattr(library, "GOMP_parallel", None)
         if found is not None:

@@ -40,11 +40,11 @@ class Views:
     written as numbers, since ctypes, which keeps the objects behind pointers, takes longer than a short kernel."""
 
     def __init__(self) -> None:
-        self._kept: list[object] = []  # capsules, and the memory of arguments
+        self._kept: list[object] = []  # keeps capsules and memory of arguments alive
 
     def of(self, tensor: torch.Tensor) -> int:
         """The address of the tensor's view."""
-        capsule = to_dlpack(tensor.resolve_neg())  # DLPack forgets a lazy negation
+        capsule = to_dlpack(tensor.resolve_neg())  # DLPack ignores a lazy negation
         self._kept.append(capsule)
         return _pointer_in(capsule, b"dltensor")
 

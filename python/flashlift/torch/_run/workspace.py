@@ -24,7 +24,7 @@ def allocate(device: int | None, size: int) -> int | None:
     """For a call of this thread, which give_back() ends."""
     try:
         _taken.memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device or 0))
-    except Exception as failure:  # none may leave a function that C calls
+    except Exception as failure:  # no exception may leave a function that C calls
         _taken.failure = failure
         return None
     return _taken.memory.data_ptr()

@@ -19,7 +19,7 @@ class Slot:
     """A tensor or a number of the prelude: what is captured, or an operation on it gives, in a call."""
 
     number: int
-    dtype: torch.dtype | None = None  # of a number, as the program reads it
+    dtype: torch.dtype | None = None  # for a number, the type in which the program reads it
 
 
 class Size(int):
@@ -43,7 +43,7 @@ class SizeOf:
     dtype: torch.dtype = torch.int32
 
 
-Source = Slot | SizeOf | torch.Tensor  # a tensor: one that the mod makes itself
+Source = Slot | SizeOf | torch.Tensor  # a tensor that the mod creates itself
 
 
 @dataclass
@@ -54,15 +54,15 @@ class Trace:
     result: Node
     builder: Builder
     captures: list[Capture]
-    sources: list[Source]  # of each capture
-    # Operations on what is captured: (function, arguments, keyword arguments, whether the result is a number), giving
-    # the slots after the leaves'.
+    sources: list[Source]  # of the captured tensors
+    # Operations on captured values: (function, arguments, keyword arguments, whether the result is a number). Their
+    # results have the slots after those of the leaves.
     prelude: list[tuple[Callable, tuple, dict, bool]]
-    # Whether another program might come of captured tensors of other sizes, rather than the same one.
+    # Whether captured tensors of other sizes may give another program.
     depends_on_sizes: bool = False
-    # The name of a torch.autograd.Function in it: its own backward function is no part of the program.
+    # The name of a torch.autograd.Function in it, whose own backward function is not part of the program.
     autograd_function: str | None = None
-    # Whether it holds tensors that are neither among the leaves nor made by the mod: another function's may be others.
+    # Whether it contains tensors that are neither leaves nor created by the mod: they may differ in another function.
     reads_unknown: bool = False
     # Indices that are sums of coordinates, with the sizes of the dimensions that they index.
     read_at: list[tuple[Node, SizeOf | int]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Trace:
         found = self._texts.get(key)
         if found is None:
             text, used = print_program(self.kind, self.result, self.captures, self.builder, bounds)
-            if len(self._texts) > 64:  # of many lengths, those in use come back soon enough
+            if len(self._texts) > 64:  # if there are many lengths, those in use are soon added again
                 self._texts.clear()
             found = self._texts[key] = (text, [self.sources[i] for i in used])
         return found
@@ -108,7 +108,7 @@ class Trace:
             else:
                 value = slots[one.number] if type(one) is Slot else one
             if type(one) not in (Slot, SizeOf) and in_mode:
-                # A graph is being traced: it makes its constants itself, whatever tensors it is made of.
+                # While a graph is traced, it must create its constants itself, from tensors of any kind.
                 value = torch.tensor(value.tolist(), dtype=value.dtype, device=device)
             elif isinstance(value, torch.SymFloat):
                 value = as_tensor(value).to(one.dtype).to(device)
@@ -166,7 +166,7 @@ def as_tensor(number: Any) -> torch.Tensor:
         return torch.full((), cast(int, number), dtype=torch.int64, device=CPU)
     if isinstance(
         number, torch.SymFloat
-    ):  # of a product AOTAutograd makes tensors; it would compile another torch.full anew
+    ):  # AOTAutograd would make a product a tensor, and compile another torch.full for it
         return torch.ones((), dtype=torch.float64, device=CPU) * cast(float, number)
     if isinstance(number, torch.Tensor):
         return number

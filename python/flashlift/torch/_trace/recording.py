@@ -44,20 +44,20 @@ class Recording:
         self._values: dict[int, Value] = {}
         self._slots: dict[int, Slot] = {id(leaf): Slot(i) for i, leaf in reversed(list(enumerate(leaves)))}
         self._slot_count = len(leaves)
-        self._numbers: dict[int, int | float] = {}  # of the tensors that stand for numbers
+        self._numbers: dict[int, int | float] = {}  # of tensors that represent numbers
         for one in numbers:
             fits = one.is_floating_point() or abs(one.item()) <= LARGEST_ARGUMENT
             self._add_slot(one, torch.float32 if one.is_floating_point() else torch.int32 if fits else torch.int64)
         self.depends_on_sizes = False
         self.read_at: dict[tuple[Node, SizeOf | int], None] = {}
         self.reads_unknown = False
-        self._made: set[int] = set()  # identities of the tensors that the mod makes of nothing
+        self._made: set[int] = set()  # identities of tensors that the mod creates without operands
         self._wrapped = wrapped
         self.autograd_function: str | None = None
-        self.has_gradient = True  # not while the mod runs under torch.no_grad()
+        self.has_gradient = True  # False while the mod runs under torch.no_grad()
         self._capture_of: dict[int, Value] = {}
         self._sizes: dict[int | SizeOf, Value] = {}
-        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is used twice
+        self._alive: list[torch.Tensor] = [*leaves, *numbers]  # so that no identity is reused
 
     def traced(self, value: Value) -> torch.Tensor:
         """A tensor that stands for a value."""

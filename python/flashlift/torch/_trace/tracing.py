@@ -42,7 +42,7 @@ def trace(
     numbers: tensors that it captures in place of numbers, which are arguments of the program.
     Raises TraceError for what a program cannot say.
     """
-    # Gradients are on here, so that they are on again where a mod leaves torch.no_grad().
+    # Gradients are enabled here, so that they are enabled again where a mod leaves torch.no_grad().
     unwrapped = Unwrapped()
     with (
         disable_modes(),

@@ -14,7 +14,7 @@ class Unwrapped:
 
     def __init__(self) -> None:
         self.in_transform = are_transforms_active()
-        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of those in their places
+        self.wrapped: dict[int, torch.Tensor] = {}  # by the identities of the tensors that replace them
         self._in_place: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ class Unwrapped:
             return tensor
         found = self._in_place.get(id(tensor))
         if found is None:
-            with disable_modes():  # a transform would wrap this too, but has been left
+            with disable_modes():  # the transform was left, but would wrap this, too
                 found = torch.zeros((), dtype=tensor.dtype, device=CPU).expand(tensor.shape)
             self._in_place[id(tensor)] = found
             self.wrapped[id(found)] = tensor

@@ -43,7 +43,7 @@ def reshaped(value: Value, shape: tuple[int, ...], builder: Builder) -> Value:
     """The same elements in row-major order under another shape."""
     if [size for size in shape if size != 1] == [size for size in value.shape if size != 1]:
 
-        def move(index: Index) -> Node:  # only dimensions of size 1 come or go: no arithmetic
+        def move(index: Index) -> Node:  # only adds or removes dimensions of size 1: no arithmetic
             kept = iter([one for size, one in zip(shape, index, strict=True) if size != 1])
             return value.at(tuple(builder.constant(0, "i64") if size == 1 else next(kept) for size in value.shape))
 

@@ -49,7 +49,7 @@ def _floor_divide(builder: Builder, x: Node, y: Node) -> Node:
 def _remainder(builder: Builder, x: Node, y: Node) -> Node:
     if x.type != "f32":
         return builder.emit("mod", x, y)
-    # The remainder of truncation is exact; it takes the sign of y where the two differ.
+    # The remainder of truncation is exact. Where its sign differs from that of y, it is corrected.
     rest = builder.emit("rem", x, y)
     zero = builder.constant(0.0, "f32")
     differs = builder.emit("xor", builder.emit("lt", rest, zero), builder.emit("lt", y, zero))
@@ -281,7 +281,7 @@ UNARY: dict[str, Compute] = {
     "log10": lambda builder, x: _scaled(builder, builder.emit("log", x), 1 / math.log(10)),
     "reciprocal": lambda builder, x: builder.emit("div", builder.constant(1.0, "f32"), x),
     "tan": lambda builder, x: builder.emit("div", builder.emit("sin", x), builder.emit("cos", x)),
-    "sinh": _hyperbolic("expm1", "sub"),  # e^x - e^-x has few digits near 0
+    "sinh": _hyperbolic("expm1", "sub"),  # e^x - e^-x loses precision near 0
     "cosh": _hyperbolic("exp", "add"),
     "atan": _arctangent,
     "arctan": _arctangent,
@@ -303,7 +303,7 @@ UNARY: dict[str, Compute] = {
 
 def _comparison(op: str) -> Compute:
     def compute(builder: Builder, x: Node, y: Node) -> Node:
-        if x.type == "i1" and op not in ("eq", "ne"):  # programs order numbers only
+        if x.type == "i1" and op not in ("eq", "ne"):  # programs compare only numbers by order
             x, y = builder.convert(x, "i32"), builder.convert(y, "i32")
         return builder.emit(op, x, y)
 

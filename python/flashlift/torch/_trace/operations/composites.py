@@ -99,7 +99,7 @@ def _extreme(extreme: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tens
 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
-        return NotImplemented  # the largest index is not known
+        return NotImplemented  # the largest index is unknown
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
 
 

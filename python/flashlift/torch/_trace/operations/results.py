@@ -17,7 +17,7 @@ def infer(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     without memory."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     if any(isinstance(one, Symbol) for one in (*args, *kwargs.values())):
-        func = func.overloadpacket  # the overload that was called takes a tensor in place of the number
+        func = func.overloadpacket  # the called overload has a tensor in place of the number
         args, kwargs = tree_map_only(
             Symbol, lambda one: float(one) if isinstance(one, float) else int(one), (args, kwargs)
         )
