@@ -1,4 +1,4 @@
-"""Flashlift beside its peers on this machine's CPU: speed and temporary memory, all in one process.
+"""Compares Flashlift with other libraries on this machine's CPU: speed and temporary memory, all in one process.
 
 `make bench`, or `python benchmarks/bench.py [--json] [--seconds S] [--only WORD] [--output FILE.md] [--record MACHINE]
 [--plot FILE.svg]`.

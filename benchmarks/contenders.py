@@ -1,4 +1,4 @@
-"""Flashlift and its peers, each as a function of no arguments that runs one attention once."""
+"""Flashlift and its competitors, each as a function without arguments that runs one attention once."""
 
 import math
 import os

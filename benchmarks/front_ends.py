@@ -1,4 +1,4 @@
-"""Each front end beside flashlift.compile of the same call, in one process.
+"""Compares each front end with flashlift.compile of the same call, in one process.
 
     python benchmarks/front_ends.py [--device cpu|cuda] [--lengths 1024 8192] [--json FILE]
         [--record MACHINE] [--plot FILE.svg]

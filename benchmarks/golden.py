@@ -1,4 +1,4 @@
-"""What every kernel of a benchmark is judged by: attention in float64, and unfused in the inputs' own type."""
+"""References for judging the kernels of a benchmark: attention in float64, and unfused in the inputs' own type."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Reads a large portable artifact, and says what that takes.
+"""Reads a large portable artifact, and prints the time and memory that this takes.
 
 benchmarks/large_module.py [--megabytes 100] [--of weights|operations] [--keep FILE]
 benchmarks/large_module.py --of perceptron [--layers 12] [--keep FILE]

@@ -1,4 +1,4 @@
-"""Flashlift beside the attention of inference engines, those of them that are installed, in one process.
+"""Compares Flashlift with the attention of those inference engines that are installed, in one process.
 
     make bench-peers        or        python benchmarks/peers.py [--json] [--seconds S] [--only WORD] [--output FILE.md]
 

@@ -1,4 +1,5 @@
-"""What a benchmark measured, as a run in benchmarks/results (`--record MACHINE`) or as a plot (`--plot FILE.svg`).
+"""Stores the results of a benchmark, as a run in benchmarks/results (`--record MACHINE`) or as a plot (`--plot
+FILE.svg`).
 
 recorded.add_options(parser)
 run = recorded.Run()

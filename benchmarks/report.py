@@ -1,4 +1,4 @@
-"""The tables and plots of the documents, made from benchmarks/results/*.json.
+"""Generates the tables and plots of the documents from benchmarks/results/*.json.
 
     python benchmarks/report.py             write the tables into the documents
     python benchmarks/report.py --check     only say which are not up to date, tables and plots

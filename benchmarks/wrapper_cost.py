@@ -1,4 +1,4 @@
-"""What libflashlift_pjrt adds to compiling modules without attention.
+"""Measures the time that libflashlift_pjrt adds to compiling modules without attention.
 
     build/venv/bin/python benchmarks/wrapper_cost.py [--rounds 9] [--plugin FILE] [--only WORD] [--megabytes 100]
 

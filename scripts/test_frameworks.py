@@ -1,5 +1,5 @@
-"""Counts what is fused of models as frameworks write them: forward and training steps of Flax, Equinox, Haiku and
-Keras, with dropout and checkpointing, and transformers' models through torchax.
+"""Counts the fused attentions in models of several frameworks: forward passes and training steps of Flax, Equinox,
+Haiku and Keras, with dropout and checkpointing, and transformers' models through torchax.
 
 scripts/test_frameworks.py BUILD [--only WORD] [--write FILE]
 

@@ -1,4 +1,4 @@
-"""Installs the Debian package and the wheel into bare systems, and uses them there.
+"""Installs the Debian package and the wheel on bare systems, and tests them there.
 
 scripts/test_packages.py BUILD DEB WHEEL [SYSTEM...] [--keep]
 

@@ -1,4 +1,4 @@
-"""Flashlift's backward pass on a GPU beside its peers, in one process.
+"""Compares Flashlift's backward pass on a GPU with other libraries, in one process.
 
     python benchmarks/gpu/backward.py [--suite plain|mods|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]

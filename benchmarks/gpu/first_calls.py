@@ -1,4 +1,4 @@
-"""What a first call takes on a GPU, in a process of its own: beside FlexAttention's Triton backend.
+"""Measures first calls on a GPU, each in a process of its own, and compares them with FlexAttention's Triton backend.
 
     python benchmarks/gpu/first_calls.py [--cores 2,16] [--front-ends torch,c,jax,flex] [--cases plain,causal,mod]
         [--quick] [--json FILE] [--record MACHINE] [--plot FILE.svg]

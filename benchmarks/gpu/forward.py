@@ -1,4 +1,4 @@
-"""Flashlift's forward kernel on a GPU beside its peers, in one process.
+"""Compares Flashlift's forward kernel on a GPU with other libraries, in one process.
 
     python benchmarks/gpu/forward.py [--suite plain|mods|decode|overhead|first-calls|all] [--quick] [--json FILE]
         [--cases NAME,...] [--implementation NAME] [--record MACHINE] [--plot FILE.svg]

@@ -1,4 +1,4 @@
-"""A Flax training step split over devices, with Flashlift's attention beside cuDNN's and Flax's own.
+"""Compares a Flax training step split over devices with Flashlift's attention, cuDNN's and Flax's own.
 
     python benchmarks/gpu/sharded_training.py [--devices N] [--length N] [--batch N] [--heads N] [--depth N]
         [--layers N] [--steps N] [--dtype bfloat16|float32] [--attention NAME]...

@@ -1,4 +1,4 @@
-"""A GPT's training step on a GPU with Flashlift's attention beside its peers', in one process.
+"""Compares a GPT's training step on a GPU with Flashlift's attention and with other libraries', in one process.
 
     python benchmarks/gpu/training.py [--suite causal|documents|softcap|all] [--heads N] [--depth N] [--length N]
         [--layers N] [--json FILE] [--record MACHINE] [--plot FILE.svg]

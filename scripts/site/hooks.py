@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself (mkdocs.yml): generated pages, links to the repository, and the search index.
+"""Additions to MkDocs (mkdocs.yml): generated pages, links to the repository, and the search index.
 
 - README.md and its neighbours become pages. A link to another file of the repository leads to a page that shows the
   file, so that the site is whole without a network.

@@ -1,4 +1,4 @@
-"""Pages of reference: the C and C++ headers by their comments, the Python package by its docstrings."""
+"""Generates reference pages of the C and C++ headers from comments, and of the Python package from docstrings."""
 
 import importlib
 import inspect

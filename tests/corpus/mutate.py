@@ -1,4 +1,4 @@
-"""Changes the modules of a folder of cases at random and compares what is fused with what was there, on XLA:CPU.
+"""Changes the modules of a folder of cases at random, and compares fused modules with the changed ones on XLA:CPU.
 
     build/venv/bin/python tests/corpus/mutate.py FOLDER [--seed N] [--count N] [--case NAME]... [--save FOLDER]
 

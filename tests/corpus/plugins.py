@@ -1,4 +1,4 @@
-"""Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, beside the plugins themselves.
+"""Runs a folder of StableHLO cases through libflashlift_pjrt around real plugins, and through the plugins themselves.
 
     build/venv/bin/python tests/corpus/plugins.py FOLDER [--plugin FILE]... [--client pypjrt|jax]... [--case NAME]...
         [--shard I/N] [--forms FOLDER [--prepare]]

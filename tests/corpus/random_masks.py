@@ -1,4 +1,4 @@
-"""Attention with random masks, biases, shifts and divisors: what is fused of it must compute what XLA computes.
+"""Attention with random masks, biases, shifts and divisors: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_masks.py [--seed N] [--first N] [--count N] [--print]
 

@@ -1,4 +1,4 @@
-"""Draws JAX functions at random, fuses them, and compares what the fused ones compute with XLA's own results.
+"""Draws JAX functions at random, fuses them, and compares their results with those of XLA.
 
 random_masks.py draws masks, guards and divisors, random_numbers.py narrow numbers and empty rows, random_steps.py what
 training does to probabilities. soak.py draws all of them. A file that draws a kind of its own defines

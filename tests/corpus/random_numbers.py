@@ -1,4 +1,4 @@
-"""Attention with narrow numbers and empty rows: what is fused of it must compute what XLA computes.
+"""Attention with narrow numbers and empty rows: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_numbers.py [--seed N] [--first N] [--count N] [--print]
 

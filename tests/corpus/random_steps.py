@@ -1,4 +1,4 @@
-"""What training does to scores and probabilities: what is fused of it must compute what XLA computes.
+"""Operations of training on scores and probabilities: fused modules must compute the same as XLA.
 
     build/venv/bin/python tests/corpus/random_steps.py [--seed N] [--first N] [--count N] [--print]
 

@@ -1,4 +1,5 @@
-// Loads of every dtype, with indices that run up, down, anywhere and out of range, over any stride.
+// Loads of every dtype, with indices that increase, decrease, vary at random and are out of range, and with any
+// strides.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Programs of thousands of operations, which come from unrolled loops or from an enemy.
+// Programs of thousands of operations, from unrolled loops or from malicious input.
 #include <gtest/gtest.h>
 #include <pthread.h>
 

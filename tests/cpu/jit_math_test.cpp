@@ -1,4 +1,4 @@
-// The elementary functions over a dense sample of all floats, against double precision.
+// The elementary functions at a dense sample of all floats, compared with double precision.
 #include <gtest/gtest.h>
 
 #include <bit>

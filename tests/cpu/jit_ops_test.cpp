@@ -1,5 +1,5 @@
-// Every operation, on every type it takes, over all combinations of edge values, as vectors and as scalars, against
-// the meaning that score/scalar.h gives it.
+// Every operation with every operand type and all combinations of edge values, as vectors and as scalars, compared with
+// score/scalar.h.
 #include <gtest/gtest.h>
 
 #include <bit>

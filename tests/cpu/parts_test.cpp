@@ -1,4 +1,4 @@
-// What a task's rows need of each block of keys, against enumeration.
+// The parts of each block of keys that a task's rows need, compared with enumeration.
 #include "cpu/forward_parts.h"
 
 #include <gtest/gtest.h>

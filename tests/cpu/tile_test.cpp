@@ -1,4 +1,4 @@
-// The micro-kernels of every instruction set of this machine, against obvious loops.
+// The micro-kernels of every instruction set of this machine, compared with simple loops.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Every kernel configuration compiles, without a GPU, and as intended: no spills, no serialised products.
+// Every kernel configuration compiles without a GPU, without spills and without serialised products.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

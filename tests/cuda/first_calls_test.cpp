@@ -1,4 +1,4 @@
-// Many first calls at once, in several processes: what compiles kernels and keeps them, without a GPU.
+// Many simultaneous first calls in several processes compile and cache kernels, without a GPU.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

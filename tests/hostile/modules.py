@@ -1,4 +1,4 @@
-"""Attacks by modules: small texts of large things, on small stacks."""
+"""Attacks by modules: short texts that stand for large modules, and small stacks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Attacks on Flashlift's interfaces: what is given on purpose to break them. `make hostile` runs all.
+"""Attacks on Flashlift's interfaces by malicious input. `make hostile` runs all of them.
 
     run.py [--short] [--part NAME] [--match TEXT] [--jobs N] [--build FOLDER]
 

@@ -1,4 +1,4 @@
-"""Attacks on what tuning leaves on disk: the database, and the JSON that it is exported to and imported from.
+"""Attacks by tuning results: the database, and the JSON to which it is exported and from which it is imported.
 
 Whatever is there, compiling works, and each command ends soon with a result or an error.
 """

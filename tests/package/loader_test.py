@@ -1,5 +1,4 @@
-"""Where the loader looks for the libraries of what is built and installed: only in the folders that hold them, and
-never in the current one.
+"""Checks that the loader searches only the folders of built and installed libraries, and never the current folder.
 
 Run by ctest: loader_test.py BUILD WORK DECOY [COMMAND]
 """

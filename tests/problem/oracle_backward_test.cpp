@@ -1,4 +1,4 @@
-// The oracle's gradients against finite differences of the oracle itself.
+// The oracle's gradients, compared with finite differences of the oracle itself.
 #include "problem/oracle_backward.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-"""Modules that clients may send, with attention among what is not: tests/python/test_pjrt_modules.py runs them.
+"""Modules that clients may send, with and without attention; tests/python/test_pjrt_modules.py runs them.
 
     plugin_modules.py PLUGIN RESULTS
 

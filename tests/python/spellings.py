@@ -1,5 +1,6 @@
-"""Attention as people write it in JAX, beyond what the libraries do: each function here gives a function and its
-arguments. All of it must be found, fused and come out the same; see test_spellings.py."""
+"""Ways to write attention in JAX, beyond those of libraries. Each function returns a function and its arguments. All of
+them must be found and fused, with the same results; see test_spellings.py.
+"""
 
 import jax
 import jax.numpy as jnp

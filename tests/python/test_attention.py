@@ -1,4 +1,4 @@
-"""flashlift.compile: arrays of every library in, attention out, errors as exceptions."""
+"""flashlift.compile: arrays of every library as inputs, the attention's results, and errors as exceptions."""
 
 import copy
 import pickle

@@ -1,4 +1,6 @@
-"""Where the command line writes: whole files or none, into what a name leads to, and nothing beside it."""
+"""Outputs of the command line: either all files or none, each complete, in the file that a name stands for, and no
+others.
+"""
 
 import os
 import resource

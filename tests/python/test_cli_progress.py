@@ -1,4 +1,4 @@
-"""What the command line says of long work: a line on a terminal that says how far it is, and nothing elsewhere."""
+"""The command line's progress of long work: one line on a terminal, and no output elsewhere."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU once they are fused."""
+"""Modules with cuDNN's attention calls, as JAX lowers them for CUDA, run on the CPU after they are fused."""
 
 import re
 

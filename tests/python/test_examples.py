@@ -1,4 +1,4 @@
-"""The examples for each language build against the C interface, run, and find their results right.
+"""The examples for each language are built against the C interface, run, and check their results.
 
 C and C++ are tested beside CMake's package, in tests/package.
 """

@@ -1,4 +1,4 @@
-"""The named features of a problem against the same written out in numpy."""
+"""The named features of a problem, compared with the same computation in numpy."""
 
 import flashlift
 import numpy as np

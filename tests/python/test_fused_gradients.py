@@ -1,5 +1,6 @@
-"""Gradients that stand in a module are fused with their attention, forward and backward; what only looks like a
-gradient is left alone."""
+"""Gradients in a module are fused with their attention, forward and backward; similar computations that are no
+gradients stay unfused.
+"""
 
 import functools
 

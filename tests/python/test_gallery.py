@@ -1,4 +1,4 @@
-"""Every block of the gallery runs, and computes what unfused maths computes of the PyTorch block's functions.
+"""Every block of the gallery runs, and computes the same as unfused maths with the functions of the PyTorch block.
 
 `make test` runs a few of them; `make test-gallery` all, which takes half a minute.
 """

@@ -1,4 +1,4 @@
-"""Attention by the signatures of Flax, Equinox and Haiku, beside their maths."""
+"""Attention with the signatures of Flax, Equinox and Haiku, compared with their own."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""jax.vmap of attention, beside a loop: one bigger call wherever one can say the same."""
+"""jax.vmap of attention, compared with a loop: one larger call wherever that is equivalent."""
 
 import flashlift.jax
 import jax

@@ -1,4 +1,4 @@
-"""Derivatives that no kernel computes: forward mode, second derivatives, those of unnormalized outputs."""
+"""Derivatives that no kernel computes: forward mode, second derivatives, and those of unnormalized outputs."""
 
 import itertools
 import json

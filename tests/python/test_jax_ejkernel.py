@@ -1,4 +1,4 @@
-"""ejkernel's surface: its function's whole signature, MaskInfo, module, executor, configurations and caches."""
+"""ejkernel's interface: its function's whole signature, MaskInfo, module, executor, configurations and caches."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""jax.export of attention, of batches and lengths that are not known yet, with gradients."""
+"""jax.export of attention with unknown batches and lengths, including gradients."""
 
 import subprocess
 import sys

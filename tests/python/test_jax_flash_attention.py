@@ -1,4 +1,4 @@
-"""flashlift.jax.flash_attention: each argument beside the same written out in jax.numpy, gradients included."""
+"""flashlift.jax.flash_attention: each argument compared with the same computation in jax.numpy, including gradients."""
 
 import os
 import subprocess

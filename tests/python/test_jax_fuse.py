@@ -1,4 +1,4 @@
-"""flashlift.jax.fuse: JAX functions whose attention is found and fused."""
+"""flashlift.jax.fuse finds and fuses the attention in JAX functions."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Gradients of flashlift.jax.attention, beside those of the same attention written out in jax.numpy."""
+"""Gradients of flashlift.jax.attention, compared with those of the same attention in jax.numpy."""
 
 import flashlift.jax
 import jax

@@ -1,4 +1,4 @@
-"""flash_attention and dot_product_attention refuse what they would get wrong, before anything is compiled."""
+"""flash_attention and dot_product_attention refuse wrong arguments before anything is compiled."""
 
 import flashlift
 import jax

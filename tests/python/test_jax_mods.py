@@ -1,4 +1,6 @@
-"""score_mod and mask_mod as Python functions, beside the same over whole arrays in jax.numpy, gradients included."""
+"""score_mod and mask_mod as Python functions, compared with the same over whole arrays in jax.numpy, including
+gradients.
+"""
 
 import functools
 

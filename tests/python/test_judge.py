@@ -1,4 +1,4 @@
-"""flashlift.testing, and what the benchmarks judge by."""
+"""flashlift.testing, and the references by which the benchmarks judge."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Gradients written by hand that are wrong at one row, one id or one number of a tensor alone, where the scores branch,
-too: drawn rows hardly ever go there by themselves."""
+"""Hand-written gradients that are wrong only at one row, one id or one number of a tensor, where the scores branch,
+too. Random rows hardly ever meet such a condition by themselves.
+"""
 
 import flashlift.jax
 import jax

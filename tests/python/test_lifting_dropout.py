@@ -1,5 +1,6 @@
-"""Dropout behind the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward
-and backward, or left alone with a reason. Everything is compared with what XLA makes of the original."""
+"""Dropout after the softmax, as libraries write it: fused with the module's own random bits as a keep mask, forward and
+backward, or unfused with a reason. All results are compared with XLA's of the original.
+"""
 
 import jax
 import jax.numpy as jnp

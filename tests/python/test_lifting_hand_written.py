@@ -1,6 +1,7 @@
-"""Backward passes that are written by hand, as in FlashAttention: they compute probabilities from the log-sum-exp that
-the forward pass saved, and read sum(d_out * out) for sum(p * d_p). The right ones are fused with their attention;
-others stay, with a reason. Everything is compared with XLA."""
+"""Hand-written backward passes, as in FlashAttention: they compute probabilities from the log-sum-exp that the forward
+pass saved, and use sum(d_out * out) for sum(p * d_p). Correct ones are fused with their attention; others stay, with a
+reason. All results are compared with XLA's.
+"""
 
 import flashlift.stablehlo
 import jax

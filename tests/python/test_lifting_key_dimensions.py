@@ -1,5 +1,6 @@
-"""Gradients where keys stand in several dimensions: attention over images, and biases of rows and columns that are made
-from queries (SAM, ViTDet). Compared with XLA's own results, and with backward passes that are wrong."""
+"""Gradients if the keys have several dimensions: attention over images, and biases of rows and columns that are
+computed from queries (SAM, ViTDet). Compared with XLA's own results, and with wrong backward passes.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,6 @@
-"""Numbers when attention is lifted out of a module: narrow element types, rows without keys, functions of gradients.
-What is fused gives what XLA gives; what a fused call would compute otherwise is left alone, with a reason."""
+"""Number types in lifted attention: narrow element types, rows without keys, functions of gradients. Fused modules
+compute the same as XLA; if a fused call would not, the attention stays unfused, with a reason.
+"""
 
 import flashlift.jax
 import flashlift.stablehlo

@@ -1,4 +1,6 @@
-"""Each pair of matrix products with a softmax between them is a candidate of the report, with a reason where it stays."""
+"""Each pair of matrix products with a softmax in between is a candidate in the report, with a reason if it stays
+unfused.
+"""
 
 import time
 

@@ -1,6 +1,7 @@
-"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass lie
-behind optimization barriers and roundings that change nothing. Either both passes are fused, or both stay. Everything
-is compared with XLA."""
+"""Attention in checkpointed training steps: scores and probabilities that a policy saves for the backward pass are
+behind optimization barriers and roundings that change nothing. Either both passes are fused, or both stay. All results
+are compared with XLA's.
+"""
 
 import flashlift.stablehlo
 import jax

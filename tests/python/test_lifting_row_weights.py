@@ -1,5 +1,6 @@
-"""Rows of probabilities that are weighted or cleared behind the softmax (docs/design.md, "Rearranged"), and other ways
-to write exponentials and sums. In both directions, compared with what XLA makes of the original."""
+"""Rows of probabilities that are weighted or set to 0 after the softmax (docs/design.md, "Rearranged"), and other ways
+to write exponentials and sums. Compared with XLA's results of the original, in both directions.
+"""
 
 import jax
 import jax.numpy as jnp

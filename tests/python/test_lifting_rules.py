@@ -1,5 +1,6 @@
-"""A test for each rule of docs/design.md, "Lifting", in both directions: what must be fused, and what would break the
-rule and must stay as it was or stay arithmetic. Everything is compared with what XLA makes of the original."""
+"""A test for each rule of docs/design.md, "Lifting", in both directions: modules that must be fused, and modules that
+would break the rule, and must stay unfused or stay arithmetic. All results are compared with XLA's of the original.
+"""
 
 import flashlift.jax
 import jax

@@ -1,5 +1,6 @@
-"""What exports for serving hold: products in branches by platform, caches of 8 bits with scales, one softmax over a
-cache and new keys. Compared with what XLA makes of the original."""
+"""Modules exported for serving: products in branches by platform, 8-bit caches with scales, one softmax over a cache
+and new keys. Compared with XLA's results of the original.
+"""
 
 import flashlift.jax
 import flashlift.stablehlo

@@ -1,4 +1,6 @@
-"""Attention in modules that say how their tensors are split over devices. tests/python/test_pjrt.py runs some."""
+"""Attention in modules with annotations that split their tensors over devices. tests/python/test_pjrt.py runs some of
+them.
+"""
 
 import flashlift.stablehlo
 import pytest

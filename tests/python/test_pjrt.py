@@ -1,4 +1,4 @@
-"""libflashlift_pjrt around real plugins: those of PyPI for CPUs, and JAX's for CUDA where there is a GPU."""
+"""libflashlift_pjrt around real plugins: those of PyPI for CPUs, and JAX's for CUDA if there is a GPU."""
 
 import ctypes
 import importlib.util

@@ -1,4 +1,4 @@
-"""flashlift compile and flashlift.precompile: a GPU's kernels into the cache on disk, without a GPU."""
+"""flashlift compile and flashlift.precompile store a GPU's kernels in the cache on disk, without a GPU."""
 
 import json
 from pathlib import Path

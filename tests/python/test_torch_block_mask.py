@@ -1,7 +1,8 @@
-"""BlockMasks by what PyTorch's compiled kernels do with them: nothing is kept outside of the listed blocks, everything
-in full ones, and what mask_mod keeps in partial ones. The reference is a dense mask that is read off the lists one by
-one: what PyTorch compiles for a CPU gives the same, but takes half a minute to be compiled, and without torch.compile
-PyTorch reads no lists at all."""
+"""BlockMasks with the semantics of PyTorch's compiled kernels: no key is kept outside of the listed blocks, all keys in
+full ones, and those that mask_mod keeps in partial ones. The reference is a dense mask that is computed from the lists
+one by one. PyTorch's compiled code for a CPU gives the same, but takes half a minute to compile, and without
+torch.compile PyTorch does not read the lists.
+"""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Where mods keep the numbers and functions that they read: a trace must not outlive a change of them."""
+"""Places where mods keep the numbers and functions that they read: a trace must not be reused after these change."""
 
 import array
 import collections

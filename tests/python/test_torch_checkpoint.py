@@ -1,4 +1,4 @@
-"""Checkpointing: the forward pass that is run again has to save what the first one saved, and to give its gradients."""
+"""Checkpointing: the repeated forward pass must save the same as the first one, and give its gradients."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""flashlift.torch.flex_attention against float64, judged beside the same maths in the same type, unfused."""
+"""flashlift.torch.flex_attention compared with float64, and judged against unfused maths in the same type."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gradients of flashlift.torch.flex_attention on the CPU, against float64, by the rule of PyTorch's own tests."""
+"""Gradients of flashlift.torch.flex_attention on the CPU, compared with float64 by the rule of PyTorch's own tests."""
 
 import contextlib
 import functools

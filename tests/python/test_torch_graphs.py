@@ -1,4 +1,4 @@
-"""What graphs that Inductor compiles call: functions in C, and Python for the first call of each kind."""
+"""Functions that Inductor's compiled graphs call: in C, and in Python for the first call of each kind."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What PyTorch's users do beside calling: broadcasting keys, profiling, other default devices, odd shapes."""
+"""Less common uses of PyTorch: broadcast keys, profiling, other default devices, odd shapes."""
 
 import pytest
 import torch

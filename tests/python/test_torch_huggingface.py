@@ -1,5 +1,6 @@
-"""Tiny models of transformers' own, made from configurations: with flashlift's attention they are what they are with
-sdpa."""
+"""Tiny models of transformers, created from configurations: with Flashlift's attention, their results are the same as
+with sdpa.
+"""
 
 import pytest
 import torch

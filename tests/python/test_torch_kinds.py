@@ -1,4 +1,4 @@
-"""The ways in which PyTorch's own tests use flex_attention: layouts, types, graphs, block masks and learnt biases."""
+"""Uses of flex_attention in PyTorch's own tests: layouts, types, graphs, block masks and learnt biases."""
 
 import functools
 import inspect

@@ -1,5 +1,6 @@
-"""How torch's tensors reach the kernels: by DLPack's exchange interface in C, or where torch has none by views that
-Python makes. And what neither can show, a lazy negation."""
+"""Two ways to pass torch's tensors to the kernels: by DLPack's exchange interface in C, or by views created in Python
+if torch lacks it. Also lazy negation, which neither of them represents.
+"""
 
 import pytest
 import torch

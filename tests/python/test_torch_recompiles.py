@@ -1,4 +1,4 @@
-"""What compiles nothing: other tensors, other lengths, other numbers in the same mod."""
+"""Calls that compile nothing: other tensors, other lengths, other numbers in the same mod."""
 
 import collections
 import enum

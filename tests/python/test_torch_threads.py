@@ -1,4 +1,4 @@
-"""On which threads flashlift.torch runs on a CPU: torch's own, as many as torch says."""
+"""flashlift.torch on a CPU runs on torch's own threads, and on as many as torch uses."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""flashlift.tune, `flashlift tune` and `flashlift cache`: what is measured, kept, shared and taken by compiles."""
+"""flashlift.tune, `flashlift tune` and `flashlift cache`: results are measured, stored, shared and used."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""The custom call flashlift.attention inside JAX: docs/custom_call.md, from the caller's side."""
+"""The custom call flashlift.attention inside JAX, as docs/custom_call.md defines it for callers."""
 
 from concurrent.futures import ThreadPoolExecutor
 

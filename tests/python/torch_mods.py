@@ -1,4 +1,4 @@
-"""Mods that people write for flex_attention: kinds from PyTorch's own tests, attention-gym and Eagle3."""
+"""Mods for flex_attention as users write them: from PyTorch's own tests, attention-gym and Eagle3."""
 
 import functools
 import math

@@ -1,5 +1,5 @@
-// A warmed call allocates nothing, one for which there is no memory writes nothing, and one that is cancelled leaves
-// nothing behind.
+// A repeated call allocates nothing, a call for which there is not enough memory writes nothing, and a cancelled call
+// leaks nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Many threads on one attention, or on the first calls of it. `make tsan` runs these under ThreadSanitizer.
+// Many threads with one attention, or with its first calls. `make tsan` runs these tests under ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What came of one randomly drawn problem.
+// The result of one randomly drawn problem.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// exit() while other threads compile, as a server ends that compiles in the background.
+// exit() while other threads compile, as in a server that compiles in the background.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

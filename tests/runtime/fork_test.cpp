@@ -1,4 +1,4 @@
-// Children by fork() of a process that computes, as Python's multiprocessing and the loaders of data make them.
+// Processes forked from one that computes, as Python's multiprocessing and data loaders create them.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The judge over real results: what is right passes, and errors planted into it are found.
+// The judge with real results: correct ones pass, and errors inserted into them are found.
 #include "problem/judge.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// One randomly drawn problem forward and backward, its gradients compared with the oracle.
+// Runs one randomly drawn problem forward and backward, and compares its gradients with the oracle's.
 #pragma once
 
 #include "drawn_problem.h"

@@ -1,4 +1,5 @@
-// Derivatives against finite differences in double precision, and PyTorch's conventions where there is none.
+// Derivatives, compared with finite differences in double precision, and with PyTorch's conventions where there is
+// none.
 #include "score/derivative.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Every operation's rule against enumeration: nothing may lie outside of the interval, and on integers the interval
-// should be the smallest one.
+// Every operation's interval rule, compared with enumeration: no value may be outside of the interval, and for integers
+// the interval should be the smallest possible.
 #include "score/interval.h"
 
 #include <gtest/gtest.h>

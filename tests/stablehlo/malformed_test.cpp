@@ -1,4 +1,4 @@
-// Text that is no valid module gives an error with a place in it, and nothing else.
+// Text that is not a valid module gives an error with a position in the text, and nothing else.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

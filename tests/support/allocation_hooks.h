@@ -1,4 +1,4 @@
-// What operator new is asked for by programs that link allocation_hooks.cpp, and a way to make it refuse.
+// Counts allocations by operator new in programs that link allocation_hooks.cpp, and can make it fail.
 #pragma once
 
 #include <cstdint>

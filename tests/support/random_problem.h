@@ -1,5 +1,5 @@
 // Random attention problems: every shape, dtype, layout, head grouping, score and mask program, captured tensor, sink
-// and empty-row rule that the description allows, small enough for the oracle.
+// and rule for empty rows that a problem allows, small enough for the oracle.
 #pragma once
 
 #include "flashlift/problem.h"

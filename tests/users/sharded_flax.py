@@ -1,5 +1,6 @@
-"""Training of Flax's linen over eight devices, by data and by heads: the losses of one device, and no gathers. Prints
-how many of each collective a step has."""
+"""Training of Flax's linen over eight devices, by data and by heads: the losses are those of one device, and there are
+no gathers. Prints the number of each kind of collective in a step.
+"""
 
 import re
 

@@ -1,5 +1,6 @@
 """Flax's nnx.MultiHeadAttention with our attention function, and a training loop that XLA compiles by itself or through
-our PJRT plugin. Run by scripts/test_jax_users.py, which brings Flax."""
+our PJRT plugin. Run by scripts/test_jax_users.py, which installs Flax.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-// Given block lists: masks of tensors, whose tiles the visits find again.
+// Masks from given lists of blocks: the visited tiles are exactly those of the lists.
 #include "flashlift/block_mask.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Stands for tile/pair_product_amx.h: AMX's tiles as arrays, with full tiles only, as the kernels configure them. A
+// Replaces tile/pair_product_amx.h: AMX's tiles as arrays. Supports only full tiles, which the kernels configure. A
 // thread that uses them outside of begin() and end() gets NaN.
 #pragma once
 

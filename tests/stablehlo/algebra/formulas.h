@@ -1,4 +1,4 @@
-// Formulas of an attention for the tests: what the tensor operations of a module compute for one place of the plane.
+// Formulas of an attention for tests: the computation of a module's tensor operations for one place of the plane.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What rows without keys give, and which finite constants mask.
+// The results of rows without keys, and finite constants that mask.
 #include <cmath>
 
 #include "stablehlo/algebra/formulas.h"

@@ -1,4 +1,4 @@
-// A PJRT plugin that compiles nothing: it writes down what it is given. FAKE_PJRT, a list of words, makes it a bad one.
+// A PJRT plugin that compiles nothing and records its arguments. FAKE_PJRT, a list of words, makes it misbehave.
 #include <dlfcn.h>
 
 #include <array>
