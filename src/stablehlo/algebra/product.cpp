@@ -8,15 +8,12 @@
 #include <tuple>
 #include <utility>
 
+#include "stablehlo/algebra/lists.h"
+
 namespace flashlift::stablehlo {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
 
 // The result of comparing a number in [1, kLargestSum] with a constant; nothing if it depends on the number.
 std::optional<bool> compare_sum(Op op, bool sum_is_first, float constant) {
