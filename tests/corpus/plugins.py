@@ -38,7 +38,7 @@ PLUGINS = {
 CLIENTS = ("pypjrt", "jax")
 PRINT_MODULE = Path(__file__).resolve().parents[2] / "build" / "bin" / "print_module"
 NEWEST = {"libpjrt_cpu.so": "1.17.0"}  # of StableHLO, where a plugin takes newer versions than it says
-TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results with which there is nothing to compare but XLA's
+TF32 = {"atol": 2.0**-9, "rtol": 0}  # twice its rounding: for results that can be compared only with XLA's
 
 
 def is_cuda(plugin):
@@ -142,7 +142,7 @@ class Jax:
     """With JAX, which reads a program and sends it as VHLO of the newest version that it and the plugin have."""
 
     def __init__(self, library):
-        if is_cuda(Path(library)):  # as pypjrt does; other processes may use the device, too
+        if is_cuda(Path(library)):  # as pypjrt does; other processes may also use the device
             described = Path(tempfile.mkdtemp()) / "plugin.json"
             described.write_text(json.dumps({"library_path": library, "create_options": {"preallocate": False}}))
             library = described
@@ -187,7 +187,7 @@ def work(client, library, jobs, results):
         except Exception:
             found = {"error": np.array(traceback.format_exc().strip().splitlines()[-1])}
         np.savez(Path(results) / f"{i}.npz", **found)
-        # Of the case's own compiles: JAX compiles programs to move its arrays, too.
+        # Reports of the case's own compilations: JAX also compiles programs that move its arrays.
         (Path(results) / f"{i}.jsonl").write_bytes(report.read_bytes()[told_before:])
         print(name, flush=True)
 
@@ -279,14 +279,14 @@ def compare(case, meta, complete, coarse, unfused, fused):
     """coarse: the plugin's own products are of TF32."""
     if isinstance(unfused, str) or isinstance(fused, str):
         if isinstance(unfused, str) and isinstance(fused, str):
-            return None  # the plugin does not take it
+            return None  # the plugin rejects it
         return f"unfused: {unfused if isinstance(unfused, str) else 'runs'}; fused: {fused}"
     types, values, own = [name for name, _ in fused], [value for _, value in fused], [value for _, value in unfused]
     if types != [name for name, _ in unfused]:
         return f"types {types} instead of {[name for name, _ in unfused]}"
     tolerance = {"rtol": 0, **meta["tolerance"]}
     for name in types:
-        if name in ("bfloat16", "float16"):  # two right answers may lie one unit of the output's own type apart
+        if name in ("bfloat16", "float16"):  # two correct results may differ by one unit of the output's type
             tolerance["atol"] = max(tolerance["atol"], float(ml_dtypes.finfo(name).eps))
     if complete:
         with np.load(case / "outputs.npz") as file:
@@ -297,7 +297,7 @@ def compare(case, meta, complete, coarse, unfused, fused):
             return None if nan_agrees and as_close(values, own, wanted) else problem
         if problem:
             return problem
-    # Both may be off by the tolerance.
+    # Each of the two results may be off by the tolerance.
     twice = TF32 if coarse else {"atol": 2 * tolerance["atol"], "rtol": 2 * tolerance["rtol"]}
     return difference(values, own, twice, "the unfused one")
 

@@ -172,7 +172,8 @@ def draw_change(draw, B, H, S, T):
         factor = draw.one_of((0.3, 2.0, 1.4426950408889634))
         return lambda s, given: s * factor
     table = draw.normal(16)
-    # Odd eighths lie between the scores that sums of other orders give, and those of functions that saturate.
+    # Odd eighths lie between the scores that other orders of summation give, and between those of functions that
+    # saturate.
     index = lambda s: jnp.clip((2 * s + 0.37).astype(jnp.int32) + 8, 0, 15)
     if kind == "table":
         return lambda s, given: s + jnp.take(table(given), index(s))
@@ -265,9 +266,10 @@ def draw_softmax(draw, B, H, S, T):
         )
     )
     if where == "logarithm" and maximum in MAY_BE_FAR_BELOW:
-        where = "divided"  # the logarithm of an infinite sum makes 0 of a row, which is no sign of an overflow
+        where = "divided"  # the logarithm of an infinite sum makes 0 of a row, so that nothing shows the overflow
     draw.say(f"maximum {maximum}, guard {guard} {eps:g}, {again} {where}")
-    # What is not the maximum of the summed terms lets exponentials vanish or overflow, and the sum with them.
+    # If the subtracted number is not the maximum of the summed terms, the exponentials, and with them their sum, can
+    # vanish or overflow.
     draw.overflows |= maximum not in ("own", "stopped", "finite", "from_lowest") or bool(again)
 
     def probabilities(s, raw, given):
@@ -335,7 +337,8 @@ def draw_module(rng):
         function=function,
         arguments=draw.arguments,
         words=", ".join(draw.words),
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=draw.overflows or gradients,
         has_gradients=gradients,
     )

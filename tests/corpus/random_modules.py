@@ -22,18 +22,19 @@ from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
-TOLERANCE = 1e-4  # of the largest number of a result, where the module itself is no more sensitive than that
-# Four f32 roundings, as flashlift.testing allows of what a number is summed from: where one probability fills a row,
-# its gradient is the difference of two equal numbers. A module that differentiates its maximum, too, cancels even that.
+TOLERANCE = 1e-4  # of a result's largest number, unless the module itself is more sensitive than that
+# Four f32 roundings, which flashlift.testing allows relative to the summed terms: where one probability fills a row,
+# its gradient is the difference of two equal numbers. If a module also differentiates its maximum, even that difference
+# cancels.
 ROUNDINGS = 4 * 2.0**-24
-BATCH = 12  # functions in one module: compiling costs the least for each then
+BATCH = 12  # functions in one module: with this number, compilation per function is fastest
 
 
 @dataclass
 class Drawn:
-    function: Callable  # of the arguments, gives an array or a tuple of them
+    function: Callable  # takes the arguments, returns an array or a tuple of arrays
     arguments: list
-    words: str  # what was drawn, for people
+    words: str  # describes what was drawn
     tolerance: float = TOLERANCE
     may_overflow: bool = False  # the original may give NaN or infinity where a fused softmax gives a number
     has_gradients: bool = False  # the function's results and then its gradients, as with_gradients gives them
@@ -138,8 +139,8 @@ def is_as_exact(drawn, result, want, got):
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype) for x in drawn.arguments]
         exact = np.array(jax.tree.leaves(jax.jit(drawn.function)(*wide))[result], np.float64)
-    exact[~np.isfinite(want)] = np.nan  # where f32 overflows, doubles may, too, further on the way
-    own = disagreement(exact, want)[0]  # large where doubles keep what f32 loses: then it says nothing
+    exact[~np.isfinite(want)] = np.nan  # where f32 overflows, doubles may overflow too, at a later step
+    own = disagreement(exact, want)[0]  # large where doubles keep what f32 loses: then the comparison proves nothing
     return disagreement(exact, got)[0] <= drawn.tolerance or disagreement(want, got)[0] <= 4 * own <= 0.4
 
 
@@ -168,7 +169,7 @@ def is_fused(drawn, form, summary):
 def check(batch, form, summary):
     """Compares several drawn functions, as one module. Gives what is wrong, as (place in the batch, words)."""
     taken = list(itertools.accumulate((len(drawn.arguments) for drawn in batch), initial=0))
-    results = []  # how many each function has
+    results = []  # the number of results of each function
 
     def together(*arguments):
         all_results = []
@@ -232,7 +233,7 @@ def compare(batch, report, summary):
         functions = [drawn for _, drawn in some]
         try:
             wrong = check(functions, form, summary)
-        except Exception:  # one of them cannot be compiled, fused or run: which
+        except Exception:  # one of them cannot be compiled, fused or run: find which
             wrong = []
             for place, drawn in enumerate(functions):
                 try:

@@ -169,7 +169,7 @@ def draw_softmax(draw):
     kind = draw.one_of(("jax", "jax", "log_sum_exp", "written", "safe", "from_lowest", "zeroed", "base"))
     start = draw.one_of((-np.inf, LOWEST, -1e30, -1e4, 0.0))
     draw.say(f"softmax {kind} {start:g}")
-    draw.overflows |= kind == "from_lowest"  # where all of a row lies below the start, its exponentials vanish
+    draw.overflows |= kind == "from_lowest"  # if all scores of a row lie below the start, its exponentials vanish
 
     def softmax(s):
         if kind == "jax":
@@ -288,7 +288,8 @@ def draw_module(rng):
         arguments=draw.arguments,
         words=", ".join(draw.words),
         tolerance=3e-2 if half else random_modules.TOLERANCE,
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=draw.overflows or gradients,
         has_gradients=gradients,
     )

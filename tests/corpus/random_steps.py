@@ -260,7 +260,8 @@ def draw_module(rng):
         function=whole,
         arguments=draw.arguments,
         words=", ".join(draw.words),
-        # A row without keys is NaN, and so is each gradient that it touches; fused, it gives none.
+        # The module gives NaN for a row without keys, and for each gradient that depends on it. The fused form gives no
+        # NaN.
         may_overflow=gradients,
         has_gradients=gradients,
     )

@@ -1,4 +1,4 @@
-// Compiling in a process that must not make memory executable, such as a systemd service with MemoryDenyWriteExecute.
+// Compilation in a process that may not make memory executable, such as a systemd service with MemoryDenyWriteExecute.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -21,11 +21,11 @@ BUILD = ROOT / "build"  # run.py --build
 SUCCESS, CHECK_FAILED, REFUSED = 0, 1, 2  # exit codes of the command line
 ANY = (SUCCESS, REFUSED)
 
-# Generous: a slow machine that is busy must not look like an attack that succeeded.
+# Generous limits: a slow or busy machine must not look like a successful attack.
 SECONDS = 60
 MEGABYTES = 1500
 
-SMALL_STACK = {resource.RLIMIT_STACK: 512 << 10}  # as those of threads in pools
+SMALL_STACK = {resource.RLIMIT_STACK: 512 << 10}  # as in threads of pools
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def program(arguments: Sequence[object], seconds: float) -> str | None:
 
 @dataclass(frozen=True)
 class Ended:
-    code: int | None  # None: it had to be stopped
+    code: int | None  # None: the process had to be stopped
     output: str
     errors: str
     megabytes: float

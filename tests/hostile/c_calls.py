@@ -245,7 +245,7 @@ def f32(*numbers: float) -> bytes:
 class Attention:
     """One compiled attention and the tensors of a call."""
 
-    # Everything that a call can bring, but for pages, which have a problem of their own.
+    # All arguments of a call except pages, which have a separate problem.
     SIZES = "attn b2 hq4 hkv2 sq6 skv9 dqk8 dv12"
     FULL = f"{SIZES} f32 sinks=2 lse row_max keep_mask bias=f32"
     PAGED = "attn b2 h4 sq6 skv16 d8 f32 page_size=4 lse"
@@ -396,7 +396,7 @@ def attack_tensors(library: Library, problem: str) -> list[tuple[str, Callable[[
 
         attacks.append((f"{name}: NULL", lambda run=run: run(None)))
         for fault, change in tensor_faults(owned.tensor.ndim):
-            if (name, fault[:4], fault[-11:]) != ("page_table", "size", "dimension 1"):  # it may be wider than need be
+            if (name, fault[:4], fault[-11:]) != ("page_table", "size", "dimension 1"):  # may be wider than needed
                 attacks.append((f"{name}: {fault}", lambda run=run, change=change: run(change)))
         if owned.tensor.type.bits > 8:
 
@@ -605,7 +605,7 @@ def problem_texts(library: Library) -> list[tuple[str, Callable[[], None]]]:
     }
 
     def take(taker: str, text: bytes) -> None:
-        handle.value = 1  # whoever fails must leave NULL there
+        handle.value = 1  # a call that fails must set it to NULL
         require_refused(takers[taker](text))
         if taker != "block_kinds" and handle.value is not None:
             raise Broken("a failed call leaves a handle")
@@ -671,7 +671,7 @@ def options(library: Library) -> list[tuple[str, Callable[[], None]]]:
     lens = (c_int64 * 2)(-1, 0)
     names = (c_char_p * 2)(b"bias", None)
     unknown = (c_char_p * 1)(b"\xff")
-    # A GPU or NVRTC may be missing, which is said first.
+    # If the GPU or NVRTC is missing, the error reports that first.
     gpu = (*CALLERS, NOT_FOUND)
     attacks: list[tuple[str, Callable[[], None]]] = [
         *[(f"device {d}", lambda d=d: require_refused(compile_with(device=Device(*d)), "device", codes=gpu)) for d in ((-1, 0), (3, 0), (2, -1), (2, 2**31 - 1), (2, -(2**31)), (2**31 - 1, 0))],

@@ -6,7 +6,8 @@ from attack import ANY, REFUSED, SMALL_STACK, SUCCESS, Attack, command
 
 PROBLEM = "attn h1 s64 d8 causal"
 
-# What no number is, or none that an option takes. Each of the lists below says which of them it does take.
+# Texts that are not numbers, and numbers that some options refuse. Each of the lists below names those that its options
+# accept.
 NUMBERS = [
     "", " ", "nan", "NaN", "inf", "-inf", "infinity", "-1", "-0.5", "0", "1", "1.5", "1e30", "1e999", "-1e999", "0x10",
     "0b1", "1_000", "１", "٣", "½", "1,5", "1.5.2", "18446744073709551615", "18446744073709551616",
@@ -15,7 +16,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-# Other spellings of a number that a parser may know.
+# Other spellings of a number that a parser might accept.
 SPELLINGS = {"01", "+1", "0x10", "0b1", "1_000", "1 ", " 1", "1\t"}
 
 

@@ -111,7 +111,7 @@ def many_things() -> list[Attack]:
     ]  # fmt: skip
 
 
-# Between the product of queries and keys, %s, and the softmax over %last.
+# What stands between the product of queries and keys, %s, and the softmax over %last.
 HEAD = f"""func.func @main(%x: {SQUARE}) -> {SQUARE} {{
   %s = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] : ({SQUARE}, {SQUARE}) -> {SQUARE}
   %one = stablehlo.constant dense<1.0> : {SQUARE}
@@ -129,7 +129,7 @@ TAIL = f"""  %e = stablehlo.exponential %last : {SQUARE}
 }}
 """
 SMALLER = "stablehlo.compare LT, %{0}, %one : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xi1>"
-# Each line makes %c<i> of %<before>, which it reads twice: of n lines are made 2^n terms.
+# Each line computes %c<i> from %<before>, which it reads twice: n lines give 2^n terms.
 DOUBLING = {
     **{
         name: f"  %c{{1}} = stablehlo.{name} %{{0}}, %{{0}} : {SQUARE}\n"

@@ -31,7 +31,7 @@ def attacks_of(part: str, short: bool, match: str) -> list:
 def withstood(one) -> str | None:
     try:
         return one.run()
-    except Exception as error:  # the attack's own, which is no less a fault
+    except Exception as error:  # in the attack's own code, which counts as a failure too
         return f"{type(error).__name__}: {error}"
 
 

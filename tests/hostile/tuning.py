@@ -69,7 +69,7 @@ def database(
     def run() -> str | None:
         with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
             machine = Machine(folder)
-            kept = change(machine)  # a connection holds its locks until this is gone
+            kept = change(machine)  # a connection holds its locks until this is deleted
             faults = [
                 machine.fault(["run", PROBLEM, "--seconds=0"], SUCCESS),
                 machine.fault(["cache", "list"], reads),

@@ -81,14 +81,14 @@ def main():
     for name in needed:
         shutil.copy(decoy, folder / Path(name).name)
     for path in files:
-        # The loader's own answer, without running anything.
+        # The loader reports it, without running anything.
         found = output_of("ldd", path, cwd=folder, env=environment())
         faults += [f"{path}: {line.strip()}" for line in found.splitlines() if str(folder) in line or "=> ./" in line]
     for command in sys.argv[4:]:
         done = subprocess.run([command, "--version"], cwd=folder, env=environment(), capture_output=True, text=True)
         if done.returncode != 0:
             faults.append(f"{command} in a folder of decoys: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        # What this test looks for can be seen.
+        # The test detects a foreign library if there is one.
         lured = environment(LD_LIBRARY_PATH=str(folder))
         assert subprocess.run([command, "--version"], env=lured, capture_output=True).returncode != 0
     print(f"{len(files)} files, {len(needed)} libraries", *faults, sep="\n")

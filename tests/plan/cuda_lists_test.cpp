@@ -68,7 +68,7 @@ TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
             "cuda_sm90, cuda_sm80");
 }
 
-// The tiles of a problem's own length and of its class are the same: a front end that does not know the lengths loses
+// A problem's own length and its length class give the same tiles: a front end that does not know the lengths loses
 // nothing.
 TEST(CudaForwardList, LengthsFallIntoClasses) {
   const Problem problem = problem_of("attn hq8 hkv2 s8 d128 bf16");
@@ -100,7 +100,7 @@ TEST(CudaBackwardList, HopperComesFirst) {
   EXPECT_NE(reason->find("bf16 and f16 only"), std::string::npos) << *reason;
 }
 
-// What every front end asks before it runs forward for a gradient.
+// Every front end calls this before it runs the forward pass of a gradient.
 TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   const CudaBackward& hopper = cuda_backward_list().front();
   const CudaBackward& portable = cuda_backward_list().back();
@@ -111,7 +111,7 @@ TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   for (const int architecture : {80, 86, 89, 90, 100, 120}) {
     EXPECT_TRUE(reads(portable, "d128 bf16 causal lse", architecture)) << architecture;
     EXPECT_TRUE(reads(portable, "d64 f16 softcap=30 lse", architecture)) << architecture;
-    EXPECT_TRUE(reads(portable, "d128 bf16 lse residual", architecture)) << architecture;  // already asked for
+    EXPECT_TRUE(reads(portable, "d128 bf16 lse residual", architecture)) << architecture;  // has one already
     EXPECT_FALSE(reads(portable, "d128 f32 causal lse", architecture)) << architecture;
     EXPECT_FALSE(reads(portable, "d128 bf16 out=f32 lse", architecture)) << architecture;  // nothing is rounded
     EXPECT_FALSE(reads(portable, "d128 bf16 causal", architecture)) << architecture;       // no lse
@@ -126,7 +126,7 @@ TEST(CudaBackwardList, SaysWhichBackwardPassesReadTheResidual) {
   EXPECT_FALSE(reads(hopper, "d64 bf16 bias=f32 lse", 90, true));
 }
 
-// `explain` shows it.
+// `explain` prints these reasons.
 TEST(CudaBackwardList, SaysWhyNotOneKernel) {
   using cuda::BackwardKind;
   const auto described = [](const std::string& text, int architecture, BackwardKind kind = BackwardKind::kPortable) {

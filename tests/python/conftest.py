@@ -17,13 +17,13 @@ def quick_xla():
     if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return ""  # they would change its code for GPUs, too
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    # XLA of JAX 0.11 has one emitter, and ends a process that gives it a flag which it does not know.
+    # XLA of JAX 0.11 has one emitter, and stops the process if it gets a flag that it does not know.
     if importlib.metadata.version("jaxlib").startswith(("0.9.", "0.10.")):
         flags += " --xla_cpu_use_fusion_emitters=false"
     return flags
 
 
-# Before JAX makes its first client. Processes that tests start inherit it.
+# Must be set before JAX creates its first client. Processes that tests start inherit it.
 os.environ.setdefault("XLA_FLAGS", quick_xla())
 
 

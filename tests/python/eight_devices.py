@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-# argv: which partitioner, shardy or gspmd.
+# argv: the partitioner, shardy or gspmd.
 HEAD = """
 import sys
 import jax, jax.numpy as jnp, numpy as np

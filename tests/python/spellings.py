@@ -818,7 +818,7 @@ def keys_in_another_order():
     return f, (q, k, v)
 
 
-# Near misses: each differs from attention in one thing, and must be left alone.
+# Near misses: each differs from attention in one thing, and must stay unfused.
 NEAR_MISSES = {}
 
 

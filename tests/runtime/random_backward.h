@@ -5,7 +5,7 @@
 
 namespace flashlift::testing {
 
-// The gradients have to be the same for any number of threads, too.
+// Also checks that the gradients are the same for any number of threads.
 DrawnProblem check_random_backward(unsigned long seed, const DrawOptions& options = {});
 
 }  // namespace flashlift::testing

@@ -1,4 +1,4 @@
-// A user's program that fuses modules: text that is not a module gives an error, not a crash.
+// A user's program that fuses modules. Text that is not a module gives an error, not a crash.
 #include "flashlift/stablehlo.h"
 
 int main() {

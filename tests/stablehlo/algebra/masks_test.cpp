@@ -38,7 +38,7 @@ TEST_F(Masks, RowsWithoutKeys) {
   EXPECT_EQ(other.error().reason, Reason::kRowsWithoutKeys);
 }
 
-// Zero or NaN, as an element of a tensor or the row's position has it.
+// An element of a tensor, or the row's position, decides whether the result is 0 or NaN.
 TEST_F(Masks, RowsWithoutKeysThatDiffer) {
   const SymId probability = softmax_of(masked(causal_, -INFINITY));
   const auto found = match(probability);

@@ -68,7 +68,7 @@ class TopologyCompileArgs(ctypes.Structure):
     _fields_ = CompileArgs._fields_[:-1] + [("on_client", P), ("executable", ctypes.c_char_p)]
 
 
-class TextArgs(ctypes.Structure):  # of a platform's name and version, and of an error's message
+class TextArgs(ctypes.Structure):  # for a platform's name and version, and for an error's message
     _fields_ = [("struct_size", Size), ("extensions", P), ("object", P), ("text", P), ("size", Size)]
 
 
@@ -315,7 +315,7 @@ class BadPlugins(PluginTest):
         (folder / "pjrt_c_api_cpu_plugin.so").symlink_to(FAKE)
         out, _, _ = in_a_process(compile_attention, None, wrapper=wrapper)
         self.assertIn('"flashlift.attention"', out)
-        # A name that says CUDA finds no plugin for CPUs.
+        # A name that contains CUDA finds no plugin for CPUs.
         cuda = folder / "pjrt_c_api_flashlift-cuda_plugin.so"
         cuda.symlink_to(WRAPPER)
         self.assert_says(None, "no PJRT plugin to wrap", wrapper=cuda)
