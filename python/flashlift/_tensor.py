@@ -74,7 +74,7 @@ def _exported(array: Any) -> Any:
 
 
 class Tensor:
-    """A DLTensor and whatever keeps its memory alive."""
+    """A DLTensor together with the object that owns its memory."""
 
     _keep: tuple[Any, ...]
 

@@ -99,9 +99,9 @@ class RowFinder {
     sole = BackwardCall::kNoBlock;
     const int64_t kv_tile = call_.kernel.config().kv_tile;
     // Other chunks must know which rows are empty if empty rows have gradients.
-    const bool knows_empty =
+    const bool empty_rows_known =
         call_.problem().empty_rows != EmptyRows::kUniform || call_.sizes.kv_len <= call_.kernel.config().min_chunk;
-    if (!call_.multiplies || !knows_empty || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
+    if (!call_.multiplies || !empty_rows_known || (call_.visits.all_full() && call_.sizes.kv_len > kv_tile)) {
       return false;
     }
     visits::VisitRow& visits = memory_.visits[0];

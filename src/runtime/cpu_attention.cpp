@@ -180,19 +180,20 @@ Result<std::shared_ptr<const Attention::Implementation>> compile_cpu(const Probl
   FLASHLIFT_RETURN_IF_ERROR(check_threads(options.forward));
   FLASHLIFT_RETURN_IF_ERROR(check_threads(options.backward));
   FLASHLIFT_RETURN_IF_ERROR(CpuAttention::backward_config(options.backward).verify());
-  const auto ask = [&](const char* what, const Tuning& tuning) {
-    return plan::ask(plan::cpu_list(), tuning.implementation.empty() ? options.implementation : tuning.implementation,
-                     what, [&](const plan::CpuImplementation& row, bool by_name) {
-                       return plan::refusal(row, *compiled, machine, by_name);
-                     });
+  const auto evaluate = [&](const char* what, const Tuning& tuning) {
+    return plan::evaluate(plan::cpu_list(),
+                          tuning.implementation.empty() ? options.implementation : tuning.implementation, what,
+                          [&](const plan::CpuImplementation& row, bool by_name) {
+                            return plan::refusal(row, *compiled, machine, by_name);
+                          });
   };
   std::vector<Consideration> considerations;
-  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, choose(compiled, ask("the CPU's forward pass", options.forward),
+  FLASHLIFT_ASSIGN_OR_RETURN(cpu::Forward forward, choose(compiled, evaluate("the CPU's forward pass", options.forward),
                                                           "forward", forward_config(options.forward), considerations));
   considerations.back().reason = forward.describe() + note(options.forward);
   std::vector<Consideration> backward_considerations;
   Result<cpu::Forward> backward_kernels =
-      choose(compiled, ask("the CPU's backward pass", options.backward), "backward", {}, backward_considerations);
+      choose(compiled, evaluate("the CPU's backward pass", options.backward), "backward", {}, backward_considerations);
   if (backward_kernels.ok()) {
     backward_considerations.back().reason =
         cpu::Backward::describe(*backward_kernels, CpuAttention::backward_config(options.backward)) +

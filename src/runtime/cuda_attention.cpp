@@ -42,7 +42,7 @@ class CudaAttention : public Attention::Implementation {
   static Result<std::shared_ptr<CudaAttention>> create(const Problem& problem, const CompileOptions& options) {
     FLASHLIFT_ASSIGN_OR_RETURN(const cuda::Device device, cuda::get_device(options.device_ordinal));
     auto attention = std::make_shared<CudaAttention>(problem, simplified_and_ordered(problem), device);
-    FLASHLIFT_RETURN_IF_ERROR(attention->ask_lists(options));
+    FLASHLIFT_RETURN_IF_ERROR(attention->evaluate_lists(options));
     FLASHLIFT_RETURN_IF_ERROR(attention->choose(options.lengths_known, options.forward_at_once));
     return attention;
   }
@@ -144,8 +144,8 @@ class CudaAttention : public Attention::Implementation {
   using BackwardKernels = std::array<CompiledOnce<cuda::Backward>, cuda::kBackwardKinds>;
 
   // A tuning result applies to calls of the problem's own lengths only.
-  Status ask_lists(const CompileOptions& options) {
-    const auto asked_for = [&](const Tuning& tuning) {
+  Status evaluate_lists(const CompileOptions& options) {
+    const auto requested_for = [&](const Tuning& tuning) {
       return tuning.implementation.empty() ? options.implementation : tuning.implementation;
     };
     const auto own_length = static_cast<size_t>(cuda::length_class(compiled_, compiled_.q_len));
@@ -154,21 +154,22 @@ class CudaAttention : public Attention::Implementation {
         return plan::refusal(row, compiled_, static_cast<LengthClass>(i), device_, by_name);
       };
       FLASHLIFT_ASSIGN_OR_RETURN(
-          forwards_[i],
-          plan::ask(plan::cuda_forward_list(),
-                    options.lengths_known && i == own_length ? asked_for(options.forward) : options.implementation,
-                    "CUDA's forward pass", refusal));
+          forwards_[i], plan::evaluate(plan::cuda_forward_list(),
+                                       options.lengths_known && i == own_length ? requested_for(options.forward)
+                                                                                : options.implementation,
+                                       "CUDA's forward pass", refusal));
     }
-    const std::string asked = asked_for(options.backward);
+    const std::string requested = requested_for(options.backward);
     const auto refusal = [&](const plan::CudaBackward& row, bool /*by_name*/) {
       return plan::refusal(row, compiled_, device_);
     };
-    Result<Backwards> backwards = plan::ask(plan::cuda_backward_list(), asked, "CUDA's backward pass", refusal);
+    Result<Backwards> backwards =
+        plan::evaluate(plan::cuda_backward_list(), requested, "CUDA's backward pass", refusal);
     if (backwards.ok()) {
       backwards_ = *std::move(backwards);
     } else {
       backwards_status_ = backwards.error();  // callers of the forward pass alone need no backward kernels
-      backward_considerations.push_back({asked, false, backwards.error().message});
+      backward_considerations.push_back({requested, false, backwards.error().message});
     }
     return {};
   }

@@ -55,8 +55,8 @@ class Sources {
     const auto refusal = [&](const plan::CudaForward& row, bool by_name) {
       return plan::refusal(row, problem_, length, device, by_name);
     };
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::ask(plan::cuda_forward_list(), options_.implementation,
-                                                             "CUDA's forward pass", refusal));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_forward_list(), options_.implementation,
+                                                                  "CUDA's forward pass", refusal));
     const plan::CudaForward* const row = plan::first_of(answers);
     if (row == nullptr) {
       return unsupported("no CUDA implementation takes this problem on {}: {}", device.name, plan::reasons_of(answers));
@@ -79,8 +79,8 @@ class Sources {
       }
       return reason;
     };
-    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::ask(plan::cuda_backward_list(), options_.implementation,
-                                                             "CUDA's backward pass", refusal));
+    FLASHLIFT_ASSIGN_OR_RETURN(const auto answers, plan::evaluate(plan::cuda_backward_list(), options_.implementation,
+                                                                  "CUDA's backward pass", refusal));
     const plan::CudaBackward* const row = plan::first_of(answers);
     if (row == nullptr) {
       return unsupported("no CUDA implementation gives the gradients of this problem on {}: {}", device.name,

@@ -21,10 +21,10 @@ const Capabilities kZen4{kAvx2, kAvx512, kAvx512Bf16, kFastBf16Dot};
 const Capabilities kSapphireRapids{kAvx2, kAvx512, kAvx512Bf16, kAmx};
 
 // The first implementation of the list that accepts the problem; if none does, the reasons.
-std::string first_of_list(const std::string& text, const CpuMachine& machine, const std::string& asked = "") {
+std::string first_of_list(const std::string& text, const CpuMachine& machine, const std::string& requested = "") {
   const Result<Problem> problem = parse_problem(text);
   EXPECT_TRUE(problem.ok()) << problem.error().message;
-  const auto answers = ask(cpu_list(), asked, "the CPU", [&](const CpuImplementation& row, bool by_name) {
+  const auto answers = evaluate(cpu_list(), requested, "the CPU", [&](const CpuImplementation& row, bool by_name) {
     return refusal(row, *problem, machine, by_name);
   });
   if (!answers.ok()) {

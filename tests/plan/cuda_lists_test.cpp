@@ -17,15 +17,15 @@ Problem problem_of(const std::string& text) {
   return *problem;
 }
 
-Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& asked = "") {
+Result<Answers<CudaForward>> ask_forward(const Problem& problem, int architecture, const std::string& requested = "") {
   const LengthClass length = cuda::length_class(problem, problem.q_len);
-  return ask(cuda_forward_list(), asked, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
+  return evaluate(cuda_forward_list(), requested, "CUDA's forward pass", [&](const CudaForward& row, bool by_name) {
     return refusal(row, problem, length, device_of(architecture), by_name);
   });
 }
 
-std::string first_forward(const std::string& text, int architecture, const std::string& asked = "") {
-  const Result<Answers<CudaForward>> answers = ask_forward(problem_of(text), architecture, asked);
+std::string first_forward(const std::string& text, int architecture, const std::string& requested = "") {
+  const Result<Answers<CudaForward>> answers = ask_forward(problem_of(text), architecture, requested);
   if (!answers.ok()) {
     return answers.error().message;
   }
@@ -60,7 +60,7 @@ TEST(CudaForwardList, WhatIsAskedForByNameRunsCallsOfAnyLengthOrSaysWhyNot) {
   EXPECT_EQ(first_forward("attn h8 sq1 skv64 d128 bf16", 90, "cuda_sm90"), "cuda_sm90");
   const std::string wrong = first_forward(many, 80, "cuda_sm90");
   EXPECT_NE(wrong.find("cuda_sm90: a device has compute capability 8.0, expected 9.0"), std::string::npos) << wrong;
-  EXPECT_NE(wrong.find("cuda_sm80: another implementation, cuda_sm90, was asked for by name"), std::string::npos)
+  EXPECT_NE(wrong.find("cuda_sm80: another implementation, cuda_sm90, was requested by name"), std::string::npos)
       << wrong;
   const std::string unknown = first_forward(many, 90, "cuda_sm99");
   EXPECT_EQ(unknown,
@@ -147,8 +147,8 @@ TEST(CudaBackwardList, SaysWhyNotOneKernel) {
 
 TEST(CudaBackwardList, WhatItDoesNotHaveIsAnErrorThatNamesWhatItHas) {
   const Result<Answers<CudaBackward>> answers =
-      ask(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",
-          [](const CudaBackward&, bool) { return std::optional<std::string>(); });
+      evaluate(cuda_backward_list(), "cuda_decode", "CUDA's backward pass",
+               [](const CudaBackward&, bool) { return std::optional<std::string>(); });
   ASSERT_FALSE(answers.ok());
   EXPECT_NE(answers.error().message.find("no implementation named cuda_decode"), std::string::npos);
   EXPECT_NE(answers.error().message.find("cuda_sm80"), std::string::npos);

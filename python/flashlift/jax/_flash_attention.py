@@ -336,7 +336,7 @@ def _sequences(
     query: jax.Array,
     key: jax.Array,
 ) -> tuple[tuple[jax.Array, jax.Array] | None, tuple[jax.Array, jax.Array] | None]:
-    """The ends of packed sequences, and the segment ids, of which those of a padded batch are a case."""
+    """The ends of packed sequences, and the segment ids; a padded batch is also expressed by segment ids."""
     ends = None
     if cum_q is not None or cum_k is not None:
         ends = arguments.sequence_ends(cum_q, cum_k, query, key)

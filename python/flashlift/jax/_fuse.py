@@ -68,7 +68,7 @@ class Report:
 
 
 class FusedFunction:
-    """A function whose attention is fused anew for each set of shapes; the result of fuse()."""
+    """A function whose attention is fused separately for each set of shapes; the result of fuse()."""
 
     def __init__(
         self, function: Callable, static_argnums: Sequence[int], static_argnames: Sequence[str], strict: bool
@@ -93,7 +93,7 @@ class FusedFunction:
         return self._latest
 
     def analyze(self, *args: Any, **kwargs: Any) -> Report:
-        """Finds and fuses for these arguments, or jax.ShapeDtypeStructs instead of them, and runs nothing."""
+        """Finds and fuses attention for these arguments, or for jax.ShapeDtypeStructs in their place. Runs nothing."""
         return self._prepare(args, kwargs)[0]
 
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[Report, Callable, list]:
@@ -125,7 +125,7 @@ class FusedFunction:
         return report, call, leaves
 
     def _build(self, flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict: bool) -> tuple[Callable, Report]:
-        """A function of leaves, fused for these shapes, that JAX can differentiate and batch."""
+        """A function of leaves, fused for these shapes, which JAX can differentiate and batch."""
         fused, report = _export_and_fuse(flat, shapes, strict)
         if report.fused_count == 0:
             return fused, report
@@ -154,7 +154,8 @@ class FusedFunction:
             return call(*leaves)
 
         def backward(leaves: tuple, cotangent: Any) -> tuple:
-            """The gradient is a function like any other: its attention, forward and backward, is fused as well."""
+            """The gradient is fused like any other function: its attention, forward and backward, becomes fused
+            calls."""
             cotangents, tree = jax.tree.flatten(cotangent)
             # Gradients of integers (float0) are not numbers, and no exported function has them as arguments or results.
             constant = [one if one.dtype == jax.dtypes.float0 else None for one in cotangents]
@@ -256,7 +257,7 @@ def _export_and_fuse(flat: Callable, shapes: list[jax.ShapeDtypeStruct], strict:
 
 
 def _mesh_of(jaxpr: Any) -> Mesh | None:
-    """A mesh of devices that an equation names, with axes that XLA splits over."""
+    """The mesh of devices that an equation names, if XLA splits over any of its axes."""
     for equation in jaxpr.eqns:
         for value in jax.tree.leaves(equation.params):
             mesh = value.mesh if isinstance(value, NamedSharding) else value
@@ -277,7 +278,7 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
-    """Of what they are, and of the mesh and the settings that decide what a function traces to."""
+    """A key of the leaves' shapes and types, and of the mesh and the settings that change what a function traces to."""
     types = tuple((one.shape, one.dtype, one.weak_type, one.sharding) for one in shapes)
     config: Any = jax.config
     settings = config.jax_enable_x64, config.jax_default_matmul_precision
@@ -285,7 +286,7 @@ def _key_of(shapes: Sequence[jax.ShapeDtypeStruct]) -> Hashable:
 
 
 def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], static_kwargs: dict[str, Any]) -> Callable:
-    """The function with its static arguments in place, of the leaves of the others."""
+    """The function of the leaves of its other arguments, with the static arguments filled in."""
 
     def flat(*leaves: Any) -> Any:
         args, kwargs = jax.tree.unflatten(tree, leaves)
@@ -301,7 +302,7 @@ def _on_leaves(function: Callable, tree: Any, static_args: dict[int, Any], stati
 def _static_arguments(
     function: Callable, numbers: Sequence[int], names: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Completes numbers by names and names by numbers, so that an argument is static however it is passed."""
+    """Completes argument numbers by names and names by numbers, so that an argument is static however it is passed."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some built-in functions have no signature

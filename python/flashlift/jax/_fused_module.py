@@ -90,7 +90,7 @@ def _name(op: Any) -> str:
 
 
 def _calls(op: Any) -> Iterator[Any]:
-    """Flashlift's calls in an operation, but for those in a manual computation, which are a device's own."""
+    """Flashlift's calls in an operation, except those in a manual computation, which already belong to one device."""
     for region in op.regions:
         for block in region.blocks:
             for one in block.operations:
@@ -103,7 +103,7 @@ def _calls(op: Any) -> Iterator[Any]:
 
 
 def _split(context: Any, call: Any) -> None:
-    """Has XLA ask how a call is split."""
+    """Replaces a call by one that XLA can split, by a rule of Flashlift."""
     config = mlir.ir.DictAttr(call.attributes["backend_config"])
     named = [config[i] for i in range(len(config))]
     given = {one.name: mlir.ir.StringAttr(one.attr).value for one in named}
@@ -135,7 +135,7 @@ def _reshaped(value: Any, shape: Sequence[int]) -> Any:
 
 
 def _dtypes() -> dict[str, np.dtype]:
-    """By the names of MLIR's element types; within a context of MLIR's."""
+    """Dtypes by the names of MLIR's element types. Requires an active MLIR context."""
     dtypes = [jax.numpy.dtype(name) for name in _DTYPES]
     return {str(mlir.dtype_to_ir_type(one)): one for one in dtypes}
 

@@ -56,7 +56,7 @@ _ROUNDINGS = {"bfloat16": "round_bf16", "float16": "round_f16"}
 
 @functools.cache
 def _operations() -> dict[str, str]:
-    """The operations that JAX's primitives are, by the primitives' names, from the table of operations."""
+    """The operations that correspond to JAX's primitives, by the primitives' names, from the table of operations."""
     kinds = ("arithmetic", "integer", "bits", "function", "comparison", "predicate")
     rows = json.loads(core().flashlift_operations())
     return {row["name"]: row["name"] for row in rows if row["kind"] in kinds} | _OF_OTHER_NAMES
@@ -77,14 +77,15 @@ class _Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """Scalars beside each other."""
+    """A row of scalars."""
 
     items: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """Part of an array: an index, or None, for each of its dimensions, and of which each own dimension is."""
+    """Part of an array: for each dimension of the array an index or None, and for each dimension of the view the
+    array's dimension."""
 
     array: Any
     indices: tuple[str | None, ...]
@@ -94,14 +95,15 @@ class _View:
 def trace_mods(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, sizes: Mapping[str, Any]
 ) -> list[Traced]:
-    """Those that were given. sizes: a problem's, of which jax.export may not know some yet."""
+    """Traces the mods that were given. sizes: those of a problem; with jax.export, some may be unknown."""
     named = {"batch": sizes["batch"], "heads": sizes["q_heads"], "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}
     given = (("score_mod", score_mod), ("mask_mod", mask_mod))
     return [_trace(kind, function, named) for kind, function in given if function is not None]
 
 
 def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) -> Callable[..., Any]:
-    """The function for a part that begins at this batch and this head of the whole; None where it begins with it."""
+    """The function for a part that starts at this batch and this head of the whole; None if the part starts where the
+    whole does."""
     shifts = [(_INPUTS[kind].index(name), one) for name, one in zip("bh", first, strict=True) if one is not None]
 
     def run(*inputs: Any) -> Any:
@@ -114,7 +116,7 @@ def counted_from(kind: str, function: Callable[..., Any], first: Sequence[Any]) 
 
 
 def capped_before(score_mod: Callable[..., Any], cap: float) -> Callable[..., Any]:
-    """The function of capped scores."""
+    """The function applied to capped scores."""
     if callable(score_mod):
         _check_takes("score_mod", score_mod)
     else:
@@ -165,7 +167,7 @@ def _jaxpr_of(kind: str, function: Callable[..., Any], scalars: Sequence[Any]) -
 
 
 def _is_of_sharding(error: Exception) -> bool:
-    """JAX has no public name for most of these."""
+    """Whether a primitive belongs to JAX's sharding. JAX has no public names for most of these."""
     text = str(error)
     return type(error).__name__ == "ShardingTypeError" or "out_sharding" in text or "Explicit" in text
 
@@ -215,7 +217,8 @@ class _Tracing:
         return Traced(f"{self.kind}({declared}) {{ {body} }}", {name: self.captures[name] for name in read})
 
     def _sizes(self, name: str) -> str:
-        """A dimension that is read at a coordinate alone has that coordinate's size, of any part of the whole."""
+        """The sizes of a captured tensor in a problem. A dimension that is read only at one coordinate has that
+        coordinate's size, in every part of the whole."""
         sizes = []
         for axis, size in enumerate(self.captures[name].shape):
             used = {indices[axis] for indices in self.loads[name]}
@@ -287,14 +290,14 @@ class _Tracing:
         return [self._rounded(self._scalar(name, equation, operands), name, equation.outvars[0].aval.dtype)]
 
     def _stopped(self, value: Any) -> Any:
-        """The same number without a gradient: a program differentiates no integers."""
+        """The same number without a gradient: programs do not differentiate integers."""
         if not isinstance(value, _Value):
             raise UnsupportedError(f"{self.kind} stops the gradient of a row; expected a scalar, or the whole array")
         return self._emit("bitcast_f32", self._emit("bitcast_i32", value.text).text)
 
     def _with_own_gradient(self, equation: Any, operands: list[Any], results: list[Any]) -> list[Any]:
-        """The results, whose slopes are those of jax.custom_jvp and jax.custom_vjp. JAX's own functions have theirs for
-        the sake of numbers, and have the same without."""
+        """The results, with the slopes that jax.custom_jvp and jax.custom_vjp define. JAX's own functions define theirs
+        only for numerical accuracy; their slopes are the same without them."""
         inner = equation.params["call_jaxpr"].jaxpr
         if not self.has_gradient or (inner.debug_info.func_filename or "").startswith(_OF_JAX):
             return results
@@ -322,12 +325,12 @@ class _Tracing:
         return owned
 
     def _branches(self, branches: Sequence[Any], index: Any, operands: list[Any]) -> list[Any]:
-        """All branches, of which an index chooses."""
+        """All branches, and a selection by an index."""
         results = [self.run(one.jaxpr, one.consts, operands) for one in branches]
         return [self._choice(index, cases) for cases in zip(*results, strict=True)]
 
     def _choice(self, index: Any, cases: Sequence[Any]) -> _Value:
-        """The case of this number; the last one for any larger."""
+        """The case with this number; the last one for any larger number."""
         text = self._text(cases[-1])
         for at in range(len(cases) - 2, -1, -1):
             is_it = self._emit("le", self._text(index), str(at))
@@ -335,7 +338,7 @@ class _Tracing:
         return _Value(text)
 
     def _loop(self, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
-        """fori_loop and scan of scalars, unrolled."""
+        """Unrolls a fori_loop or scan of scalars."""
         if "ft_in" in params:  # since JAX 0.12
             consts, carried, _ = (len(list(one)) for one in params["ft_in"].unpack())
         else:
@@ -425,7 +428,7 @@ class _Tracing:
         )
 
     def _gathered(self, params: Mapping[str, Any], operands: Sequence[Any], aval: Any) -> Any:
-        """jnp.take, and array.at[index].get: one scalar index into one dimension."""
+        """jnp.take, and array.at[index].get, with one scalar index into one dimension."""
         array, index = operands
         numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
         axis = numbers.start_index_map[0] if len(numbers.start_index_map) == 1 else -1
@@ -506,7 +509,7 @@ class _Tracing:
 
 
 def _bound(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """What JAX makes of an operation on arrays alone, with whatever gradient it has."""
+    """The result of an operation on arrays alone, computed by JAX, with its gradient."""
     found = equation.primitive.get_bind_params(equation.params)
     functions, params = found if isinstance(found, tuple) else ((), found)
     # Operations on the function's own numbers are evaluated. A size that is still unknown to jax.export has no

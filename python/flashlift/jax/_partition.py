@@ -24,7 +24,7 @@ Axes = tuple[str, ...]
 
 
 class Kind(Protocol):
-    """One kind of call, hashable: what XLA is asked to split."""
+    """One kind of call, hashable, that XLA may split."""
 
     def letters(self, operands: Sequence[Any]) -> Letters: ...
 
@@ -33,8 +33,7 @@ class Kind(Protocol):
     def run_part(
         self, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], *parts: jax.Array
     ) -> list[jax.Array]:
-        """The same for one of so many parts of the batches (b) and the heads (h). letters: of the whole; plan: the axes
-        that split them."""
+        """Runs the call on a part. letters: those of the whole; plan: the axes that split batches (b) and heads (h)."""
         ...
 
 
@@ -57,7 +56,7 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """A call's backward pass, which has these gradients."""
+    """The backward pass of a call, with these gradients."""
 
     call: Call
     wanted: tuple[int, ...]
@@ -83,15 +82,15 @@ def run_partitioned(kind: Kind, *operands: jax.Array) -> list[jax.Array]:
 
 
 def is_split(context: Any) -> bool:
-    """Whether what is lowered may be split over several devices."""
+    """Whether the code being lowered may be split over several devices."""
     devices = context.module_context.axis_context
     # If the devices are still unknown, nothing can compute the parts.
     return getattr(devices, "num_devices", None) != 1 and getattr(devices, "device_assignment", devices) is not None
 
 
 def needs_devices(*primitives: Primitive) -> None:
-    """Has JAX tell the lowering rules of these of the devices. Its set of such primitives has no public name; without
-    it calls of sharded operands are right, and gather them."""
+    """Makes JAX tell these primitives' lowering rules about the devices. JAX's set of such primitives has no public
+    name; without it, calls on sharded operands are still right, but gather them."""
     with contextlib.suppress(ImportError):
         from jax._src.dispatch import prim_requires_devices_during_lowering
 
@@ -107,7 +106,7 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
     letters = kind.letters(operands)
 
     def axes_of(letter: str) -> Axes:
-        """Of the first of the operands that are split so."""
+        """The axes that split a letter, taken from the first operand that is split by it."""
         for array, names in zip(operands, letters.operands, strict=True):
             if letter in names and isinstance(array.sharding, NamedSharding):
                 spec = tuple(array.sharding.spec)
@@ -139,8 +138,8 @@ def _plan(kind: Kind, mesh: Any, operands: Sequence[Any]) -> dict[str, Axes]:
 
 
 def _shares(mesh: Any, heads: Axes, shared: Axes, kv_heads: int) -> tuple[int, int] | None:
-    """How many key-value heads a device holds, and how many devices of those that hold the same ones use the same one.
-    Devices hold consecutive query heads. None: a device would use a part of them."""
+    """How many key-value heads a device holds, and how many of the devices that hold the same ones use the same one.
+    Devices hold consecutive query heads. None if a device would use only some of the key-value heads that it holds."""
     held, holders = kv_heads // _count(mesh, shared), _count(mesh, heads[len(shared) :])
     if holders == 1:
         return held, 1
@@ -195,8 +194,8 @@ def _partition(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[
 def _of_part(
     call: Call, letters: Letters, counts: Mapping[str, int], plan: Mapping[str, Axes], parts: Sequence[jax.Array]
 ) -> tuple[Call, list[jax.Array], Callable[[int], int]]:
-    """The call of a part, which counts batches and heads, and leaves out keys, as the whole does; its operands, and
-    where each of the given ones is among them."""
+    """The call of a part, with batch and head indices and dropped keys as in the whole; its operands; and the position
+    of each given operand among them."""
     operands = list(parts)
     sizes = call.axes(parts[0])
     if call.seed is not None:
@@ -227,9 +226,9 @@ def _infer(kind: Kind, mesh: Any, operands: Sequence[Any], _: Any) -> tuple[Name
 
 
 def _rule(kind: Kind, mesh: Any, operands: Sequence[Any], _results: Any) -> tuple[str, dict[str, Any]]:
-    """Batches may be split, and query heads as groups of those that share a key-value head; all else must be whole.
-    Where an axis of the mesh has more devices than there are key-value heads for, Shardy would split these by a part of
-    it, which JAX cannot express: query heads and key-value heads are then split each as they are."""
+    """Batches may be split, and query heads in groups that share a key-value head; all other dimensions must be whole.
+    If an axis of the mesh has more devices than there are key-value heads, Shardy would split these by a part of the
+    axis, which JAX cannot express: then query heads and key-value heads are each split separately."""
     letters = kind.letters(operands)
     sizes = letters.sizes(operands)
     q_heads, kv_heads = sizes["h"], sizes["k"]

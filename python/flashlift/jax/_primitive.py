@@ -99,7 +99,7 @@ def _transpose(cotangents: Sequence[Any], *given: Any, call: Call, wanted: tuple
 
 
 def _by_plain_maths(function: Callable[..., list[Any]], primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-    """jax.jvp by those primals that have a tangent."""
+    """jax.jvp with respect to the primals that have a tangent."""
     moved = [i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero)]
 
     def of_moved(*given: Any) -> list[Any]:

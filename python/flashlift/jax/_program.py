@@ -16,7 +16,8 @@ COORDINATES = ("b", "h", "q", "kv")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One line: a name for what an operation gives, of operands, or of an element of a captured tensor."""
+    """One line of a program: a name for the result of an operation on operands, or for an element of a captured
+    tensor."""
 
     name: str
     operation: str

@@ -106,8 +106,8 @@ _PLAIN_KEYS = _bits(
 
 
 def is_seen_by_kernel_alone(keys: Any) -> bool:
-    """Whether the dispatch keys of a call, those of its tensors and of the thread, leave nothing between autograd and
-    the kernel: no mode, transform, subclass, lazy negation or tracer."""
+    """Whether the dispatch keys of a call, from its tensors and from the thread, show that nothing stands between
+    autograd and the kernel: no mode, transform, subclass, lazy negation or tracer."""
     return keys.raw_repr() & ~_PLAIN_KEYS == 0
 
 
@@ -120,12 +120,12 @@ def is_making_graph() -> bool:
 
 
 def forward_mode_level() -> int:
-    """Below 0 outside of forward mode."""
+    """The current level of forward-mode differentiation; below 0 if there is none."""
     return torch.autograd.forward_ad._current_level
 
 
 def decompositions() -> Any:
-    """Of operations into others: a large module, which few mods need."""
+    """PyTorch's decompositions of operations into others. Imported on demand: a large module, which few mods need."""
     from torch._decomp import decomposition_table
 
     return decomposition_table
@@ -139,7 +139,8 @@ def clear_transforms() -> Any:
 
 
 def differentiable(operator: Any, backward: Any, setup_context: Any = None) -> Any:
-    """What torch.library.register_autograd registers for the operator; its first argument is a set of dispatch keys."""
+    """The function that torch.library.register_autograd registers for the operator; its first argument is a set of
+    dispatch keys."""
     from torch._library.autograd import Info, make_autograd_impl
 
     return make_autograd_impl(operator, Info(backward, setup_context))
@@ -150,7 +151,7 @@ def is_inductor_loaded() -> bool:
 
 
 def calls_by_name(operator: Any, name: str) -> None:
-    """Has graphs that Inductor makes from now on, in Python, call what has this name where they would call the
+    """Makes graphs that Inductor generates from now on, in Python, call the function of this name instead of the
     operator."""
     from torch._inductor import lowering
     from torch._inductor.virtualized import V

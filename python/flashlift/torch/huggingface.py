@@ -102,7 +102,7 @@ def attention_mask(
 
 
 def _keeps_all(attention_mask: torch.Tensor, length: int | torch.Tensor) -> bool:
-    """Whether there is no padding. In a graph that is not known: it runs for other masks too."""
+    """Whether there is no padding. Inside a graph this is unknown, because the graph runs for other masks too."""
     if torch.compiler.is_compiling() or makes_graph() or not are_readable([attention_mask]):
         return False
     return bool(attention_mask.shape[-1] >= length) and bool(attention_mask.all())

@@ -40,7 +40,7 @@ def scale_word(scale: float, name: str = "softmax_scale") -> str:
 
 
 def cap_program(cap: float) -> str:
-    """The cap as a program: the problem's own word stands for a cap before the bias."""
+    """The cap as a program: the problem's own word `softcap` caps before the bias is added."""
     number = _number("logits_soft_cap", cap, "each cap is a kernel of its own")
     if not _SMALLEST <= number <= _LARGEST:
         raise InvalidArgumentError(f"logits_soft_cap is {number}; expected a positive number, or None for no cap")
@@ -71,7 +71,7 @@ def _number(name: str, value: Any, advice: str) -> float:
 def band_words(
     causal: bool | str, window: int | tuple[int, int] | None, window_name: str = "sliding_window"
 ) -> list[str]:
-    """The words of a causal and of a sliding window's mask."""
+    """The words for a causal mask and for a sliding window."""
     words = []
     if isinstance(causal, str):
         if causal != "bottom_right":

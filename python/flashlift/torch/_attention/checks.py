@@ -97,7 +97,7 @@ def check_mods(score_mod: Any, mask_mod: Any) -> None:
 
 
 def check_batch(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None, has_mask_mod: bool) -> None:
-    """Keys and values of a batch of 1 serve every query, where there is a mask, as in PyTorch's."""
+    """As in PyTorch's, keys and values with a batch of 1 serve every query if there is a mask."""
     if query.size(0) == key.size(0):
         return
     if block_mask is None and not has_mask_mod:
@@ -125,7 +125,7 @@ def check_flags(**flags: bool | None) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float can hold it."""
+    """Whether a float can hold the value."""
     if isinstance(value, torch.Tensor):
         return not (value.dtype.is_complex or value.dtype == torch.bool)
     if isinstance(value, (bool, np.bool_, complex, str, bytes, bytearray)):
@@ -210,7 +210,7 @@ def check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMa
 
 
 def check_options(kernel_options: Mapping[str, Any] | None) -> None:
-    """Options tune kernels that are not ours: they are read, and change nothing but what would be refused."""
+    """Options tune PyTorch's kernels: they are read, and have no effect except that unsupported ones are refused."""
     if not isinstance(kernel_options, (Mapping, types.NoneType)):
         raise TypeError(f"kernel_options is {kernel_options!r}; expected a dictionary of options by their names")
     options = dict(kernel_options or {})
@@ -246,7 +246,7 @@ def check_aux(return_lse: bool, return_aux: AuxRequest | None) -> None:
 
 
 def check_deterministic(deterministic: bool | None, device: torch.device, captures: Sequence[torch.Tensor]) -> None:
-    """Refuses a call whose backward pass would give other bits in each run, where such calls are not wanted."""
+    """Refuses a call whose backward pass is not reproducible to the bit, if deterministic algorithms are required."""
     wanted = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     if not wanted or device.type != "cuda" or not any(one.requires_grad for one in captures):
         return

@@ -77,8 +77,8 @@ def _with(graph: Any, captures: tuple) -> Any:
 
 
 def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> tuple[Trace, Leaves]:
-    """The trace of a mod that Dynamo made a graph of, given the score times `factor`. Numbers that it captures are
-    symbols of Dynamo's, and arguments of the program where that is possible."""
+    """The trace of a mod that Dynamo turned into a graph, called with the score times `factor`. Numbers that the mod
+    captures are symbols of Dynamo's; where possible they become arguments of the program."""
     floats = _read_floats(graph, len(captured))
     captured = [one.item() if i in floats else one for i, one in enumerate(captured)]
     mod = graph
@@ -109,7 +109,7 @@ def _trace_graph(graph: Any, kind: str, captured: list, factor: Any = None) -> t
 
 
 def _of_product(graph: Any) -> Callable[..., torch.Tensor]:
-    """The mod, given the score times the last argument."""
+    """The mod, applied to the score times the last argument."""
     return lambda score, *rest: graph(score * rest[-1], *rest[:-1])
 
 
@@ -119,8 +119,8 @@ def _divided(values: list, is_tensor: list[bool]) -> tuple[list, list]:
 
 
 def _read_floats(graph: Any, count: int) -> frozenset[int]:
-    """Which of a graph's last `count` arguments it reads as numbers: Dynamo makes tensors of the floats that a mod
-    captures if they may change."""
+    """Which of a graph's last `count` arguments the graph reads as numbers: if the floats that a mod captures may
+    change, Dynamo makes tensors of them."""
     nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
     arguments = [node for node in nodes if node.op == "placeholder"]
     captured = arguments[len(arguments) - count :]
@@ -139,13 +139,13 @@ def _hint(size: Any) -> Any:
 
 
 def _fixed(symbol: Any) -> int | float:
-    """The number that a symbol stands for. Dynamo compiles again for another."""
+    """The number that a symbol stands for. Dynamo compiles again if the number changes."""
     return float(symbol) if isinstance(symbol, (float, torch.SymFloat)) else int(symbol)
 
 
 def _number(symbol: Any) -> torch.Tensor:
-    """In a number's place. Of one that a graph computes nothing is known, and no program depends on which it is, but
-    for whether it is large."""
+    """A replacement for a number. The value of a number that a graph computes is unknown; programs depend only on
+    whether it is large."""
     is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
     number = symbol.node.hint if is_symbol else symbol
     if number is None:
@@ -157,8 +157,8 @@ def _number(symbol: Any) -> torch.Tensor:
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape without content: what a mod captures is not known while a graph is compiled. Of sizes that
-    may change, those of the first call."""
+    """A tensor of this shape without content: the content of captured tensors is unknown while a graph is compiled.
+    Sizes that may change are those of the first call."""
     sizes = [_hint(size) for size in tensor.shape]
     with disable_modes():  # a plain tensor, not a fake one
         return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(sizes)
@@ -177,7 +177,8 @@ higher_order_ops._hop_name_to_variable_class[_NAME] = _Variable
 def flex_attention_in_graph(
     request: Request, score_mod: Any, mask_mod: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What Dynamo traces: (out, lse, maximum, or anything if that is not wanted)."""
+    """The function that Dynamo traces: (out, lse, maximum). lse and maximum may be any tensors if they are not
+    requested."""
     query, key, value, scale, sinks, want_max, dropout_p, seed, deterministic = request
     options = {
         "sinks": sinks is not None,

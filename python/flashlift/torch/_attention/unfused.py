@@ -18,7 +18,7 @@ _DEEPEST = 256  # supported by kernels
 
 
 def is_unfused(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether there is no kernel for tensors like these."""
+    """Whether Flashlift has no kernel for tensors like these."""
     return query.dtype == torch.float64 or query.size(-1) > _DEEPEST or value.size(-1) > _DEEPEST
 
 

@@ -31,7 +31,7 @@ class _Family:
         self.choices: OrderedDict[Hashable, tuple[Trace, frozenset[int]]] = OrderedDict()
 
     def choose(self, values: Hashable, found: Trace, varying: frozenset[int]) -> tuple[Trace, frozenset[int]]:
-        """Remembers the trace for these numbers. Where another thread was first, its trace is the one."""
+        """Stores the trace for these numbers. If another thread stored one first, returns that one."""
         chosen = self.choices.setdefault(values, (found, varying))
         self.choices.move_to_end(values)
         if len(self.choices) > _CHOICES:
@@ -52,7 +52,7 @@ class Leaves(NamedTuple):
 
 
 def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
-    """The trace of a mod, and the tensors and numbers that this very function captures."""
+    """The trace of a mod, and the tensors and numbers that this function captures."""
     walk, structure = _walked(mod)
     key = (kind, structure)
     if key in _walked_wholly:
@@ -70,8 +70,8 @@ def traced(mod: Callable, kind: str) -> tuple[Trace, Leaves]:
 
 
 def _walked(mod: Callable, wholly: bool = False) -> tuple[Walk, Hashable]:
-    """A walk, and the structure that it found. An object may be handed to any function that is met, so that what any of
-    them names counts for all objects."""
+    """A walk, and the structure that it found. Any object may be passed to any function of the mod, so that the names
+    in any function apply to all objects."""
     names: frozenset[str] = frozenset()
     while True:
         walk = Walk(wholly, names)
@@ -100,7 +100,7 @@ def _traced(mod: Callable, kind: str, walk: Walk, key: Hashable) -> tuple[Trace,
         if found is not None:
             found, varying = family.choose(values, found, varying)
             return found, _leaves(walk, varying)
-        if family.latest is not None and values and not walk.tells_kinds:
+        if family.latest is not None and values and not walk.distinguishes_tensors:
             varying |= {i for i, one in enumerate(values) if one != family.latest[i]} - family.fixed
     made = None
     if varying:
@@ -131,7 +131,7 @@ def _leaves(walk: Walk, varying: frozenset[int]) -> Leaves:
 
 
 def _trace_with_arguments(mod: Callable, kind: str, walk: Walk, varying: frozenset[int]) -> Trace | None:
-    """The trace of a copy of the mod in which some numbers are arguments, or None if it needs them as numbers."""
+    """The trace of a copy of the mod in which some numbers are arguments, or None if the mod needs their values."""
     with disable_transforms():
         numbers = {i: as_tensor(walk.numbers[i]) for i in sorted(varying)}
     try:

@@ -17,6 +17,7 @@ from flashlift.torch._mods.objects import (
     EXACT,
     MAX_ITEMS,
     UNCHANGING,
+    distinguishes_tensors,
     fields_of,
     globals_read,
     is_librarys,
@@ -27,12 +28,11 @@ from flashlift.torch._mods.objects import (
     operators_of,
     own_part_of,
     slots_of,
-    tells_kinds,
 )
 
 
 class _Identity:
-    """Something that is only equal to itself, kept alive so that its identity is not used twice."""
+    """Equal only to the same object, which it keeps alive so that the identity is not reused."""
 
     __slots__ = ("value",)
 
@@ -47,11 +47,12 @@ class _Identity:
 
 
 class Walk:
-    """One pass over all that a function captures. Of objects, only attributes that a function names are looked at,
-    unless it goes wholly."""
+    """One pass over all that a function captures. Of an object, it visits only attributes that a function names, unless
+    the object is needed as a whole."""
 
     def __init__(self, wholly: bool = False, names: frozenset[str] = frozenset()) -> None:
-        self.tells_kinds = False  # whether a function may behave differently if a number is replaced by a tensor
+        # Whether a function may behave differently if a number is replaced by a tensor.
+        self.distinguishes_tensors = False
         self.changes = False  # whether another call may find other values
         self.met: set[str] = set()  # names in the functions that were visited
         # The names that were looked up in every object; None without objects.
@@ -133,7 +134,7 @@ class Walk:
         return None
 
     def _fixed(self, value: Any, names: frozenset[str], visit: Callable | None = None) -> Hashable:
-        """Of something that Copy does not copy, so that its numbers cannot be arguments."""
+        """Visits something that Copy does not copy, so that its numbers cannot become arguments."""
         self._in_fixed += 1
         try:
             return visit(value) if visit else self.of(value, names)
@@ -146,7 +147,7 @@ class Walk:
             return code
         names = names_in(code)
         self.met |= names
-        self.tells_kinds |= tells_kinds(code)
+        self.distinguishes_tensors |= distinguishes_tensors(code)
         cells: list[Hashable] = []
         for cell in function.__closure__ or ():
             try:
@@ -171,7 +172,7 @@ class Walk:
         return (module.__name__, *((name, self.of(content[name], names)) for name in sorted(names & content.keys())))
 
     def _class(self, value: type, names: frozenset[str]) -> Hashable:
-        """What is read of a class itself; the methods of its instances are looked at with them."""
+        """Visits the attributes that functions read of a class itself; its methods are visited with its instances."""
         if is_librarys(value.__module__):
             return _Identity(value)
         parts: list[Hashable] = [_Identity(value)]
@@ -212,7 +213,7 @@ class Walk:
         return tuple(parts)
 
     def _member(self, member: Any, name: str, names: frozenset[str], parts: list[Hashable], pending: set[str]) -> None:
-        """What a class has by a name that is read of its instance, and what that names."""
+        """Visits the class attribute of a name that functions read of an instance, and the names that it uses."""
         member = member.fget if isinstance(member, property) else member
         member = member.func if isinstance(member, functools.cached_property) else member
         member = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member

@@ -72,7 +72,7 @@ class Capture:
 
 
 class Builder:
-    """Makes nodes, each different one once, and drops operations that change nothing."""
+    """Creates nodes, each different one once, and leaves out operations that change nothing."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple, Node] = {}
@@ -119,7 +119,7 @@ class Builder:
         return self.node("to_" + type_, type_, (value,))
 
     def cast(self, value: Node, dtype: torch.dtype) -> Node:
-        """As torch converts: to the program's type, then rounded or wrapped to the torch type."""
+        """Converts as torch does: to the program's type, then rounded or wrapped to the torch type."""
         return self.narrow(self.convert(value, type_of(dtype)), dtype)
 
     def narrow(self, value: Node, dtype: torch.dtype) -> Node:

@@ -13,7 +13,7 @@ _LOW, _HIGH = INT_LIMITS["i32"]
 
 
 def widened(result: Node, builder: Builder, bounds: Bounds) -> Node:
-    """The same program, of problems of these sizes. Of sizes that are not known nothing is assumed."""
+    """The same program, correct for problems of these sizes. Nothing is assumed about unknown sizes."""
     if None in (bounds.b, bounds.h, bounds.q, bounds.kv):
         return result
     new: dict[Node, Node] = {}
@@ -50,7 +50,8 @@ def _rewritten(node: Node, args: tuple[Node, ...], builder: Builder, bounds: Bou
 
 
 def _overflows(node: Node, bounds: Bounds) -> bool:
-    """Whether coordinates and constants lead beyond 32 bits; a captured tensor of int32 wraps as it does in PyTorch."""
+    """Whether coordinates and constants can give values beyond 32 bits; a captured tensor of int32 wraps as it does in
+    PyTorch."""
     if node.type != "i32" or node.op not in _GROWING:
         return False
     of = [bounds.of(arg) for arg in node.args]

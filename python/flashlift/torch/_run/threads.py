@@ -40,10 +40,10 @@ def _options(threads: int) -> RunOptions:
 
 
 def options_of_cpu() -> RunOptions | None:
-    """How a call on the CPU runs now: on torch's threads, as many as torch.get_num_threads() says in this thread.
+    """How a call on the CPU runs now: on torch's threads, as many as torch.get_num_threads() returns in this thread.
 
-    None, Flashlift's own pool, where torch runs on other threads than OpenMP's, and in a process that was forked:
-    libgomp would wait for threads that are missing there. One thread is the calling one in any case.
+    None, for Flashlift's own pool, if torch runs on other threads than OpenMP's, and in a process that was forked:
+    libgomp would wait for threads that do not exist there. A single thread is always the calling one.
     """
     threads = torch.get_num_threads()
     if threads > 1 and (_gomp_parallel() is None or _library().flashlift_openmp_is_forked()):

@@ -16,8 +16,8 @@ class Dispatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """True would have PyTorch wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
-        Dynamo leaves frames alone under a mode as it is."""
+        """With True, PyTorch would wrap the dispatch, which imports TorchDynamo: two seconds in a process's first call.
+        Dynamo skips frames under a mode in any case."""
         return False
 
     def __init__(self, recording: Recording) -> None:
@@ -52,7 +52,7 @@ class Dispatch(TorchDispatchMode):
         return result
 
     def _decompose(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The operation by others, as PyTorch says that it is made of them; NotImplemented if it does not say so."""
+        """The operation, expressed by others in PyTorch's own decomposition; NotImplemented if it has none."""
         if func in self._open:  # PyTorch's decomposition of an elementary operation may use it again
             return NotImplemented
         self._open.add(func)

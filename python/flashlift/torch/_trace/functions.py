@@ -12,7 +12,7 @@ from flashlift.torch._trace.transforms import Unwrapped
 
 
 class IndexByTensors(TorchFunctionMode):
-    """table[b, q]: torch's own indexing reads the content of 0-dimensional index tensors; this one does not."""
+    """Traces table[b, q]: torch's own indexing would read the content of 0-dimensional index tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -46,8 +46,8 @@ _READS_CONTENT = frozenset(
 
 
 class ModFunctions(IndexByTensors):
-    """While a mod is traced: sees where it switches gradients off. Whether they are on does not tell, since
-    torch.autograd.Function has them off in its forward function. And where a graph reads a number."""
+    """While a mod is traced, notes where it switches gradients off, and where a graph reads a number. Whether gradients
+    are on is not enough: torch.autograd.Function switches them off in its forward function."""
 
     def __init__(self, recording: Recording, unwrapped: Unwrapped) -> None:
         super().__init__()

@@ -16,14 +16,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor or a number of the prelude: what is captured, or an operation on it gives, in a call."""
+    """A tensor or a number of the prelude: a captured one, or the result of an operation on captured ones, computed for
+    each call."""
 
     number: int
     dtype: torch.dtype | None = None  # for a number, the type in which the program reads it
 
 
 class Size(int):
-    """The size of a dimension of what is captured. It is that of the traced call; another call's may be another."""
+    """The size of a dimension of a captured tensor. In the traced call it has this value; another call may have
+    another."""
 
     source: "SizeOf"
 
@@ -48,7 +50,8 @@ Source = Slot | SizeOf | torch.Tensor  # a tensor that the mod creates itself
 
 @dataclass
 class Trace:
-    """A mod as a program, and how to get the tensors that the program reads from those that the mod captures."""
+    """A mod as a program, and the operations that compute the tensors that the program reads from those that the mod
+    captures."""
 
     kind: str
     result: Node
@@ -87,8 +90,8 @@ class Trace:
         device: torch.device = CPU,
         bounds: Bounds | None = None,
     ) -> list[torch.Tensor]:
-        """The tensors behind `sources` when the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError,
-        as PyTorch does, where coordinates within `bounds` are beyond what they index."""
+        """The tensors for `sources` if the mod captures `leaves` and, as arguments, `numbers`. Raises IndexError, as
+        PyTorch does, if coordinates within `bounds` are out of range for the tensor that they index."""
         slots: list[Any] = [*leaves, *numbers]
         in_mode = count_of_modes() > 0
         for function, args, kwargs, is_number in self.prelude:
@@ -141,8 +144,8 @@ class Trace:
 
 @functools.lru_cache(maxsize=4096)
 def _number_tensor(value: int | float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number as programs read it. Kept: making a tensor takes longer than finding one, and copying it to a GPU longer
-    still."""
+    """A number in the form that programs read. Cached: making a tensor takes longer than finding one, and copying it to
+    a GPU takes longer still."""
     with disable_modes(), disable_transforms():
         return torch.tensor(value, dtype=dtype, device=device)
 
@@ -151,7 +154,7 @@ _copies: "weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor]" = weakref.WeakK
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A scalar, or a table that the mod makes itself, where the kernel can read it."""
+    """Moves a scalar, or a table that the mod creates itself, to the device where the kernel can read it."""
     if tensor.requires_grad or tensor._version:
         return tensor.to(device)
     copy = _copies.get(tensor)
@@ -161,7 +164,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def as_tensor(number: Any) -> torch.Tensor:
-    """A number in Python's own precision."""
+    """A number as a tensor, in Python's own precision."""
     if isinstance(number, torch.SymInt):
         return torch.full((), cast(int, number), dtype=torch.int64, device=CPU)
     if isinstance(

@@ -9,8 +9,9 @@ from flashlift.torch._trace.record import CPU
 
 
 class Unwrapped:
-    """While a mod is traced, torch.func's transforms are left, and what they wrapped has an ordinary tensor of the same
-    shape in its place: operations on it would go to the transform, and give wrappers that nobody has seen."""
+    """While a mod is traced, leaves torch.func's transforms, and replaces each tensor that they wrap by an ordinary
+    tensor of the same shape: operations on the wrapped one would go to the transform, and give wrappers that the
+    recording does not know."""
 
     def __init__(self) -> None:
         self.in_transform = are_transforms_active()

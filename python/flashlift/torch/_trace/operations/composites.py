@@ -62,7 +62,7 @@ def _var_mean(
     *,
     correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """All overloads: with a correction, or with `unbiased`, which may stand in the place of the dimensions."""
+    """All overloads: with a correction, or with `unbiased`, which may take the position of the dimensions."""
     dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)

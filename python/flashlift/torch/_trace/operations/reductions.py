@@ -67,7 +67,7 @@ def _reduce(
 
 @register("searchsorted", "bucketize")
 def _search(recording: Recording, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """How many of the sorted boundaries lie below a scalar."""
+    """The number of sorted boundaries that lie below a scalar."""
     boundaries, x = args[:2] if name_of(func) == "searchsorted" else (args[1], args[0])
     right = kwargs.get("right", False) or kwargs.get("side") == "right"
     like = x if isinstance(x, torch.Tensor) else torch.ones((), device="cpu")
