@@ -124,7 +124,7 @@ TITLES = {
 
 
 def record(options: argparse.Namespace, limits: hardware.Limits, parts: dict[str, list[Row]]) -> None:
-    """What --record and --plot ask for."""
+    """Does what --record and --plot request."""
     run = recorded.Run()
     for name, rows in parts.items():
         for case, found in by_case(rows).items():

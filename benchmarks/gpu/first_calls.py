@@ -130,7 +130,7 @@ def of_jax(case):
 
 
 def measure(front_end, case, cores):
-    """In a process of its own: milliseconds to the first result, to the second, and to the first gradients."""
+    """The milliseconds to the first result, to the second, and to the first gradients, in a new process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     for module in MODULES[front_end]:
         importlib.import_module(module)

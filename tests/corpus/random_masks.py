@@ -35,7 +35,7 @@ class Draw:
         return self.rng.random() < p
 
     def argument(self, array):
-        """Gives what reads it from the arguments of a call."""
+        """Adds an argument, and returns the function that reads it from the arguments of a call."""
         self.arguments.append(array)
         place = len(self.arguments) - 1
         return lambda given: given[place]
@@ -48,7 +48,7 @@ class Draw:
 
 
 def draw_keep(draw, B, H, S, T):
-    """Which keys are kept: of the arguments, an array that broadcasts to [B, H, S, T]."""
+    """Which keys are kept: a function of the arguments whose result broadcasts to [B, H, S, T]."""
     i, j = np.arange(S)[:, None], np.arange(T)[None]
     kind = draw.one_of(
         (
@@ -133,7 +133,7 @@ def draw_bias(draw, B, H, S, T):
 
 
 def draw_mask(draw, B, H, S, T):
-    """Scores to masked scores."""
+    """A function from scores to masked scores."""
     keep = draw_keep(draw, B, H, S, T)
     if draw.chance(0.15):
         other = draw_keep(draw, B, H, S, T)
@@ -157,7 +157,7 @@ def draw_mask(draw, B, H, S, T):
 
 
 def draw_change(draw, B, H, S, T):
-    """Something else that happens to scores."""
+    """Another change of the scores."""
     kind = draw.one_of(("softcap", "table", "table_alone", "clipped", "scaled", "temperature"))
     draw.say(kind)
     if kind == "softcap":
@@ -181,7 +181,7 @@ def draw_change(draw, B, H, S, T):
 
 
 def draw_scores(draw, B, H, S, T, D):
-    """The scores before anything is masked. They are multiples of 1/64 where a table may read them."""
+    """The scores before any mask. They are multiples of 1/64 if a table may read them."""
     size = draw.one_of((1.0, 1.0, 1.0, 1.0, 6.0, 150.0, 1e4))
     draw.say(f"size {size:g}")
     steps = 4
@@ -232,7 +232,8 @@ GUARDS = {
 
 
 def draw_softmax(draw, B, H, S, T):
-    """Masked scores, and those before, to probabilities; and what divides the output after the second product."""
+    """A function from the masked scores, and the scores before the mask, to probabilities; and the divisor of the
+    output after the second product."""
     if draw.chance(0.3):
         draw.say("softmax")
         return lambda s, raw, given: (jax.nn.softmax(s, -1), None)

@@ -63,7 +63,7 @@ def cotangent(x):
 
 
 def with_gradients(function, floats):
-    """The function's results and its gradients by the arguments that hold floats, the first `floats` of these."""
+    """The function's results, and its gradients with respect to the first `floats` arguments that hold floats."""
 
     def both(*arguments):
         places = [i for i, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating)][:floats]
@@ -81,7 +81,7 @@ def with_gradients(function, floats):
 
 
 def compile_and_run(text, arguments, overrides=()):
-    """Results of a module's text on XLA:CPU; compiled fast, for it runs a few times only."""
+    """The results of a module's text on XLA:CPU; compiled quickly, because it runs only a few times."""
     device = jax.devices("cpu")[0]
     options = xla_client.CompileOptions()
     options.executable_build_options.debug_options.xla_backend_optimization_level = 1
@@ -102,8 +102,8 @@ def compile_and_run(text, arguments, overrides=()):
 
 
 def disagreement(want, got, size=1.0):
-    """The largest error over the largest number, or one so small that four roundings of what was summed are all that is
-    tolerated; how many numbers are finite in `got` alone."""
+    """The largest error, divided by the largest number, or by the number whose tolerance is four roundings of the
+    summed terms if that is larger; and the count of numbers that are finite only in `got`."""
     finite, mine = np.isfinite(want), np.isfinite(got)
     if not np.all(mine[finite]):
         return np.inf, 0
@@ -124,8 +124,8 @@ def moved(arguments):
 
 
 def sizes_of_results(drawn, arguments):
-    """For each result, the size of what it is a sum of: of gradients by queries (the first) the keys, and of those by
-    keys the queries, whatever they come to."""
+    """For each result, the size of the terms that it sums: for gradients with respect to the queries (the first
+    argument) the keys' size, and for those with respect to the keys the queries' size, however small the sum is."""
     shapes = jax.eval_shape(drawn.function, *arguments)
     if not drawn.has_gradients:
         return [1.0] * len(jax.tree.leaves(shapes))
@@ -135,7 +135,8 @@ def sizes_of_results(drawn, arguments):
 
 
 def is_as_exact(drawn, result, want, got):
-    """Whether `got` is right in double precision where `want` is not, or no further from that than `want` is."""
+    """Whether `got` is right in double precision and `want` is not, or `got` is no further from the right result than
+    `want`."""
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64 if np.issubdtype(x.dtype, np.floating) else x.dtype) for x in drawn.arguments]
         exact = np.array(jax.tree.leaves(jax.jit(drawn.function)(*wide))[result], np.float64)
@@ -149,7 +150,7 @@ def lowered(function, arguments):
 
 
 def form_of(number, drawn):
-    """Each third module without gradients as composites, which XLA runs by their decompositions."""
+    """Every third module without gradients uses composites, which XLA runs by their decompositions."""
     return "composite" if number % 3 == 2 and not drawn.has_gradients else "custom_call"
 
 
@@ -158,7 +159,7 @@ def fused(text, form):
 
 
 def is_fused(drawn, form, summary):
-    """Whether anything of a function alone is fused: what is not need not be compiled."""
+    """Whether any attention of a function alone is fused: otherwise it need not be compiled."""
     result = fused(lowered(drawn.function, [jnp.asarray(x) for x in drawn.arguments]), form)
     summary.modules += 1
     summary.attentions += len(result.candidates)
@@ -167,7 +168,7 @@ def is_fused(drawn, form, summary):
 
 
 def check(batch, form, summary):
-    """Compares several drawn functions, as one module. Gives what is wrong, as (place in the batch, words)."""
+    """Compares several drawn functions as one module. Returns the errors, as (position in the batch, words)."""
     taken = list(itertools.accumulate((len(drawn.arguments) for drawn in batch), initial=0))
     results = []  # the number of results of each function
 
@@ -214,8 +215,9 @@ def draw_number(draw, seed, number):
 
 
 def is_as_written(drawn, form):
-    """Whether the fused module's results are those of the original as it is written. XLA's simplifier changes that: it
-    makes a select of a product with 0 or 1, which clears NaN, and one constant of two, which may overflow."""
+    """Whether the fused module's results equal those of the original as it is written. XLA's simplifier changes the
+    original: it turns a product with 0 or 1 into a select, which clears NaN, and combines two constants into one, which
+    may overflow."""
     arguments = [jnp.asarray(x) for x in drawn.arguments]
     text = lowered(drawn.function, arguments)
     want, _ = compile_and_run(text, arguments, [("xla_disable_hlo_passes", "algsimp")])
@@ -225,7 +227,7 @@ def is_as_written(drawn, form):
 
 
 def compare(batch, report, summary):
-    """Compares functions, as (number, drawn); those that are fused in the same form in one module."""
+    """Compares functions, as (number, drawn). Those that are fused in the same form share a module."""
     for form in ("custom_call", "composite"):
         some = [(number, drawn) for number, drawn in batch if form_of(number, drawn) == form]
         if not some:
@@ -248,7 +250,7 @@ def compare(batch, report, summary):
 
 
 def check_numbers(draw, seed, numbers, report):
-    """Draws and compares the modules of these numbers; `report(number, drawn, words)` hears of each that disagrees."""
+    """Draws and compares the modules of these numbers; calls `report(number, drawn, words)` for each that disagrees."""
     summary = Summary()
     batch = []
     for number in numbers:

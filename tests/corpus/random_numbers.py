@@ -23,7 +23,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def both(operation):
-    """Of operands that are broadcast first, as jax.lax wants them."""
+    """Broadcasts the operands first, as jax.lax requires."""
     return lambda x, y: operation(*jnp.broadcast_arrays(x, y))
 
 
@@ -67,7 +67,7 @@ def constant(draw, dtype):
 
 
 def draw_integer(draw, dtype, S, T, depth):
-    """Of nothing: a formula of integers that broadcasts to [S, T]."""
+    """A function without arguments: a formula of integers that broadcasts to [S, T]."""
     kind = (
         "position"
         if depth == 0
@@ -99,7 +99,7 @@ def draw_integer(draw, dtype, S, T, depth):
 
 
 def draw_float(draw, dtype, S, T, depth):
-    """Of nothing: a formula of floats that broadcasts to [S, T]."""
+    """A function without arguments: a formula of floats that broadcasts to [S, T]."""
     kind = "position" if depth == 0 else draw.one_of(("operation", "operation", "converted", "integer", "position"))
     if kind == "position":
         size, at = draw.one_of(((T, (None, slice(None))), (S, (slice(None), None))))
@@ -133,7 +133,8 @@ def draw_float(draw, dtype, S, T, depth):
 
 
 def draw_condition(draw, S, T):
-    """Of nothing: booleans that broadcast to [S, T]. Floats are compared between their numbers."""
+    """A function without arguments: booleans that broadcast to [S, T]. Floats are compared with numbers between their
+    values."""
     if draw.chance(0.7):
         dtype = draw.one_of(INTEGERS)
         draw.say(dtype)
@@ -156,7 +157,7 @@ def draw_bias(draw, S, T):
 
 
 def round_trip(draw, odds=0.15):
-    """What changes nothing, or rounds to 16 bits and back."""
+    """An operation that changes nothing, or rounds to 16 bits and back."""
     if not draw.chance(odds):
         return lambda x: x
     dtype = draw.one_of(HALVES)
@@ -165,7 +166,7 @@ def round_trip(draw, odds=0.15):
 
 
 def draw_softmax(draw):
-    """Scores to probabilities and the log-sum-exp."""
+    """A function from scores to probabilities and the log-sum-exp."""
     kind = draw.one_of(("jax", "jax", "log_sum_exp", "written", "safe", "from_lowest", "zeroed", "base"))
     start = draw.one_of((-np.inf, LOWEST, -1e30, -1e4, 0.0))
     draw.say(f"softmax {kind} {start:g}")
@@ -193,7 +194,7 @@ def draw_softmax(draw):
 
 
 def draw_readers(draw):
-    """What the module gives of output and log-sum-exp."""
+    """The results of the module, computed from output and log-sum-exp."""
     kind = draw.one_of(("output", "output", "both", "merged", "merged_safely", "smoothed"))
     draw.say(kind)
 

@@ -36,7 +36,7 @@ PASSES = ["inline", "inline_composites", "remove_dead_code", "merge_equal", "rem
 
 
 def generic_text(text):
-    """A module as JAX's own MLIR prints it in generic form: equal texts are equal modules."""
+    """A module as JAX's own MLIR prints it in generic form: equal texts mean equal modules."""
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(text)
         return module.operation.get_asm(print_generic_op_form=True)
@@ -59,7 +59,7 @@ def run_on_cpu(text, arguments):
 
 
 def difference(outputs, case, meta):
-    """What is wrong with the outputs; None if nothing is."""
+    """Describes the error in the outputs; None if there is none."""
     expected = np.load(case / "outputs.npz")
     for i, out in enumerate(outputs):
         want, got = expected[f"out{i}"].astype(np.float64), out.astype(np.float64)
@@ -77,7 +77,7 @@ def difference(outputs, case, meta):
 
 
 def load_arguments(case, meta):
-    """None if weights are not stored with the case."""
+    """None if the weights are not stored with the case."""
     inputs = np.load(case / "inputs.npz")
     if any(f"arg{i}" not in inputs for i in range(len(meta["args"]))):
         return None

@@ -84,7 +84,7 @@ def command(
 
 
 def program(arguments: Sequence[object], seconds: float) -> str | None:
-    """A program that attacks from inside, in a folder of its own. It ends with 0 where all was withstood."""
+    """Runs a program that attacks from inside, in a new folder. Exit code 0 means that every attack was withstood."""
     with tempfile.TemporaryDirectory(prefix="flashlift-hostile-") as folder:
         ended = _run(list(map(str, arguments)), folder, "", {}, {}, seconds)
     last = (ended.output.splitlines() or [""])[-1]
@@ -159,7 +159,7 @@ def _fault_of(ended: Ended, codes, words, megabytes) -> str | None:
 
 
 def _content(folder) -> dict[str, bytes | None]:
-    """Of all that is in a folder; None for what is no plain file."""
+    """The content of each file in a folder; None for anything that is not a regular file."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in Path(folder).rglob("*")

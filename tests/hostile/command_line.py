@@ -53,7 +53,7 @@ def numbers() -> list[Attack]:
 
 
 def environments() -> list[Attack]:
-    """Values that a variable cannot have."""
+    """Invalid values of environment variables."""
     wrong = {
         "FLASHLIFT_THREADS": ["0", "-1", "4097", "99999999999999999999", "two", "1.5", " 1", "nan"],
         "FLASHLIFT_LOG": ["loud", "DEBUG", "0", "\x1b[31m"],
@@ -83,7 +83,7 @@ def environments() -> list[Attack]:
 
 
 def problems() -> list[Attack]:
-    """Problems of sizes that nobody has memory or time for, and programs as large as they may be."""
+    """Problems that nobody has memory or time for, and programs of the largest allowed size."""
     huge = [
         "h1 s1073741824 d8 causal", "h1 s1073741824 d8", "h64 s1073741824 d256 window=100",
         "b1073741824 h1 s1 d8 causal",
@@ -125,7 +125,7 @@ def problems() -> list[Attack]:
 
 
 def limits() -> list[Attack]:
-    """Files that may not grow (by more than an error message, which goes to one), and little memory."""
+    """Files that may not grow (by more than an error message, which is written to a file), and little memory."""
     name = {resource.RLIMIT_FSIZE: "files of {} bytes", resource.RLIMIT_AS: "{} bytes of memory"}
     module = "func.func @f() {\n  return\n}\n"
     return [
@@ -145,7 +145,7 @@ def limits() -> list[Attack]:
 
 
 def options() -> list[Attack]:
-    """Values that the options of the newer subcommands do not have, and places where no file can be."""
+    """Invalid values for the options of the newer subcommands, and paths where no file can be."""
     module = "func.func @f() {\n  return\n}\n"
     forms = [
         "vhlo=", "vhlo=1", "vhlo=1.9", "vhlo=1.9.0.0", "vhlo=-1.9.0", "vhlo=1.9.x", "vhlo=1.9.0 ", "vhlo=999.0.0",

@@ -36,7 +36,7 @@ def withstood(one) -> str | None:
 
 
 def run(part: str, attacks: list, jobs: int) -> list[str]:
-    """The faults, each with the attack's name. Shows how far it is."""
+    """The failures, each with the attack's name. Shows progress."""
     faults = []
     start = time.monotonic()
     on_terminal = sys.stdout.isatty()

@@ -60,7 +60,7 @@ OPERATIONS = ("src/score", "src/problem", "src/cpu", "src/cuda", "src/runtime")
 
 
 def switches_that_forget(path, text):
-    """Lines of `default:` in a switch over operations, which would hide that it lacks a new one."""
+    """Lines with `default:` in a switch over operations: a default hides that the switch lacks a new operation."""
     if not path.startswith(tuple(folder + "/" for folder in OPERATIONS)):
         return []
     found, stack = [], []  # for each open brace: whether a `case Op::` stands in it, and the line of its `default:`
@@ -117,7 +117,7 @@ def problem_with(path, included, ours):
 
 
 def imports_of(path, text, modules):
-    """Those of `modules` (name -> path) that a Python module imports, wherever the import stands in it."""
+    """The modules among `modules` (name -> path) that a Python module imports, anywhere in its text."""
     found = set()
     for node in ast.walk(ast.parse(text, path)):
         if isinstance(node, ast.Import):
@@ -134,7 +134,7 @@ def folder_of(module, modules):
 
 
 def circle_in(graph):
-    """A circle among nodes (node -> those that it leads to), as a list that ends where it begins, or None."""
+    """A circle in a graph (node -> its successors), as a list whose last element equals the first, or None."""
     done, path = set(), []
 
     def visit(node):

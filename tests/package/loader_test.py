@@ -25,7 +25,7 @@ def is_loadable(path):
 
 
 def built_files(build, tests):
-    """All but what the tests of packages make: users' programs, which may name any folder."""
+    """All files except those that the package tests make: users' programs may name any folder."""
     others = {build / name for name in ("venv", "setup")} | {tests}
     for folder, folders, names in os.walk(build):
         folders[:] = [name for name in folders if Path(folder) / name not in others and name != "CMakeFiles"]
@@ -33,7 +33,7 @@ def built_files(build, tests):
 
 
 def dynamic_section(path):
-    """Its RUNPATH's entries, and the libraries that it needs."""
+    """The file's RUNPATH entries, and the libraries that it needs."""
     text = output_of("readelf", "-dW", path)
     paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text)
     return [entry for path in paths for entry in path.split(":")], re.findall(r"\(NEEDED\).*\[(.*)\]", text)

@@ -27,7 +27,7 @@ def causal(q, k, v):
 
 
 def by_hand(q, k, v, annotate=lambda x, *_: x):
-    """With annotations on all that stands between the operands and the output."""
+    """With annotations on every value between the operands and the output."""
     scores = annotate(jnp.einsum("bqhd,bkhd->bhqk", q, k) / DEPTH**0.5, "data", "model", None, None)
     probabilities = annotate(jax.nn.softmax(scores, axis=-1), "data", "model", None, None)
     return annotate(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), *HEADS_SPLIT)
@@ -54,7 +54,7 @@ def layer(annotate):
 
 
 def slopes(q, k, v, table):
-    """A bias of each head's own, from a tensor and by positions."""
+    """A bias with a slope per head, computed from a tensor and positions."""
     distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
     bias = (table[:, None, None] * distance)[None]
     return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True)
@@ -72,7 +72,7 @@ def sunk(q, k, v, sinks):
 
 
 def alibi(q, k, v):
-    """Slopes computed from the numbers of heads, and a window that widens with the batch."""
+    """Slopes computed from head indices, and a window that widens with the batch index."""
     distance = jnp.arange(LENGTH)[None, :] - jnp.arange(LENGTH)[:, None]
     slope = 2.0 ** -(jnp.arange(HEADS, dtype=jnp.float32) + 1)
     window = (8 + jnp.arange(BATCH))[:, None, None, None]

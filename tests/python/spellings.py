@@ -725,7 +725,7 @@ def output_gated():
 
 
 def beside_a_sink(q, k, v, sink):
-    """A softmax over the keys and one logit a head more."""
+    """A softmax over the keys and one further logit per head."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
     logits = jnp.concatenate([s, jnp.broadcast_to(sink[None, :, None, None], (2, 4, 20, 1))], -1)
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits, -1)[..., :-1], v)
@@ -823,7 +823,7 @@ NEAR_MISSES = {}
 
 
 def near_miss(change):
-    """`change(s, v, ...)` makes the output from the scores [b, h, q, k] and the values [b, k, h, d]."""
+    """`change(s, v, ...)` computes the output from the scores [b, h, q, k] and the values [b, k, h, d]."""
 
     def make():
         q, k, v = qkv(T=20)

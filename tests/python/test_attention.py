@@ -124,7 +124,7 @@ def test_errors_of_a_call(change, words):
 
 
 class Exports:
-    """Speaks DLPack with whatever capsule it is given."""
+    """An object that exports any given capsule by DLPack."""
 
     shape = Q.shape
 

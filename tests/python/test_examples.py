@@ -26,7 +26,7 @@ def run(*command, **environment):
 
 
 def needs(compiler, version, package):
-    """Skips where the compiler is missing, or is a stand-in without one behind it, as rustup's may be."""
+    """Skips if the compiler is missing, or is only a launcher without a compiler, as rustup's may be."""
     there = shutil.which(compiler) and subprocess.run([compiler, version], capture_output=True).returncode == 0
     return pytest.mark.skipif(not there, reason=f"needs {compiler}: apt-get install {package}")
 

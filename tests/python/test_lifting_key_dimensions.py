@@ -22,7 +22,7 @@ def over_an_image(q, k, v):
 
 
 def with_row_and_column_biases(q, k, v, rows, columns):
-    """rows, columns: [query row, key row, depth] and the same of columns, as SAM and ViTDet have them."""
+    """rows, columns: [query row, key row, depth] and the same for columns, as in SAM and ViTDet."""
     s = jnp.einsum("bqd,bkd->bqk", q, k) / 4
     squares = q.reshape(2, N, N, 16)
     of_rows = jnp.einsum("bhwd,hkd->bhwk", squares, rows)
@@ -84,8 +84,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_backward_passes_by_hand(name):
-    """The right one is fused, backward as a call of its own, since it computes the softmax again; whatever becomes of
-    the others, they give what XLA gives."""
+    """The right one is fused, with a separate backward call, since it recomputes the softmax; the others give XLA's
+    results, fused or not."""
 
     @jax.custom_vjp
     def attention(q, k, v, rows, columns):

@@ -16,7 +16,7 @@ HEADS = jnp.asarray([0, 1] + [1] * (H - 2), jnp.int32)
 
 
 def weighted(by):
-    """Attention whose probabilities go through `by`; its scores know which keys are padding."""
+    """Attention whose probabilities are changed by `by`; its scores contain the padding mask."""
 
     def attention(q, k, v):
         s = jnp.where(KEYS[:, None, None], products(q, k) / 4, -1e9)

@@ -10,7 +10,7 @@ from spellings import CASES, NEAR_MISSES
 
 
 def run_both_ways(make):
-    """Compares the fused function's results with XLA's, and gives how many attentions were fused, and the report."""
+    """Compares the fused function's results with XLA's, and returns the number of fused attentions and the report."""
     function, arguments = make()
     fused = flashlift.jax.fuse(function)
     got = jax.tree.leaves(fused(*arguments))

@@ -82,7 +82,7 @@ def maybe_compiled(request):
 
 
 def with_models(*names):
-    """Graphs take long to make: of some models."""
+    """Graphs take long to compile, so only some models are tested with them."""
     cases = [(name, False) for name in names] + [
         (name, True) for name in names if name in ("llama", "gemma2", "gpt_oss")
     ]
@@ -136,7 +136,7 @@ def test_weights_are_not_stored():
 @with_models("llama", "gemma2", "gpt_oss", "gpt2")
 @torch.no_grad()
 def test_static_caches(name, pads, maybe_compiled):
-    """They are longer than what they hold, and count in place what they hold."""
+    """They are longer than their content, and count it in place."""
     ours, theirs = pair(name)
     tokens = some_tokens()
     results = []

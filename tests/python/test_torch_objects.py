@@ -47,7 +47,7 @@ def test_lazy_negation(compiles, trains):
 
 
 def test_calls_of_a_graph_go_past_the_dispatcher(monkeypatch):
-    """Those that no mode, transform or gradient has to see."""
+    """Calls that no mode, transform or gradient must see."""
     calls = []
     whole = kernels.run_for_backward
     monkeypatch.setattr("flashlift.torch._run.operators.run_for_backward", lambda call: calls.append(1) or whole(call))

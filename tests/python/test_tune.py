@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def remember(flashlift, tmp_path):
-    """remember(problem, implementation=..., ...): as if that had been measured to be the fastest."""
+    """remember(problem, implementation=..., ...): stores this as the fastest measured choice."""
 
     def put(problem, direction="forward", **best):
         backward = ["--backward"] if direction == "backward" else []

@@ -54,7 +54,7 @@ def test_promote_dtype():
 
 
 def test_a_training_loop():
-    """Losses go down; scripts/test_jax_users.py compares those of XLA alone with those through the plugin."""
+    """The losses decrease; scripts/test_jax_users.py compares XLA's losses with those through the plugin."""
     module = layer(nnx.dot_product_attention)
     graph, params = nnx.split(module)
 
