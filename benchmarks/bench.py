@@ -208,9 +208,9 @@ def run_all(
 
 
 def measure(group: list[Contender], seconds: float) -> list[float]:
-    """Median seconds of each, run in turns so that the machine's moods meet all of them.
+    """Median seconds of each, measured in turns so that changes of the machine's speed affect all.
 
-    In another order each round: what runs right after XLA has given a gigabyte back to the system is slowed by it.
+    The order changes in each round: what runs right after XLA has returned a gigabyte to the system is slower.
     """
     samples: list[list[float]] = [[] for _ in group]
     order = np.random.default_rng(1)

@@ -51,10 +51,10 @@ def command(
     megabytes: int = MEGABYTES,
     short: bool = False,
 ) -> Attack:
-    """The command line in a folder of its own that holds `files`.
+    """Runs the command line in a new folder that holds `files`.
 
     It must end with one of `codes`, and print each of `words`. Only the files `written` may be new or changed, and only
-    where it succeeded. `environment` adds variables (None: takes them away); `limits` are for setrlimit.
+    if it succeeds. `environment` adds variables (None removes one); `limits` are for setrlimit.
     """
     codes = (codes,) if isinstance(codes, int) else codes
 
